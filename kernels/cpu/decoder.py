@@ -19,9 +19,11 @@ from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import kv_block, paged, tiling, workspace
 from plait.kernels.cpu.gemm import amx_blocking
+from plait.kernels.cpu.gemm.form_kernels import form_kernel
+from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA
-from plait.kernels.cpu.gemm.packed_layout import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
+from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
+from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import HeadLayout, QuantizedActivations
 from plait.kernels.cpu.threads import COUNTER_STRIDE
@@ -58,17 +60,18 @@ def has_bfloat16() -> bool:
 class LayerWeights:
     """The weights of one layer.
 
-    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]; `gate_up` comes from `interleave_tiles`.
+    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]. `qkv` is one weight, or up to three whose
+    forms differ.
     """
 
     norm: Floats
-    qkv: PackedWeight
+    qkv: Sequence[PackedWeight]
     bias: Floats | None
     head_norms: Floats | None
     output: PackedWeight
     post_norm: Floats | None
     mlp_norm: Floats
-    gate_up: PackedWeight
+    gate_up: PackedPair
     down: PackedWeight
     post_mlp_norm: Floats | None
     window: int | None
@@ -102,7 +105,7 @@ class CpuDecoder:
         self.threads = threads
         self._tile_tokens = max(1, tiling.MAX_TILE_LANES // weights.heads.q_per_kv)
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
-        self._head_settings = np.zeros((1, 2), np.int64)
+        self._head_settings = np.zeros((1, arg.NUM_HEAD_SETTINGS), np.int64)
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
         self._args = self._model_args()
         self._token_capacity = 0
@@ -159,11 +162,10 @@ class CpuDecoder:
             args.set(arg.HEAD_ACTIVATIONS + i, array, count)
         if not self._uses_amx(count):
             args.descriptors[arg.HEAD_ACTIVATIONS + arg.BF16_TILES, 1] = 0
-        args.set(arg.HEAD_WEIGHT, head.data)
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
         self._counters[0, : arg.HEAD_PHASES].fill(0)  # only these: the other counters are in other cores' caches
-        self._head_settings[0] = head.bits, head.outputs
+        self._head_settings[0] = *_weight_part(head), head.outputs
         decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits
@@ -217,7 +219,6 @@ class CpuDecoder:
         self._counters = np.zeros((self.threads, num_phases, 2 * COUNTER_STRIDE), np.int64)
         self._settings = np.zeros((1, arg.NUM_SETTINGS), np.int64)
         self._settings[0, : arg.PAGE_SHIFT] = (
-            weights.embedding.bits,
             heads.q_per_kv,
             heads.num_kv_heads,
             heads.head_dim,
@@ -228,7 +229,7 @@ class CpuDecoder:
         )
         args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
         args.set(arg.FINAL_NORM, weights.norm)
-        args.set(arg.EMBEDDING, weights.embedding.data)
+        args.set(arg.EMBEDDING, np.array([_weight_part(weights.embedding)], np.int64))
         for entry, i in ((arg.COS, 0), (arg.SIN, 1)):
             args.set(entry, np.stack([pair[i] for pair in weights.rope_tables]))
         args.set(arg.SETTINGS, self._settings)
@@ -254,14 +255,14 @@ class CpuDecoder:
     def _allocate_buffers(self, count: int) -> None:
         """Allocates the step's buffers for `count` tokens."""
         first, heads = self.weights.layers[0], self.weights.heads
-        channels, mlp_channels = first.qkv.inputs, first.down.inputs
+        channels, mlp_channels = first.qkv[0].inputs, first.down.inputs
         self._buffers = {
             entry: aligned_zeros((_padded_rows(count), width), np.float32)
             for entry, width in (
                 (arg.RESIDUAL, channels),
                 (arg.BLOCK_OUT, channels),
                 (arg.NORMED, channels),
-                (arg.QKV_OUT, first.qkv.outputs),
+                (arg.QKV_OUT, sum(part.outputs for part in first.qkv)),
             )
         }
         attention_channels = heads.q_per_kv * heads.num_kv_heads * heads.head_dim
@@ -288,19 +289,27 @@ def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
     bf16_tiles = aligned_zeros((rows, channels), np.uint16)
     qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
-    return QuantizedActivations(qvalues, scales, block_sums, bf16_tiles)
+    return QuantizedActivations(qvalues, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
 
 
+def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
+    """Returns the columns of a weight of one part (`packed_linear`)."""
+    return [weight.address, stride or weight.tile_bytes, len(weight.data), *form_kernel(weight.form.name)]
+
+
 def _layer_args(layer: LayerWeights) -> list[int]:
     """Returns a layer's row of LAYERS."""
-    weights = [(weight.address, weight.bits) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
+    qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
+    gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
+    parts = [*qkv, _weight_part(layer.output), *gate_up, _weight_part(layer.down)]
     norms = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
     return [
-        *(number for pair in weights for number in pair),
+        *(number for part in parts for number in part),
         *(_address(norm) for norm in norms),
         layer.window or NO_WINDOW,
         layer.rope_table,

@@ -15,8 +15,8 @@ from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
-from plait.kernels.cpu.gemm.packed_layout import TILE_OUTPUTS, dequantize_row
-from plait.kernels.cpu.gemm.packed_linear import gate_up_linear, linear
+from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
 from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import (
@@ -24,6 +24,7 @@ from plait.kernels.cpu.kernel_args import (
     float32_matrix,
     float64_matrix,
     int8_matrix,
+    int32_matrix,
     int32_vector,
     int64_matrix,
     scalar,
@@ -53,6 +54,7 @@ def _activations(args: Any, entry: int) -> Any:
         int8_matrix(args, entry),
         float32_matrix(args, entry + 1),
         float32_matrix(args, entry + 2),
+        int32_matrix(args, entry + 3),
         uint16_matrix(args, entry + arg.BF16_TILES),
     )
 
@@ -141,7 +143,7 @@ def _run_layers(
             if index:
                 _after_attention(part_ctx, args, settings[arg.ACTIVATION], index - 1, part)
             else:
-                _embed(part_ctx, args, settings[arg.EMBEDDING_BITS], tokens[begin:end], part)
+                _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
             _before_attention(part_ctx, args, settings, heads, index, part, partition_batch(batch, begin, end))
         if index < len(layers):
             keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
@@ -175,7 +177,7 @@ def _before_attention(
     layer = layers[index]
     keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
-    linear(ctx, phase + 1, layer[arg.QKV], layer[arg.QKV_BITS], buffers.hidden, buffers.qkv)
+    linear(ctx, phase + 1, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv)
     apply_rope_and_write_kv(
         ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], eps, cos[table], sin[table], heads,
         batch, keys, keys + settings[arg.KV_CACHE_STRIDE],
@@ -187,31 +189,31 @@ def _after_attention(ctx: ThreadContext, args: Any, activation: int, index: int,
     """Runs layer `index` from attention's output on, except for adding the MLP's output to the residual."""
     layer, phase = int64_matrix(args, arg.LAYERS)[index], PHASES_PER_LAYER * index + 5
     buffer = float32_matrix(args, arg.GATE_UP_BUFFERS)[ctx.thread_id].reshape((GATE_UP_ROWS, 2 * TILE_OUTPUTS))
-    linear(ctx, phase, layer[arg.OUTPUT], layer[arg.OUTPUT_BITS], buffers.attention_out, buffers.block_out)
+    linear(ctx, phase, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out)
     add_rms_norm(
         ctx, phase + 1, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
         scalar(args, arg.EPS), buffers.normed, buffers.hidden,
     )  # fmt: skip
     gate_up_linear(
-        ctx, phase + 2, layer[arg.GATE_UP], layer[arg.GATE_UP_BITS], activation, buffers.hidden, buffers.mlp_inner,
-        buffer,
+        ctx, phase + 2, layer[arg.GATE_UP : arg.DOWN], activation, buffers.hidden, buffers.mlp_inner, buffer,
     )  # fmt: skip
-    linear(ctx, phase + 3, layer[arg.DOWN], layer[arg.DOWN_BITS], buffers.mlp_inner, buffers.block_out)
+    linear(ctx, phase + 3, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out)
 
 
 @inner_njit
-def _embed(ctx: ThreadContext, args: Any, bits: int, tokens: Any, buffers: StepBuffers) -> None:
+def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers) -> None:
     """Writes the tokens' embeddings to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
     count = items_per_claim(items, ctx)
-    factor, packed = np.float32(scalar(args, arg.EMBEDDING_SCALE)), int8_matrix(args, arg.EMBEDDING).reshape(-1)
+    factor = np.float32(scalar(args, arg.EMBEDDING_SCALE))
     while True:
         first = claim_work(ctx.counters, 0, count)
         if first >= items:
             break
         last = min(items, first + count)
         for token in range(first, last):
-            dequantize_row(packed, bits, tokens[token], buffers.residual[token])
+            row = address_of(buffers.residual) + 4 * token * channels
+            dequantize_row(weight, np.int64(tokens[token]), channels // QUANT_BLOCK, row)
             for channel in range(channels):
                 buffers.residual[token, channel] *= factor
                 buffers.block_out[token, channel] = np.float32(0.0)
@@ -233,7 +235,7 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
         mark_done(ctx.counters, 0, 1)
     barrier_wait(ctx.counters, 0, items)
-    linear(ctx, 1, args[arg.HEAD_WEIGHT, 0], settings[arg.HEAD_BITS], quantized, float32_matrix(args, arg.HEAD_OUT))
+    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT))
     _argmax_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 

@@ -100,6 +100,12 @@ def uint16_matrix(args: Any, entry: int) -> Any:
 
 
 @inner_njit
+def int32_matrix(args: Any, entry: int) -> Any:
+    """Returns an entry as int32 [rows, width]."""
+    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int32)
+
+
+@inner_njit
 def int32_vector(args: Any, entry: int) -> Any:
     """Returns an entry as int32 [rows]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1],), np.int32)

@@ -19,6 +19,7 @@ class QuantizedActivations(NamedTuple):
     qvalues: Any  # int8 [T, C]
     scales: Any  # float32 [T, C / 32]: value = scale * qvalue
     block_sums: Any  # float32 [T, C / 32]: the sum of a block's dequantized values
+    half_sums: Any  # int32 [T, C / 32]: the sums of the first and the last 16 qvalues of a block, int16 each
     bf16_tiles: Any  # uint16 (bits of bfloat16) [T, C], or [0, C] for int8
 
 

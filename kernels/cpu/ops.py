@@ -35,6 +35,7 @@ def quantize_blocks(x: int, out: QuantizedActivations, first: int, count: int) -
             address_of(out.qvalues) + 32 * index,
             address_of(out.scales) + 4 * index,
             address_of(out.block_sums) + 4 * index,
+            address_of(out.half_sums) + 4 * index,
         )
 
 

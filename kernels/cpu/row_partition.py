@@ -49,7 +49,11 @@ def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers
 @inner_njit
 def _partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
     return QuantizedActivations(
-        x.qvalues[begin:end], x.scales[begin:end], x.block_sums[begin:end], x.bf16_tiles[begin:end]
+        x.qvalues[begin:end],
+        x.scales[begin:end],
+        x.block_sums[begin:end],
+        x.half_sums[begin:end],
+        x.bf16_tiles[begin:end],
     )
 
 

@@ -67,19 +67,24 @@ def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any) -> Any:
-    """Quantizes 32 float32 to scale * int8, and writes the dequantized sum. Inf and NaN stay non-finite."""
+def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any) -> Any:
+    """Quantizes 32 float32 to scale * int8, and writes the dequantized sum and the sums of both halves' qvalues.
+
+    Inf and NaN stay non-finite.
+    """
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, *places = values
         _quantize(b, [v.load(b, x, v.F32X16, 64 * i) for i in range(2)], *places)
         return context.get_dummy_value()
 
-    return types.void(*([types.int64] * 4)), generate
+    return types.void(*([types.int64] * 5)), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def glu_quantize_block(context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any) -> Any:
+def glu_quantize_block(
+    context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any
+) -> Any:
     """Quantizes 32 values of activation(gate) * up, as `quantize_block` does; `kind` is a literal."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -88,7 +93,7 @@ def glu_quantize_block(context: Any, kind: Any, gate: Any, up: Any, qvalues: Any
         _quantize(b, [_glu(b, kind.literal_value, *pair) for pair in pairs], *places)
         return context.get_dummy_value()
 
-    return types.void(kind, *([types.int64] * 5)), generate
+    return types.void(kind, *([types.int64] * 6)), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -132,7 +137,7 @@ def _unsigned_maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.icmp_unsigned(">", x, y), x, y)
 
 
-def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any) -> None:
+def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any, half_sums: Any) -> None:
     """Quantizes two vectors, a block of 32."""
     # The bits of float32 magnitudes, taken as integers, are ordered like the magnitudes, with NaN above infinity.
     bits = [b.and_(b.bitcast(part, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for part in x]
@@ -148,9 +153,10 @@ def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any) -> None
     unit = b.fmul(largest, v.F32(1 / 127.0))
     for i, part in enumerate(rounded):
         v.store(b, b.trunc(part, v.vector(v.I8)), qvalues, 16 * i)
-    total = v.reduce(b, b.add(rounded[0], rounded[1]), b.add)
+    sums = [v.reduce(b, part, b.add) for part in rounded]
     v.store(b, unit, scale)
-    v.store(b, b.fmul(unit, b.sitofp(total, v.F32)), sum_)
+    v.store(b, b.fmul(unit, b.sitofp(b.add(*sums), v.F32)), sum_)
+    v.store(b, b.or_(b.and_(sums[0], v.I32(0xFFFF)), b.shl(sums[1], v.I32(16))), half_sums)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -35,7 +35,7 @@ def make_runner(
         try:
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
         except NotPackable:
-            pass  # "as-stored" with a block minimum outside float16's range, which no file header shows: use torch
+            pass  # "as-stored" with a matrix that only reading shows not to fit its form: use torch
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner
     from plait.runtime.sampling.torch_ops import TorchLogitOperations

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from plait.runtime.models.config import Fields
 from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
 from plait.runtime.models.weight_shapes import LayerShapes
 
 
+@dataclass(frozen=True)
+class PackedLayer:
+    """How a layer of the packed CPU decoder differs from Llama's.
+
+    - `norms`: the weights' names, before and after attention, before and after the MLP; None: there is no such norm.
+    - `activation`: of the gate of the MLP; "gelu" is its tanh approximation.
+    - `scales_embedding`: whether embeddings are multiplied by the root of their size.
+    - `unit_norms`: whether safetensors files store the norms' weights less 1.
+    """
+
+    norms: tuple[str, str | None, str, str | None] = ("input_layernorm", None, "post_attention_layernorm", None)
+    activation: Literal["silu", "gelu"] = "silu"
+    scales_embedding: bool = False
+    unit_norms: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """Names, config readers, weight shapes and decoder of one family.
 
-    Only `gguf_layer_names` has a default: a family that leaves out anything else cannot be imported.
+    Only `gguf_layer_names` and `packed_layer` have defaults: a family that leaves out anything else cannot be imported.
 
     - `name`: the name of the family's folder, and the value of `ModelConfig.architecture`.
     - `hf_architectures`: the values of `architectures` in config.json. The first one is the model with an output head;
@@ -27,11 +43,11 @@ class ModelFamily:
     - `layer_shapes`: names and shapes of the weights of one layer.
     - `decoder`: "module:Class" of the torch decoder. It is a string because reading a header must not import torch.
     - `has_packed_cpu`: whether the packed CPU decoder (`loading/cpu_weights.py`) computes this family correctly. It has
-      the Llama layer: SiLU, unscaled embeddings, no norms after attention and MLP, one rotary table over whole heads,
-      biases on q, k and v only. The loader raises for unused weights and for other rotary tables. It cannot see the
-      activation and the embedding scale: those must be checked before this flag is set.
+      the Llama layer with the differences of `packed_layer`: rotary tables of complete heads, biases on q, k and v
+      only. The loader raises for unused weights and for partial rotation; `packed_layer` must name all else.
     - `gguf_permuted_qk`: whether llama.cpp stores the rows of q and k with the halves of a rotary pair side by side.
     - `gguf_layer_names`: GGUF names of those modules of a layer that are not named as in Llama.
+    - `packed_layer`: how the packed CPU decoder computes a layer, for families with `has_packed_cpu`.
     """
 
     name: str
@@ -44,6 +60,7 @@ class ModelFamily:
     has_packed_cpu: bool
     gguf_permuted_qk: bool
     gguf_layer_names: Mapping[str, str] = field(default_factory=dict)
+    packed_layer: PackedLayer = PackedLayer()
 
     def __post_init__(self) -> None:
         if (self.gguf_architecture is None) != (self.read_gguf_config is None):

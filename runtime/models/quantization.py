@@ -5,6 +5,7 @@ The packed CPU decoder needs numba, which is imported only here and only if the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     from plait.kernels.cpu.decoder import instruction_set
 
     numbers = (
-        "the file's own 4- and 8-bit weights"
+        f"the file's own weights ({stored_forms(weights)})"
         if weight_format == "as-stored"
         else f"weights with more bits are rounded to {weight_format}"
     )
@@ -76,13 +77,23 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
 
 def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """Names the first matrix whose stored type the packed decoder does not read; None if it reads all."""
-    from plait.kernels.cpu.gemm.packed_weights import LOSSLESS_GGUF_FORMATS
+    from plait.kernels.cpu.gemm.forms import FORMS
 
-    for name in weights.names():
+    for name in _matrix_names(weights):
         stored_type = weights.stored_type(name)
-        if not name.endswith(("norm.weight", ".bias")) and stored_type not in LOSSLESS_GGUF_FORMATS:
-            return f"{name} is stored as {stored_type}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
+        if stored_type not in FORMS:
+            return f"{name} is stored as {stored_type}, not as {', '.join(FORMS)}"
     return None
+
+
+def stored_forms(weights: Checkpoint) -> str:
+    """Names the types in which the matrices are stored, the most frequent first."""
+    counts = Counter(weights.stored_type(name) for name in _matrix_names(weights))
+    return ", ".join(name for name, _ in counts.most_common())
+
+
+def _matrix_names(weights: Checkpoint) -> list[str]:
+    return [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
 
 
 def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
@@ -109,7 +120,7 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
 
 def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """The reason why a GPU reads none of the stored matrices directly; None if it reads some."""
-    matrices = [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
+    matrices = _matrix_names(weights)
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None
     return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"

@@ -21,32 +21,37 @@ from plait.kernels.cpu import amx, vector_ops
 from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.gemm import amx_kernel
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, RESULT_BYTES, TILE_BYTES
-from plait.kernels.cpu.gemm.packed_layout import (
-    HALF_TILE,
-    INT4_BLOCK_BYTES,
-    INT8_BLOCK_BYTES,
-    TILE_OUTPUTS,
-    packed_block_bytes,
-)
+from plait.kernels.cpu.gemm.form_calls import call_dequantize, call_dequantize_pair
+from plait.kernels.cpu.gemm.forms import HALF_TILE, TILE_OUTPUTS
 from plait.kernels.cpu.jit import inner_njit
 
 MAX_CHUNK_BLOCKS = 18  # blocks of a chunk: 36 KB of a first-level cache of 48
 PASSES_PER_GROUP = 8  # passes whose incomplete sums the scratch holds
 GLU_ROWS = 4  # rows of one call of the GLU
 NO_ACTIVATION = -1
-RING_MASK, WHOLE_MASK = 1, -1  # a panel that only one pass reads is a ring of its last two blocks
+RING_MASK, WHOLE_MASK = 3, -1  # a panel that only one pass reads is a ring of its last four blocks
+DEQUANTIZED_BLOCKS = 2  # blocks that one call dequantizes
 # A thread's scratch: a panel; the sums of two passes for the GLU; the incomplete sums of a group of passes.
 GLU_OFFSET = amx.PANELS_OFFSET + MAX_CHUNK_BLOCKS * PANEL_BYTES
 SUMS_OFFSET = GLU_OFFSET + 2 * RESULT_BYTES
 SCRATCH_BYTES = SUMS_OFFSET + PASSES_PER_GROUP * RESULT_BYTES - amx.PANELS_OFFSET
 
 
+class TileStream(NamedTuple):
+    """The tiles of a packed weight: the address of the first, and the bytes from one to the next."""
+
+    dequantize: int  # addresses of its form's functions (`form_kernels`)
+    dequantize_pair: int
+    tiles: int
+    stride: int
+
+
 class GemmTask(NamedTuple):
     """A product with a range of columns, in units of 32; of a gated product 16 of the gate and 16 of `up`."""
 
-    bits: int
     activation: int  # NO_ACTIVATION, or one of `vector_ops`
-    weight: int  # address of the packed weight
+    weight: TileStream
+    other: TileStream  # of a gated product `up`, otherwise the weight again
     blocks: int  # blocks of 32 inputs
     x: int  # address of bfloat16 tiles of 16 rows and 32 inputs
     out: int  # address of float32 rows of `stride` bytes; gated: of bfloat16 tiles, `stride` bytes for 16 rows
@@ -56,12 +61,16 @@ class GemmTask(NamedTuple):
 
 
 class PanelChunk(NamedTuple):
-    """The packed blocks of a chunk: addresses of the qvalues and scales of each half of a panel, and of the panel."""
+    """The packed blocks of a chunk: for each half of a panel the form's function, the tile and which half of it."""
 
-    qvalues: int
-    scales: int
-    other_qvalues: int
-    other_scales: int
+    pair: int  # the function for both halves; 0: their forms differ
+    dequantize: int
+    tile: int
+    half: int
+    other_dequantize: int
+    other_tile: int
+    other_half: int
+    begin: int  # the first block
     blocks: int
     panel: int
     mask: int  # RING_MASK or WHOLE_MASK
@@ -104,7 +113,7 @@ def _gemm_row_group(task: GemmTask, begin: int, end: int, scratch: int) -> None:
             x, x_stride = task.x + 64 * row * task.blocks + TILE_BYTES * first_block, TILE_BYTES * task.blocks
             two_tiles, dequantize = end - row > amx.TILE_ROWS, row == begin
             _pass(
-                two_tiles, dequantize, task.bits, x, x_stride, chunk, sums if index else 0, out, stride,
+                two_tiles, dequantize, x, x_stride, chunk, sums if index else 0, out, stride,
                 task.activation, pending,
             )  # fmt: skip
             pending = _nothing_pending()
@@ -124,20 +133,21 @@ def _nothing_pending() -> Any:
 @inner_njit
 def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: int, rows: int) -> Any:
     """Returns the chunk of blocks [begin, end) of a unit of columns, to be read by `rows` rows."""
-    size = packed_block_bytes(task.bits)
-    qvalue_bytes, tile_bytes = size - 4 * TILE_OUTPUTS, task.blocks * size
+    weight, other = task.weight, task.other
     if task.activation == NO_ACTIVATION:
-        half, other_half = 0, 1
-        tile = other = task.weight + columns * tile_bytes + begin * size
+        half, other_half, tile = 0, 1, columns
     else:
         half = other_half = columns % 2
-        tile = task.weight + columns // 2 * 2 * tile_bytes + begin * size
-        other = tile + tile_bytes
+        tile = columns // 2
     return PanelChunk(
-        tile + half * (qvalue_bytes // 2),
-        tile + qvalue_bytes + 2 * HALF_TILE * half,
-        other + other_half * (qvalue_bytes // 2),
-        other + qvalue_bytes + 2 * HALF_TILE * other_half,
+        weight.dequantize_pair if weight.dequantize == other.dequantize else 0,
+        weight.dequantize,
+        weight.tiles + tile * weight.stride,
+        half,
+        other.dequantize,
+        other.tiles + tile * other.stride,
+        other_half,
+        begin,
         end - begin,
         scratch + amx.PANELS_OFFSET,
         WHOLE_MASK if rows > PASS_ROWS else RING_MASK,
@@ -148,7 +158,6 @@ def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: in
 def _pass(
     two_tiles: bool,
     dequantize: bool,
-    bits: int,
     x: int,
     x_stride: int,
     chunk: PanelChunk,
@@ -173,10 +182,10 @@ def _pass(
         amx_kernel.zero_accumulators(1)
     groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
     if dequantize:
-        _dequantize_block(bits, chunk, np.int64(0))  # a literal argument would compile it twice
+        _dequantize_blocks(chunk, np.int64(0))  # a literal argument would compile it twice
     for block in range(chunk.blocks):
-        if dequantize and block + 1 < chunk.blocks:
-            _dequantize_block(bits, chunk, block + 1)
+        if dequantize and block % DEQUANTIZED_BLOCKS == 0 and block + DEQUANTIZED_BLOCKS < chunk.blocks:
+            _dequantize_blocks(chunk, block + DEQUANTIZED_BLOCKS)
         panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
         if two_tiles:
             amx_kernel.multiply_block(2, x + TILE_BYTES * block, x_stride, panel)
@@ -191,17 +200,19 @@ def _pass(
 
 
 @inner_njit
-def _dequantize_block(bits: int, chunk: PanelChunk, block: int) -> None:
-    """Dequantizes one block of a chunk to its panel."""
-    panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
-    if bits == 4:
-        offset = block * INT4_BLOCK_BYTES
-        amx_kernel.dequantize_half(4, chunk.qvalues + offset, chunk.scales + offset, panel)
-        amx_kernel.dequantize_half(4, chunk.other_qvalues + offset, chunk.other_scales + offset, panel + TILE_BYTES)
-    else:
-        offset = block * INT8_BLOCK_BYTES
-        amx_kernel.dequantize_half(8, chunk.qvalues + offset, chunk.scales + offset, panel)
-        amx_kernel.dequantize_half(8, chunk.other_qvalues + offset, chunk.other_scales + offset, panel + TILE_BYTES)
+def _dequantize_blocks(chunk: PanelChunk, begin: int) -> None:
+    """Dequantizes the next DEQUANTIZED_BLOCKS blocks of a chunk, as far as there are so many, to its panel."""
+    count = min(DEQUANTIZED_BLOCKS, chunk.blocks - begin)
+    panel, index = chunk.panel + PANEL_BYTES * (begin & chunk.mask), chunk.begin + begin
+    if chunk.pair:
+        call_dequantize_pair(
+            chunk.pair, chunk.tile, chunk.half, chunk.other_tile, chunk.other_half, index, count, panel
+        )
+        return
+    for i in range(count):
+        target = panel + PANEL_BYTES * i
+        call_dequantize(chunk.dequantize, chunk.tile, index + i, chunk.half, target)
+        call_dequantize(chunk.other_dequantize, chunk.other_tile, index + i, chunk.other_half, target + TILE_BYTES)
 
 
 @inner_njit

@@ -1,28 +1,37 @@
 """The inner kernel of products in 8 bits: a tile of 32 outputs for a few rows of int8 activations.
 
-Sums within a block of 32 inputs are integers, hence exact; across blocks they are added in float32, in order. So a
-row's bits depend neither on the other rows nor on the instructions that the CPU has:
+Sums within a block of 32 inputs are integers, hence exact, also where 16 inputs share an integer scale; across blocks
+they are added in float32, in order. So a row's bits depend neither on the other rows nor on the CPU's instructions:
 
     VPDPBUSD                  adds four products of an unsigned and a signed byte at once
-    VPMADDUBSW, VPMADDWD      add two products to 16 bits. For 4-bit weights a block's sums stay below 2^15; 8-bit
-                              weights are taken as two of 4 bits, because 2 * 255 * 127 does not fit
+    VPMADDUBSW, VPMADDWD      add two products to 16 bits, as often as the sums stay below 2^15; integers of 8 bits
+                              are taken as two of 4 bits, because 2 * 255 * 127 does not fit
 
-Weights are laid out as `packed_layout` describes.
+Weights are laid out as `forms` describes.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba import types
-from numba.extending import intrinsic
+from llvmlite import ir
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.packed_layout import HALF_TILE, QUANT_BLOCK, TILE_OUTPUTS, block_bytes
+from plait.kernels.cpu.gemm.block_values import (
+    BlockPlace,
+    BlockQvalues,
+    UnitScales,
+    block_place,
+    block_scales,
+    pair_scales,
+    pair_words,
+    unit_scales,
+)
+from plait.kernels.cpu.gemm.forms import LINE, QUANT_BLOCK, TILE_OUTPUTS, Form
 
-PREFETCH_BYTES = 8192  # how far ahead weights are prefetched
-PREFETCH_MIN_ROWS = 4  # rows from which on prefetching is worthwhile
+PREFETCH_BYTES = 4096  # how far ahead weights are prefetched
+BLOCK_GROUPS = 8  # groups of 4 inputs in a block
 
 
 class Int8Isa(NamedTuple):
@@ -49,114 +58,239 @@ INT8_ISA = best_int8_isa()
 MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def tile(
-    context: Any, bits: Any, rows: Any, tile: Any, x: Any, strides: Any, x_scale: Any, x_sum: Any, blocks: Any, out: Any
-) -> Any:
-    """Multiplies a tile of a packed weight with `rows` rows: writes float32 [rows, 32].
+class ActivationRows(NamedTuple):
+    """Addresses of each row's int8 activations, and of their scales and sums (`QuantizedActivations`)."""
 
-    `bits` and `rows` are literals. `x` int8 [rows, 32 * blocks]; `x_scale` and `x_sum` float32 [rows, blocks]: each
-    block's scale and the sum of its dequantized activations. `strides`: bytes of a row of x, of the scales and of out.
+    qvalues: list[Any]
+    scales: list[Any]
+    block_sums: list[Any]
+    half_sums: list[Any]
+
+    def at_block(self, b: Any, block: Any) -> ActivationRows:
+        """The addresses of block `block`."""
+        steps = [b.mul(block, v.I64(size)) for size in (QUANT_BLOCK, 4, 4, 4)]
+        return ActivationRows(*([b.add(row, step) for row in rows] for rows, step in zip(self, steps, strict=True)))
+
+
+class ProductArgs(NamedTuple):
+    """The arguments of a product, int64 addresses and numbers: of builders' values here, of numbers in the callers.
+
+    It multiplies `num_tiles` tiles of a packed weight with `rows` rows of int8 activations, and writes 32 float32 for
+    each tile and row.
     """
-    signature = types.void(bits, rows, types.int64, types.int64, strides, *([types.int64] * 4))
 
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        count = rows.literal_value
-        vectors = max((rows_, n) for rows_, n in VECTORS_PER_PASS[INT8_ISA].items() if rows_ <= count)[1]
-        for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
-            _generate(b, bits.literal_value, count, range(first, first + vectors), *values[2:])
-        return context.get_dummy_value()
+    tiles: Any  # the first tile
+    tile_stride: Any  # bytes from one tile to the next
+    num_tiles: Any
+    x: Any  # int8 [rows, 32 * blocks], in rows of `x_stride` bytes
+    x_stride: Any
+    scales: Any  # float32 [rows, blocks]
+    block_sums: Any
+    half_sums: Any
+    blocks: Any
+    out: Any  # in rows of `out_stride` bytes, the next tile's numbers `out_tile_stride` bytes further
+    out_stride: Any
+    out_tile_stride: Any
+    rows: Any
 
-    return signature, generate
+
+def generate_product(b: Any, form: Form, args: ProductArgs) -> None:
+    """Generates the product: a loop over the tiles, and in it as many rows at a time as registers hold."""
+    loop = v.Loop(b, args.num_tiles)
+    tile = b.add(args.tiles, b.mul(loop.i, args.tile_stride))
+    out = b.add(args.out, b.mul(loop.i, args.out_tile_stride))
+    _generate_rows(b, form, tile, out, args)
+    loop.end()
 
 
-def _generate(
-    b: Any, bits: int, rows: int, parts: range, tile: Any, x: Any, strides: Any, x_scale: Any, x_sum: Any,
-    blocks: Any, out: Any,
-) -> None:  # fmt: skip
-    """Generates the code for the vectors `parts` of the tile's outputs."""
-    lanes, count = INT8_ISA.lanes, len(parts)
-    floats, qvalue_bytes = v.vector(v.F32, lanes), QUANT_BLOCK * TILE_OUTPUTS * bits // 8
-    x_stride, scale_stride, out_stride = (b.extract_value(strides, i) for i in range(3))
-    x_rows, scale_rows, sum_rows = (
-        [b.add(base, b.mul(step, v.I64(r))) for r in range(rows)]
-        for base, step in ((x, x_stride), (x_scale, scale_stride), (x_sum, scale_stride))
-    )
-    loop = v.Loop(b, blocks, [v.constant(floats, 0.0)] * (count * rows))
-    block = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
-    for line in range(0, block_bytes(bits) if rows >= PREFETCH_MIN_ROWS and parts.start == 0 else 0, 64):
-        v.prefetch(b, block, PREFETCH_BYTES + line)
-    x_blocks = [b.add(row, b.mul(loop.i, v.I64(QUANT_BLOCK))) for row in x_rows]
-    products = _block_products(b, bits, block, x_blocks, parts)
-    scales = [v.load_f16_as_f32(b, block, qvalue_bytes + 2 * lanes * part, lanes) for part in parts]
-    minima_offset = qvalue_bytes + 2 * TILE_OUTPUTS
-    minima = [v.load_f16_as_f32(b, block, minima_offset + 2 * lanes * part, lanes) for part in parts]
-    sums, offset = [], b.mul(loop.i, v.I64(4))
-    for r in range(rows):
-        x_scales, x_sums = (
-            v.broadcast_load(b, b.add(addresses[r], offset), lanes=lanes) for addresses in (scale_rows, sum_rows)
+def _generate_rows(b: Any, form: Form, tile: Any, out: Any, args: ProductArgs) -> None:
+    """Generates a loop for each number of rows that are multiplied at a time, the largest first."""
+    row: Any = v.I64(0)
+    for count in sorted({MAX_ROWS, 4, 2, 1}, reverse=True):
+        head, body, after = (b.append_basic_block(f"rows{count}_{name}") for name in ("head", "body", "after"))
+        before = b.block
+        b.branch(head)
+        b.position_at_end(head)
+        current = b.phi(v.I64)
+        current.add_incoming(row, before)
+        b.cbranch(b.icmp_signed(">=", b.sub(args.rows, current), v.I64(count)), body, after)
+        b.position_at_end(body)
+        starts = [b.add(current, v.I64(i)) for i in range(count)]
+        bases, stride = (args.x, args.scales, args.block_sums, args.half_sums), b.mul(args.blocks, v.I64(4))
+        addresses = ActivationRows(
+            *(
+                [b.add(base, b.mul(start, step)) for start in starts]
+                for base, step in zip(bases, (args.x_stride, stride, stride, stride), strict=True)
+            )
         )
-        for i in range(count):
-            scaled = b.fmul(b.sitofp(products[r][i], floats), scales[i])
-            sum_ = v.fma(b, scaled, x_scales, loop.carried[count * r + i])
-            sums.append(v.fma(b, minima[i], x_sums, sum_))
+        targets = [b.add(out, b.mul(start, args.out_stride)) for start in starts]
+        vectors = max((least, n) for least, n in VECTORS_PER_PASS[INT8_ISA].items() if least <= count)[1]
+        for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
+            _generate_tile(b, form, tile, addresses, args.blocks, range(first, first + vectors), targets)
+        current.add_incoming(b.add(current, v.I64(count)), b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        row = current
+
+
+def _generate_tile(
+    b: Any, form: Form, tile: Any, rows: ActivationRows, blocks: Any, parts: range, targets: list[Any]
+) -> None:
+    """Generates the code for the vectors `parts` of the tile's outputs, and as many rows as there are targets."""
+    lanes, count = INT8_ISA.lanes, len(parts)
+    zero = v.constant(v.vector(v.F32, lanes), 0.0)
+    prefetches = parts.start == 0
+    units = b.lshr(blocks, v.I64(3)) if form.blocks > 1 else blocks
+    loop = v.Loop(b, units, [zero] * (count * len(targets)))
+    unit = b.add(tile, b.mul(loop.i, v.I64(form.unit_bytes)))
+    scales = [unit_scales(b, form, unit, part, lanes) for part in parts]
+    if form.blocks == 1:
+        place = block_place(b, form, unit, None)
+        sums = _add_block(b, form, place, rows.at_block(b, loop.i), scales, parts, loop.carried, prefetches)
+    else:
+        first = b.mul(loop.i, v.I64(form.blocks))
+        inner = v.Loop(b, v.I64(form.blocks), loop.carried)
+        place = block_place(b, form, unit, inner.i)
+        at_block = rows.at_block(b, b.add(first, inner.i))
+        sums = inner.end(_add_block(b, form, place, at_block, scales, parts, inner.carried, prefetches))
     for i, sum_ in enumerate(loop.end(sums)):
-        v.store(b, sum_, b.add(out, b.mul(out_stride, v.I64(i // count))), 4 * lanes * parts[i % count])
+        v.store(b, sum_, targets[i // count], 4 * lanes * parts[i % count])
 
 
-def _block_products(b: Any, bits: int, block: Any, x_rows: list[Any], parts: range) -> list[list[Any]]:
-    """Returns the integer products of one block, [rows][parts] vectors of int32."""
-    lanes, planes = INT8_ISA.lanes, 1 if INT8_ISA.has_vnni else bits // 4
-    ints, shorts = v.vector(v.I32, lanes), v.vector(v.I16, 2 * lanes)
-    zero = v.constant(ints if INT8_ISA.has_vnni else shorts, 0)
-    sums = [[[zero] * planes for _ in parts] for _ in x_rows]
-    for line in range(bits):  # 64 bytes of each half
-        vectors = [_load_qvalues(b, bits, block, _line_offset(bits, part, line)) for part in parts]
-        for step in range(8 // bits):
-            for r, x in enumerate(x_rows):
-                four = v.broadcast_load(b, x, v.I32, 4 * (line * (8 // bits) + step), lanes)
-                for i in range(len(parts)):
-                    for plane in range(planes):
-                        qvalues = vectors[i][step * planes + plane]
-                        sums[r][i][plane] = _add_products(b, sums[r][i][plane], qvalues, four)
-    return [[_combine_planes(b, sum_) for sum_ in row] for row in sums]
+def _add_block(
+    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range,
+    sums: list[Any], prefetches: bool,
+) -> list[Any]:  # fmt: skip
+    """Returns the sums with the products of one block added."""
+    if prefetches:
+        size = form.unit_bytes // form.blocks
+        begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(size)))
+        for line in range(0, size, LINE):
+            v.prefetch(b, begin, PREFETCH_BYTES + line)
+    add = _add_pairs if form.has_pairs else _add_whole_block
+    return add(b, form, place, rows, scales, parts, sums)
 
 
-def _line_offset(bits: int, part: int, line: int) -> int:
-    """Returns the offset in a block of line `line` of the vector `part` of outputs."""
-    half, within = divmod(part * INT8_ISA.lanes, HALF_TILE)
-    return 64 * (half * bits + line) + 4 * within
+def _add_whole_block(
+    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range, sums: list[Any]
+) -> list[Any]:
+    """`_add_block` where 32 inputs share a scale."""
+    lanes, count = INT8_ISA.lanes, len(parts)
+    products = _integer_products(b, form, place, rows.qvalues, parts, range(BLOCK_GROUPS))
+    factors = [block_scales(b, form, place, scales[i], part, lanes)[0] for i, part in enumerate(parts)]
+    results = []
+    for r in range(len(rows.qvalues)):
+        x_scale, x_sum = (v.broadcast_load(b, at[r], lanes=lanes) for at in (rows.scales, rows.block_sums))
+        for i, (scale, minimum) in enumerate(factors):
+            scaled = b.fmul(b.sitofp(products[r][i], scale.type), scale)
+            results.append(v.fma(b, minimum, x_sum, v.fma(b, scaled, x_scale, sums[count * r + i])))
+    return results
 
 
-def _load_qvalues(b: Any, bits: int, block: Any, offset: int) -> list[Any]:
-    """Loads qvalues as vectors of bytes, 4 inputs to each output.
+def _add_pairs(
+    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range, sums: list[Any]
+) -> list[Any]:
+    """`_add_block` where 16 inputs share an integer scale: both products and their scales are summed as integers."""
+    lanes, count = INT8_ISA.lanes, len(parts)
+    words = [pair_words(b, form, place, part, lanes) for part in parts]
+    factors = [pair_scales(b, word[0], lanes) for word in words]
+    totals: list[list[Any]] = [[None] * count for _ in rows.qvalues]
+    for half in range(2):
+        groups = range(half * BLOCK_GROUPS // 2, (half + 1) * BLOCK_GROUPS // 2)
+        for r, products in enumerate(_integer_products(b, form, place, rows.qvalues, parts, groups)):
+            for i, product in enumerate(products):
+                scaled = b.mul(product, factors[i][half])
+                totals[r][i] = scaled if half == 0 else b.add(totals[r][i], scaled)
+    results = []
+    for r in range(len(rows.qvalues)):
+        x_scale = v.broadcast_load(b, rows.scales[r], lanes=lanes)
+        x_halves = v.broadcast_load(b, rows.half_sums[r], v.I32, lanes=lanes)
+        for i in range(count):
+            correction = _multiply_pairs(b, words[i][-1], b.bitcast(x_halves, words[i][0].type))
+            total, sum_ = totals[r][i], sums[count * r + i]
+            if form.has_minima:
+                minimum = b.fmul(b.sitofp(correction, x_scale.type), b.fneg(scales[i].minimum))
+                sum_ = v.fma(b, minimum, x_scale, sum_)
+            else:
+                total = b.sub(total, b.mul(correction, v.constant(total.type, form.offset)))
+            scaled = b.fmul(b.sitofp(total, x_scale.type), scales[i].scale)
+            results.append(v.fma(b, scaled, x_scale, sum_))
+    return results
 
-    4-bit qvalues yield a vector for each half of the bytes, as do 8-bit ones without VPDPBUSD, the lower half first.
-    """
-    packed = v.load(b, block, v.vector(v.I8, 4 * INT8_ISA.lanes), offset)
-    if bits == 8 and INT8_ISA.has_vnni:
-        return [packed]
-    pairs, nibble = v.vector(v.I16, 2 * INT8_ISA.lanes), v.constant(packed.type, 15)
-    upper = b.bitcast(b.lshr(b.bitcast(packed, pairs), v.constant(pairs, 4)), packed.type)
-    return [b.and_(x, nibble) for x in (packed, upper)]
+
+def _integer_products(
+    b: Any, form: Form, place: BlockPlace, x_rows: list[Any], parts: range, groups: range
+) -> list[list[Any]]:
+    """Returns the integer products of some groups of 4 inputs, [rows][parts] vectors of int32."""
+    lanes = INT8_ISA.lanes
+    qvalues = [BlockQvalues(b, form, place, part, lanes) for part in parts]
+    sums = [[_IntegerSum(b, form, lanes) for _ in parts] for _ in x_rows]
+    for group in groups:
+        vectors = [_planes(b, form, qvalue.group(group)) for qvalue in qvalues]
+        for r, x in enumerate(x_rows):
+            four = v.broadcast_load(b, x, v.I32, 4 * group, lanes)
+            for i, planes in enumerate(vectors):
+                sums[r][i].add(planes, four)
+    return [[sum_.result() for sum_ in row] for row in sums]
 
 
-def _add_products(b: Any, sums: Any, qvalues: Any, four: Any) -> Any:
-    """Adds the products with 4 activations: all four to int32, or two and two to int16."""
-    if INT8_ISA.has_vnni:
-        values = [sums, b.bitcast(qvalues, sums.type), four]
-        return v.call_intrinsic(b, f"llvm.x86.avx512.vpdpbusd.{32 * INT8_ISA.lanes}", sums.type, values)
-    pairs = v.call_intrinsic(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [qvalues, b.bitcast(four, qvalues.type)])
-    return b.add(sums, pairs)
+def _needs_planes(form: Form) -> bool:
+    """Whether the sum of two products exceeds 16 bits, so that the integers are taken as two of 4 bits."""
+    return not INT8_ISA.has_vnni and form.max_integer > 127
 
 
-def _combine_planes(b: Any, planes: list[Any]) -> Any:
-    """Returns the int32 sum of each output; the second plane, the upper halves of 8 bits, counts 16 times."""
-    if INT8_ISA.has_vnni:
-        return planes[0]
-    ints = v.vector(v.I32, INT8_ISA.lanes)
-    weighted = [
-        v.call_intrinsic(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)])
-        for i, plane in enumerate(planes)
-    ]
-    return weighted[0] if len(planes) == 1 else b.add(*weighted)
+def _planes(b: Any, form: Form, integers: Any) -> list[Any]:
+    """Returns the integers, or the lower and the upper halves of their bytes."""
+    if not _needs_planes(form):
+        return [integers]
+    pairs, nibble = v.vector(v.I16, integers.type.count // 2), v.constant(integers.type, 15)
+    upper = b.bitcast(b.lshr(b.bitcast(integers, pairs), v.constant(pairs, 4)), integers.type)
+    return [b.and_(x, nibble) for x in (integers, upper)]
+
+
+class _IntegerSum:
+    """A sum of products in int32, which without VPDPBUSD are first added up in 16 bits as long as they fit."""
+
+    def __init__(self, b: Any, form: Form, lanes: int) -> None:
+        self._b, self._ints, self._shorts = b, v.vector(v.I32, lanes), v.vector(v.I16, 2 * lanes)
+        self._total = v.constant(self._ints, 0) if INT8_ISA.has_vnni else None
+        num_planes = 2 if _needs_planes(form) else 1
+        largest = 15 if num_planes == 2 else form.max_integer
+        self._max_adds = (2**15 - 1) // (2 * 128 * largest)
+        self._narrow: list[Any] = [None] * num_planes
+        self._adds = 0
+
+    def add(self, planes: list[Any], four: Any) -> None:
+        """Adds the products with 4 activations."""
+        b = self._b
+        if INT8_ISA.has_vnni:
+            values = [self._total, b.bitcast(planes[0], self._ints), four]
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * INT8_ISA.lanes}"
+            self._total = v.call_intrinsic(b, name, self._ints, values)
+            return
+        if self._adds == self._max_adds:
+            self._widen()
+        for i, plane in enumerate(planes):
+            values = [plane, b.bitcast(four, plane.type)]
+            pairs = v.call_intrinsic(b, "llvm.x86.avx2.pmadd.ub.sw", self._shorts, values)
+            self._narrow[i] = pairs if self._adds == 0 else b.add(self._narrow[i], pairs)
+        self._adds += 1
+
+    def _widen(self) -> None:
+        """Adds the sums in 16 bits to the total; the second plane, the upper halves of 8 bits, counts 16 times."""
+        for i, narrow in enumerate(self._narrow):
+            wide = _multiply_pairs(self._b, narrow, v.constant(self._shorts, 16**i))
+            self._total = wide if self._total is None else self._b.add(self._total, wide)
+        self._adds = 0
+
+    def result(self) -> Any:
+        """The sum, a vector of int32."""
+        if not INT8_ISA.has_vnni and self._adds:
+            self._widen()
+        return self._total
+
+
+def _multiply_pairs(b: Any, x: Any, y: Any) -> Any:
+    """Multiplies int16 and adds both products of a pair: VPMADDWD."""
+    name = "llvm.x86.avx512.pmaddw.d.512" if x.type.count == 32 else "llvm.x86.avx2.pmadd.wd"
+    return v.call_intrinsic(b, name, ir.VectorType(v.I32, x.type.count // 2), [x, y])

@@ -1,53 +1,42 @@
-"""Builds packed weights from GGUF's formats or from floats: 4 or 8 bits in blocks of 32 with scale and minimum.
+"""Packs weights into tiles (`forms`), from GGUF's blocks without loss, or from floats rounded to 4 or 8 bits.
 
-Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 are converted without loss: the qvalues and the float16 scales stay the same, and where
-the format subtracts a zero point (8, 16, 128) the minimum is minus the zero point times the scale, which is exact.
-Float weights are rounded: in 4 bits between the block's smallest and largest value, in 8 bits by the largest magnitude.
+Rows are packed a few tiles at a time, so that the intermediate arrays stay in a core's cache, by several threads.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.gemm.packed_layout import HALF_TILE, QUANT_BLOCK, TILE_OUTPUTS, block_bytes
+from plait.kernels.cpu.gemm.forms import (
+    FORMS,
+    GROUP_INPUTS,
+    HALF_TILE,
+    QUANT_BLOCK,
+    TILE_OUTPUTS,
+    Form,
+)
+from plait.kernels.cpu.gemm.gguf_blocks import UNPACK, Unpacked
 from plait.kernels.cpu.kernel_args import aligned_empty
 
 Bytes = npt.NDArray[np.uint8]
-Halves = npt.NDArray[np.float16]
-
-# format -> (bits of the packed weight, zero point)
-LOSSLESS_GGUF_FORMATS = {"Q4_0": (4, 8), "Q4_1": (4, 0), "Q5_0": (8, 16), "Q5_1": (8, 0), "Q8_0": (8, 128)}
-
-
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """A weight [O, C] in blocks of 32 inputs: scale * qvalue + minimum.
-
-    `qvalues` uint8 [O, C / 32, 32]; `scales` and `minima` float16 [O, C / 32].
-    """
-
-    qvalues: Bytes
-    scales: Halves
-    minima: Halves
-    bits: int
-
-    def dequantize(self) -> npt.NDArray[np.float32]:
-        """Returns the weight as float32 [O, C]."""
-        scales, minima = (x.astype(np.float32)[..., None] for x in (self.scales, self.minima))
-        return (self.qvalues.astype(np.float32) * scales + minima).reshape(len(self.qvalues), -1)
+ROUNDED_FORMS = {4: "Q4_1", 8: "Q8_0"}  # bits -> the form of weights that `quantize` rounds
+CHUNK_WEIGHTS = 1 << 17  # weights that a thread unpacks at a time
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `packed_layout`; behind the `outputs` real rows the last tile has zeros."""
+    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has zeros."""
 
-    data: Bytes  # [tiles, blocks, block_bytes]
-    bits: int
+    data: Bytes  # [tiles, units, bytes of a unit]
+    form: Form
     outputs: int
 
     @property
@@ -56,111 +45,196 @@ class PackedWeight:
 
     @property
     def inputs(self) -> int:
-        return int(self.data.shape[1]) * QUANT_BLOCK
+        return int(self.data.shape[1]) * self.form.unit_inputs
+
+    @property
+    def tile_bytes(self) -> int:
+        return int(self.data.shape[1]) * self.form.unit_bytes
 
 
-def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> QuantizedWeight | None:
-    """Converts the stored bytes of a matrix, uint8 [O, bytes of a row]; None if that would not be exact."""
-    if quantization not in LOSSLESS_GGUF_FORMATS or len(shape) != 2 or shape[1] % QUANT_BLOCK:
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight [O, C] in GGUF's blocks of a form: uint8 [O, bytes of a row]."""
+
+    rows: Bytes
+    form: Form
+
+    @property
+    def block_bytes(self) -> int:
+        return GGUF_BLOCK_BYTES[self.form.name]
+
+    @property
+    def inputs(self) -> int:
+        return int(self.rows.shape[1]) // self.block_bytes * self.form.unit_inputs
+
+
+GGUF_BLOCK_BYTES = {
+    "Q4_0": 18,
+    "Q4_1": 20,
+    "Q5_0": 22,
+    "Q5_1": 24,
+    "Q8_0": 34,
+    "Q2_K": 84,
+    "Q3_K": 110,
+    "Q4_K": 144,
+    "Q5_K": 176,
+    "Q6_K": 210,
+    "IQ4_NL": 18,
+    "IQ4_XS": 136,
+    "MXFP4": 17,
+}
+
+
+def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> StoredWeight | None:
+    """Returns the stored bytes of a matrix, uint8 [O, bytes of a row], as a weight; None for a type without a form."""
+    form = FORMS.get(quantization)
+    if form is None or len(shape) != 2 or shape[1] % form.unit_inputs:
         return None
-    bits, zero_point = LOSSLESS_GGUF_FORMATS[quantization]
-    blocks = raw.reshape(shape[0], shape[1] // QUANT_BLOCK, -1)
-    scales, has_minimum = _half(blocks, 0), quantization.endswith("1")
-    with np.errstate(over="ignore"):
-        minima = _half(blocks, 2) if has_minimum else (-zero_point * scales.astype(np.float32)).astype(np.float16)
-    header = 4 if has_minimum else 2  # bytes of float16 before the qvalues
-    if not np.isfinite(minima).all():
-        return None  # zero point times scale exceeds float16
-    if quantization == "Q8_0":
-        qvalues = blocks[..., header:] ^ np.uint8(128)  # signed to unsigned, 128 added
-    else:
-        low = blocks[..., header + 4 * (bits == 8) :]
-        qvalues = np.concatenate([low & 15, low >> 4], axis=-1)
-        if bits == 8:
-            fifth_bits = np.unpackbits(blocks[..., header : header + 4], axis=-1, bitorder="little")
-            qvalues |= fifth_bits << 4
-    return QuantizedWeight(qvalues, scales, minima, bits)
+    return StoredWeight(raw.reshape(shape[0], -1), form)
 
 
-def _half(blocks: Bytes, offset: int) -> Halves:
-    """Returns the float16 at a byte offset of each block."""
-    halves: Halves = np.ascontiguousarray(blocks[..., offset : offset + 2]).view("<f2")[..., 0]
-    return halves
+def quantize(weight: npt.NDArray[np.float32], bits: int) -> StoredWeight:
+    """Rounds a float weight [O, C] to Q4_1 or Q8_0. Raises ValueError unless C is a multiple of 32.
 
-
-def quantize(weight: npt.NDArray[np.float32], bits: int) -> QuantizedWeight:
-    """Quantizes a float weight [O, C] to 4 or 8 bits. Raises ValueError unless C is a multiple of 32."""
+    In 4 bits between the block's smallest and largest value, in 8 bits by the largest magnitude.
+    """
     if weight.shape[1] % QUANT_BLOCK:
         raise ValueError(f"the weight's {weight.shape[1]} inputs are not a multiple of {QUANT_BLOCK}")
     blocks = weight.reshape(len(weight), -1, QUANT_BLOCK)
     if bits == 8:
-        scales = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float16)
-        minima = np.float16(-128) * scales
+        scales, minima = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float16), None
+        integers = _divide(blocks, scales).clip(-128, 127).astype(np.int8).view(np.uint8)
     else:
         lowest, highest = blocks.min(-1), blocks.max(-1)
         scales, minima = ((highest - lowest) / np.float32(15)).astype(np.float16), lowest.astype(np.float16)
+        qvalues = _divide(blocks - minima.astype(np.float32)[..., None], scales).clip(0, 15).astype(np.uint8)
+        integers = qvalues[..., :16] | qvalues[..., 16:] << np.uint8(4)
+    halves = [x[..., None].view(np.uint8) for x in (scales, minima) if x is not None]
+    return StoredWeight(np.concatenate([*halves, integers], -1).reshape(len(weight), -1), FORMS[ROUNDED_FORMS[bits]])
+
+
+def _divide(blocks: npt.NDArray[np.float32], scales: npt.NDArray[np.float16]) -> npt.NDArray[np.float32]:
+    """Divides blocks by their scales, and rounds; 0 where the scale is 0."""
     steps = scales.astype(np.float32)[..., None]
-    offsets = blocks - minima.astype(np.float32)[..., None]
-    qvalues = np.divide(offsets, steps, out=np.zeros_like(blocks), where=steps > 0)
-    return QuantizedWeight(np.rint(qvalues).clip(0, 2**bits - 1).astype(np.uint8), scales, minima, bits)
+    quotients: npt.NDArray[np.float32] = np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps > 0)
+    return np.rint(quotients)
 
 
-def concat_outputs(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenates weights with the same inputs along their outputs; the result has the larger number of bits."""
-    return QuantizedWeight(
-        np.concatenate([part.qvalues for part in parts]),
-        np.concatenate([part.scales for part in parts]),
-        np.concatenate([part.minima for part in parts]),
-        max(part.bits for part in parts),
+def pack(weight: StoredWeight) -> PackedWeight:
+    """Packs a weight into tiles."""
+    tiles = -(-len(weight.rows) // TILE_OUTPUTS)
+    data = _empty(weight, tiles)
+    _pack_into([(weight, data)])
+    return PackedWeight(data, weight.form, len(weight.rows))
+
+
+def pack_concatenated(parts: Sequence[StoredWeight]) -> tuple[PackedWeight, ...]:
+    """Packs weights with the same inputs, to be multiplied as one; neighbours of the same form become one weight.
+
+    All but the last must have a multiple of 32 outputs.
+    """
+    merged: list[StoredWeight] = []
+    for part in parts:
+        if merged and merged[-1].form == part.form:
+            merged[-1] = StoredWeight(np.concatenate([merged[-1].rows, part.rows]), part.form)
+        else:
+            merged.append(part)
+    return tuple(pack(part) for part in merged)
+
+
+@dataclass(frozen=True)
+class PackedPair:
+    """Two weights of the same shape, whose tiles alternate: gate and up of a gated product. Their forms may differ."""
+
+    data: Bytes  # [tiles, bytes of a tile of both]
+    first: PackedWeight
+    second: PackedWeight
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one tile of a weight to its next."""
+        return int(self.data.shape[1])
+
+
+def pack_pair(first: StoredWeight, second: StoredWeight) -> PackedPair:
+    """Packs two weights of the same shape so that their tiles alternate."""
+    tiles = -(-len(first.rows) // TILE_OUTPUTS)
+    sizes = [weight.inputs // weight.form.unit_inputs * weight.form.unit_bytes for weight in (first, second)]
+    data = aligned_empty((tiles, sum(sizes)), np.uint8)
+    halves = [data[:, : sizes[0]], data[:, sizes[0] :]]
+    views = [
+        half.reshape(tiles, -1, weight.form.unit_bytes) for half, weight in zip(halves, (first, second), strict=True)
+    ]
+    _pack_into([(first, views[0]), (second, views[1])])
+    one, two = (
+        PackedWeight(view, weight.form, len(weight.rows)) for view, weight in zip(views, (first, second), strict=True)
     )
+    return PackedPair(data, one, two)
 
 
-def interleave_tiles(first: QuantizedWeight, second: QuantizedWeight) -> QuantizedWeight:
-    """Interleaves two weights of the same shape: 32 outputs of the first, then 32 of the second."""
-    return QuantizedWeight(
-        _interleave(first.qvalues, second.qvalues),
-        _interleave(first.scales, second.scales),
-        _interleave(first.minima, second.minima),
-        max(first.bits, second.bits),
-    )
+def _empty(weight: StoredWeight, tiles: int) -> Bytes:
+    """Memory for a packed weight, which begins at a cache line."""
+    return aligned_empty((tiles, weight.inputs // weight.form.unit_inputs, weight.form.unit_bytes), np.uint8)
 
 
-def _interleave(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    shape = (-1, 1, TILE_OUTPUTS, *first.shape[1:])
-    both = np.concatenate([first.reshape(shape), second.reshape(shape)], axis=1)
-    return both.reshape(-1, *first.shape[1:])
+def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]]) -> None:
+    """Packs weights into their memory, with as many threads as there are processors."""
+    jobs = []
+    for weight, data in targets:
+        tiles_per_job = max(1, CHUNK_WEIGHTS // (TILE_OUTPUTS * weight.inputs))
+        jobs += [(weight, data, first, first + tiles_per_job) for first in range(0, len(data), tiles_per_job)]
+    if len(jobs) < 4:
+        for job in jobs:
+            _pack_tiles(*job)
+        return
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as pool:
+        for _ in pool.map(lambda job: _pack_tiles(*job), jobs):
+            pass
 
 
-def pack(weight: QuantizedWeight) -> PackedWeight:
-    """Packs a weight into tiles (`packed_layout`)."""
-    outputs, blocks, _ = weight.qvalues.shape
-    # [tiles, blocks, half, output, four inputs each, input] -> [tiles, blocks, half, four inputs each, output, input]
-    qvalues = _split_tiles(weight.qvalues).reshape(-1, blocks, 2, HALF_TILE, 8, 4).swapaxes(3, 4)
-    if weight.bits == 4:
-        qvalues = qvalues[:, :, :, 0::2] | qvalues[:, :, :, 1::2] << 4
-    halves = [np.ascontiguousarray(_split_tiles(x)).view(np.uint8) for x in (weight.scales, weight.minima)]
-    return _concat_block_parts([qvalues.reshape(len(qvalues), blocks, -1), *halves], weight.bits, outputs)
+def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> None:
+    """Packs tiles [first, last) of a weight."""
+    form, target = weight.form, data[first:last]
+    rows = weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS]
+    unpacked = UNPACK[form.name](rows.reshape(-1, weight.block_bytes))
+    units = target.shape[1]
+    outputs = np.concatenate(_output_bytes(form, unpacked), axis=1).reshape(len(rows), units, -1)
+    np.take(_tiles_of_outputs(_pad_outputs(outputs)), _byte_order(form), axis=-1, out=target, mode="clip")
 
 
-def _concat_block_parts(parts: Sequence[Bytes], bits: int, outputs: int) -> PackedWeight:
-    """Concatenates the bytes of each block's parts, in memory that begins at a cache line."""
-    data = aligned_empty((*parts[0].shape[:2], block_bytes(bits)), np.uint8)
-    np.concatenate(parts, axis=-1, out=data)
-    return PackedWeight(data, bits, outputs)
+def _output_bytes(form: Form, unpacked: Unpacked) -> list[Bytes]:
+    """Returns the bytes of one output in each unit, [N, bytes], in the order of `Form.fields`."""
+    count = len(unpacked.qvalues)
+    groups = unpacked.qvalues.reshape(count, form.blocks, -1, GROUP_INPUTS)
+    lines, shift = [], 0
+    for width in form.widths:
+        fields = ((groups >> np.uint8(shift)) & np.uint8(2**width - 1)) if len(form.widths) > 1 else groups
+        per_line = 8 // width
+        fields = fields.reshape(count, form.blocks, -1, per_line, GROUP_INPUTS)
+        line = fields[:, :, :, 0].copy()
+        for i in range(1, per_line):
+            line |= fields[:, :, :, i] << np.uint8(width * i)
+        lines.append(line)
+        shift += width
+    small = [x for x in (unpacked.scales, unpacked.minima) if x is not None]
+    halves = [x[:, None].view(np.uint8) for x in (unpacked.scale, unpacked.minimum) if x is not None]
+    return [np.concatenate(lines, axis=2).reshape(count, -1), *small, *halves]
 
 
-def select_outputs(weight: PackedWeight, ids: npt.NDArray[np.int64]) -> PackedWeight:
-    """Returns a weight with only the outputs `ids` [k], in that order; products with it have the same bits."""
-    bits, blocks = weight.bits, weight.data.shape[1]
-    tile, lane = ids // TILE_OUTPUTS, ids % TILE_OUTPUTS
-    all_qvalues = weight.data[..., : -4 * TILE_OUTPUTS].reshape(-1, blocks, 2, bits, HALF_TILE, 4)
-    qvalues = all_qvalues[tile, :, lane // HALF_TILE, :, lane % HALF_TILE]  # [k, blocks, bits, 4]
-    all_halves = weight.data[..., -4 * TILE_OUTPUTS :].reshape(-1, blocks, 2, TILE_OUTPUTS, 2)
-    pairs = all_halves[tile, :, :, lane]  # [k, blocks, 2, 2]
-    parts = _pad_outputs(qvalues).reshape(-1, 2, HALF_TILE, blocks, bits, 4).transpose(0, 3, 1, 4, 2, 5)
-    halves = _pad_outputs(pairs).reshape(-1, TILE_OUTPUTS, blocks, 2, 2).transpose(0, 2, 3, 1, 4)
-    count = len(parts)
-    return _concat_block_parts([parts.reshape(count, blocks, -1), halves.reshape(count, blocks, -1)], bits, len(ids))
+@cache
+def _byte_order(form: Form) -> npt.NDArray[np.intp]:
+    """For each byte of a unit, its place among the unit's 32 outputs side by side."""
+    size = form.output_bytes
+    places, parts, begin = np.arange(TILE_OUTPUTS * size).reshape(TILE_OUTPUTS, size), [], 0
+    for field, (size_in_block, blocks) in enumerate(form.fields):
+        part = places[:, begin : begin + size_in_block * blocks]
+        if field == 0:
+            lines = part.reshape(2, HALF_TILE, blocks, -1, GROUP_INPUTS)
+            parts.append(lines.transpose(2, 0, 3, 1, 4).reshape(-1))
+        else:
+            parts.append(part.reshape(TILE_OUTPUTS, blocks, size_in_block).swapaxes(0, 1).reshape(-1))
+        begin += size_in_block * blocks
+    return np.concatenate(parts)
 
 
 def _pad_outputs(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -169,6 +243,20 @@ def _pad_outputs(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x
 
 
-def _split_tiles(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Reshapes [O, blocks, ...] to [tiles, blocks, 32, ...]."""
-    return _pad_outputs(x).reshape(-1, TILE_OUTPUTS, *x.shape[1:]).swapaxes(1, 2)
+def _tiles_of_outputs(outputs: Bytes) -> Bytes:
+    """Reshapes [O, units, bytes] to [tiles, units, 32 * bytes]."""
+    _, units, size = outputs.shape
+    tiles = outputs.reshape(-1, TILE_OUTPUTS, units, size).swapaxes(1, 2)
+    return np.ascontiguousarray(tiles).reshape(-1, units, TILE_OUTPUTS * size)
+
+
+def select_outputs(weight: PackedWeight, ids: npt.NDArray[np.int64]) -> PackedWeight:
+    """Returns a weight with only the outputs `ids` [k], in that order; products with it have the same bits."""
+    order = _byte_order(weight.form)
+    places = np.argsort(order).reshape(TILE_OUTPUTS, -1)  # where the bytes of an output are
+    tile, lane = ids // TILE_OUTPUTS, ids % TILE_OUTPUTS
+    outputs = np.take_along_axis(weight.data[tile], places[lane][:, None, :], axis=-1)
+    tiles = _tiles_of_outputs(_pad_outputs(outputs))
+    data = aligned_empty((len(tiles), *weight.data.shape[1:]), np.uint8)
+    np.take(tiles, order, axis=-1, out=data, mode="clip")
+    return PackedWeight(data, weight.form, len(ids))

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, QuantizedWeight
+from plait.kernels.cpu.gemm.packed_weights import PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
-from plait.kernels.cpu.vector_ops import SILU
+from plait.kernels.cpu.vector_ops import GELU, SILU
 from plait.runtime.config import WeightFormat
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.family import PackedLayer
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
+from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 Floats = npt.NDArray[np.float32]
+
+
+ACTIVATIONS = {"silu": SILU, "gelu": GELU}
 
 
 class NotPackable(Exception):
@@ -28,19 +35,21 @@ class PackedWeightLoader:
     `unused` holds the names of the checkpoint's weights that have not been read yet.
     """
 
-    def __init__(self, config: ModelConfig, weights: Checkpoint, weight_format: WeightFormat) -> None:
-        self.config, self.weights, self.weight_format = config, weights, weight_format
+    def __init__(
+        self, config: ModelConfig, weights: Checkpoint, weight_format: WeightFormat, layer: PackedLayer
+    ) -> None:
+        self.config, self.weights, self.weight_format, self._layer = config, weights, weight_format, layer
         self.names = frozenset(weights.names())
         self.unused = set(self.names)
 
-    def load_quantized(self, name: str) -> QuantizedWeight:
+    def load_stored(self, name: str) -> StoredWeight:
         """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
         self.unused.discard(name)
         if self.weights.container == "gguf":
             stored_type, blocks, shape = self.weights.raw_blocks(name)
             exact = packed_weights.from_gguf(blocks, stored_type, shape)
             if exact is not None and (
-                self.weight_format == "as-stored" or exact.bits <= WEIGHT_BITS[self.weight_format]
+                self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
             ):
                 return exact
         else:
@@ -49,46 +58,53 @@ class PackedWeightLoader:
             raise NotPackable(f"{name} is stored as {stored_type}")
         return packed_weights.quantize(self.float32_array(name), WEIGHT_BITS[self.weight_format])
 
-    def load_packed(self, *names: str) -> PackedWeight:
-        """The named linear layers as one matrix, concatenated along the outputs."""
-        return packed_weights.pack(
-            packed_weights.concat_outputs([self.load_quantized(f"{name}.weight") for name in names])
-        )
+    def load_packed(self, name: str) -> PackedWeight:
+        """The weight of the named linear layer."""
+        return packed_weights.pack(self.load_stored(f"{name}.weight"))
 
     def float32_array(self, name: str) -> Floats:
         """The weight in float32."""
         self.unused.discard(name)
         return self.weights.float32_array(name)
 
+    def load_norm(self, name: str) -> Floats:
+        """The factors that a norm multiplies by."""
+        weight = self.float32_array(name)
+        return weight + np.float32(1.0) if self._layer.unit_norms and self.weights.container != "gguf" else weight
+
+    def _load_layer_norms(self, prefix: str) -> list[Floats | None]:
+        """A layer's norms, before and after attention and the MLP."""
+        return [None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._layer.norms]
+
     def load_layer(self, index: int) -> LayerWeights:
-        """Layer `index`, which must have Llama's weights; norms on queries and keys are optional."""
+        """Layer `index`, which must have the weights that `PackedLayer` describes; head norms are optional."""
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
-        gate_up = packed_weights.interleave_tiles(
-            *(self.load_quantized(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
-        )
+        norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
+        assert norm is not None and mlp_norm is not None
+        gate, up = (self.load_stored(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
         return LayerWeights(
-            norm=self.float32_array(f"{prefix}.input_layernorm.weight"),
-            qkv=self.load_packed(*projections),
+            norm=norm,
+            qkv=packed_weights.pack_concatenated([self.load_stored(f"{name}.weight") for name in projections]),
             bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.load_packed(f"{attention}.o_proj"),
-            post_norm=None,
-            mlp_norm=self.float32_array(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=packed_weights.pack(gate_up),
+            post_norm=post_norm,
+            mlp_norm=mlp_norm,
+            gate_up=packed_weights.pack_pair(gate, up),
             down=self.load_packed(f"{mlp}.down_proj"),
-            post_mlp_norm=None,
+            post_mlp_norm=post_mlp_norm,
             window=config.window(index),
-            rope_table=0,
+            rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
         )
 
     def _head_norms(self, prefix: str) -> Floats | None:
         """The weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
-        query, key = (self.float32_array(f"{prefix}.{part}_norm.weight") for part in "qk")
+        query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
         return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
 
@@ -105,24 +121,25 @@ def load_packed_decoder(
     `deterministic`: use one kernel for every batch size, so that a token's bits do not depend on the other tokens of
     its step. With AMX this is the AMX kernel, which is faster for many tokens and 1.5 times slower for one.
 
-    Raises NotPackable as `PackedWeightLoader.load_quantized` does, and ValueError if the packed decoder lacks something
+    Raises NotPackable as `PackedWeightLoader.load_stored` does, and ValueError if the packed decoder lacks something
     that the model needs: the family's `has_packed_cpu` is wrong then.
     """
     _check_rotary_and_experts(config)
-    loader = PackedWeightLoader(config, weights, weight_format)
+    layer = FAMILIES_BY_NAME[config.architecture].packed_layer
+    loader = PackedWeightLoader(config, weights, weight_format, layer)
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.load_layer(index))
         progress((index + 1) / config.num_layers)
-    norm = loader.float32_array("model.norm.weight")
+    norm = loader.load_norm("model.norm.weight")
     head = embedding if config.tie_word_embeddings else loader.load_packed("lm_head")
     if loader.unused:
         raise ValueError(f"the packed decoder does not use {min(loader.unused)} of the family {config.architecture}")
     return CpuDecoder(
         DecoderWeights(
             embedding=embedding,
-            embedding_scale=1.0,
+            embedding_scale=config.hidden_size**0.5 if layer.scales_embedding else 1.0,
             layers=layers,
             norm=norm,
             head=head,
@@ -131,7 +148,7 @@ def load_packed_decoder(
                 config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
             ),
             eps=config.rms_norm_eps,
-            activation=SILU,
+            activation=ACTIVATIONS[layer.activation],
         ),
         threads,
         1 if deterministic else AMX_MIN_TOKENS,
@@ -143,7 +160,6 @@ def _check_rotary_and_experts(config: ModelConfig) -> None:
         feature
         for feature, is_needed in {
             "a mixture of experts": config.experts is not None,
-            "a second rotary table": config.sliding_rope_theta is not None,
             "partial rotation": config.effective_rotary_dim != config.head_dim,
         }.items()
         if is_needed
@@ -153,8 +169,18 @@ def _check_rotary_and_experts(config: ModelConfig) -> None:
 
 
 def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
-    """cos and sin [context_length, D / 2] float32: one table, of whole heads."""
+    """cos and sin [context_length, D / 2] float32 of complete heads.
+
+    A second table follows if the layers with a sliding window have their own base.
+    """
+    factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
+    tables = [_build_rope_table(config, config.inverse_frequencies(), factor)]
+    if config.sliding_rope_theta is not None:
+        tables.append(_build_rope_table(config, config.sliding_inverse_frequencies(), 1.0))
+    return tables
+
+
+def _build_rope_table(config: ModelConfig, frequencies: Sequence[float], factor: float) -> tuple[Floats, Floats]:
     positions = np.arange(config.context_length, dtype=np.float32)
-    angles = np.outer(positions, np.array(config.inverse_frequencies(), np.float32))
-    attention_factor = np.float32(config.rope_scaling.attention_factor if config.rope_scaling else 1.0)
-    return [(np.cos(angles) * attention_factor, np.sin(angles) * attention_factor)]
+    angles = np.outer(positions, np.array(frequencies, np.float32))
+    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)

@@ -16,7 +16,6 @@ from plait.runtime.weights.checkpoint import open_checkpoint
     ("family", "changes", "phrase"),
     [
         ("qwen3_moe", {}, "mixture of experts"),
-        ("gemma3", {}, "second rotary table"),
         ("phi3", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, "partial rotation"),
         ("llama", {"mlp_bias": True}, "does not use .*mlp.*bias"),
         ("llama", {"attention_bias": True}, "does not use .*o_proj.bias"),

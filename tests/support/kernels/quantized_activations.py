@@ -18,7 +18,11 @@ def empty_int8(rows: int, channels: int) -> QuantizedActivations:
     """Zeroed activations in int8."""
     scales, block_sums = (np.zeros((rows, channels // 32), np.float32) for _ in range(2))
     return QuantizedActivations(
-        np.zeros((rows, channels), np.int8), scales, block_sums, np.zeros((0, channels), np.uint16)
+        np.zeros((rows, channels), np.int8),
+        scales,
+        block_sums,
+        np.zeros(scales.shape, np.int32),
+        np.zeros((0, channels), np.uint16),
     )
 
 
@@ -63,8 +67,29 @@ def random_int8(rows: int, channels: int, seed: int) -> QuantizedActivations:
     qvalues = (x / scales[..., None]).round()
     block_sums = (qvalues.sum(-1) * scales).numpy().astype(np.float32)
     return empty_int8(rows, channels)._replace(
-        qvalues=qvalues.flatten(1).to(torch.int8).numpy(), scales=scales.numpy(), block_sums=block_sums
+        qvalues=qvalues.flatten(1).to(torch.int8).numpy(),
+        scales=scales.numpy(),
+        block_sums=block_sums,
+        half_sums=half_sums(qvalues),
     )
+
+
+def activations_of(qvalues: np.ndarray) -> QuantizedActivations:
+    """Int8 activations of these qvalues [T, C], all scales being 1."""
+    rows, channels = qvalues.shape
+    blocks = torch.from_numpy(qvalues.astype(np.int64)).unflatten(1, (-1, 32))
+    return empty_int8(rows, channels)._replace(
+        qvalues=qvalues.astype(np.int8),
+        scales=np.ones((rows, channels // 32), np.float32),
+        block_sums=blocks.sum(-1).numpy().astype(np.float32),
+        half_sums=half_sums(blocks),
+    )
+
+
+def half_sums(qvalues: torch.Tensor) -> np.ndarray:
+    """The sums of both halves of blocks [T, C / 32, 32], as int32 of two int16."""
+    sums = qvalues.unflatten(-1, (2, 16)).sum(-1).to(torch.int16).numpy()
+    return np.ascontiguousarray(sums).view(np.int32)[..., 0]
 
 
 def assert_close_int8(out: QuantizedActivations, expected: torch.Tensor, slack: float = 0.0) -> None:
@@ -77,6 +102,7 @@ def assert_close_int8(out: QuantizedActivations, expected: torch.Tensor, slack: 
         .logical_or(steps[..., 0] == 0)
         .all()
     )
+    assert np.array_equal(out.half_sums, half_sums(torch.from_numpy(out.qvalues).unflatten(1, (-1, 32))))
     torch.testing.assert_close(
         torch.from_numpy(out.block_sums), dequantized(out).unflatten(1, (-1, 32)).sum(-1), atol=1e-4, rtol=1e-4
     )

@@ -165,7 +165,9 @@ FAMILY_CASES = {
         | dict(head_dim=32, query_pre_attn_scalar=20, sliding_window=7, pad_token_id=0, num_hidden_layers=7),
         config_json={"head_dim": 64, "sliding_window": 64, "rope_local_base_freq": 5e3, "rope_theta": 5e5},
         gguf_arch=gguf.MODEL_ARCH.GEMMA3,
-        packed_variants=None,
+        packed_variants={
+            "": dict(query_pre_attn_scalar=20, sliding_window=11, pad_token_id=0, num_hidden_layers=7),
+        },
         variants={
             "layer types, two rope bases, untied": dict(
                 num_hidden_layers=3,

@@ -87,10 +87,10 @@ def text(length, seed, vocab_size=97):
 GGUF_ARCHITECTURES = {case.model_class.config_class.model_type: case.gguf_arch for case in FAMILY_CASES.values()}
 
 
-def write_gguf(model, path, quantization="F32", rope_divisors=None):
+def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None):
     """Writes the model with the keys, names and row order of llama.cpp's converter, using the gguf package.
 
-    `rope_divisors`: the content of `rope_freqs.weight`.
+    `rope_divisors`: the content of `rope_freqs.weight`. `stored`: blocks and type of some weights, by name.
     """
     config, arch = model.config, GGUF_ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -116,7 +116,7 @@ def write_gguf(model, path, quantization="F32", rope_divisors=None):
     _write_rope(writer, model, head_dim)
     if rope_divisors:
         writer.add_tensor("rope_freqs.weight", np.array(rope_divisors, np.float32))
-    _write_tensors(writer, model, arch, gguf.GGMLQuantizationType[quantization])
+    _write_tensors(writer, model, arch, gguf.GGMLQuantizationType[quantization], stored or {})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -141,7 +141,7 @@ def _write_rope(writer, model, head_dim):
         writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
 
 
-def _write_tensors(writer, model, arch, kind):
+def _write_tensors(writer, model, arch, kind, blocks):
     config = model.config
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, value in model.state_dict().items():
@@ -156,7 +156,9 @@ def _write_tensors(writer, model, arch, kind):
         for part, array in _split(name, value.numpy()):
             stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert stored, part
-            if array.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+            if part in blocks:
+                writer.add_tensor(stored, blocks[part][0], raw_dtype=gguf.GGMLQuantizationType[blocks[part][1]])
+            elif array.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
                 writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
             else:
                 writer.add_tensor(stored, np.ascontiguousarray(array))

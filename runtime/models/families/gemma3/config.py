@@ -14,7 +14,7 @@ from typing import Any
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
-from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.family import ModelFamily, PackedLayer
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
 from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
@@ -115,11 +115,12 @@ FAMILY = ModelFamily(
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
     decoder="plait.runtime.models.families.gemma3.layers:Gemma3Decoder",
-    has_packed_cpu=False,
+    has_packed_cpu=True,
     gguf_permuted_qk=False,
     gguf_layer_names={
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
+    packed_layer=PackedLayer(LAYER_NORM_NAMES, "gelu", scales_embedding=True, unit_norms=True),
 )

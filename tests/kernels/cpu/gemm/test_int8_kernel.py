@@ -1,4 +1,4 @@
-"""The int8 kernel in every form that this CPU can run: integer sums are exact, and all forms have the same bits.
+"""The int8 kernel in every form and instruction set that this CPU can run: integer sums are exact, bits are the same.
 
 Where there is no AVX-VNNI, VPDPBUSD on 8 lanes is tested in its AVX-512 encoding; the code around it is the same.
 """
@@ -8,91 +8,93 @@ from __future__ import annotations
 from functools import cache
 
 import llvmlite.binding
-import numba
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from form_calls import product
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_activations import dequantized, random_int8
+from quantized_activations import activations_of, dequantized, random_int8
+from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.gemm import int8_kernel, packed_weights
+from plait.kernels.cpu.gemm import form_kernels, int8_kernel, packed_weights
+from plait.kernels.cpu.gemm.forms import FORMS
 
 HOST = llvmlite.binding.get_host_cpu_features()
 HAS_VNNI = HOST.get("avx512vnni") and HOST.get("avx512vl") and HOST.get("avx512bw")
 ISAS = [int8_kernel.AVX512_VNNI, int8_kernel.AVX_VNNI, int8_kernel.AVX2] if HAS_VNNI else [int8_kernel.INT8_ISA]
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
-isas = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
-rows_of, bits_of = st.sampled_from([1, 2, 4]), st.sampled_from([4, 8])
+forms = pytest.mark.parametrize("name", FORMS)
+rows_of = st.sampled_from([1, 2, 3, 4, 7])
+VNNI_FORMS = (
+    "Q4_1",
+    "Q5_0",
+    "Q6_K",
+    "Q2_K",
+    "IQ4_XS",
+)  # tested with AVX-VNNI, which shares all code with one of the others
+CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_kernel.AVX_VNNI or name in VNNI_FORMS]
 
 
 @cache
-def compiled(isa, bits, rows):
-    """Compiles the kernel for an instruction set; intrinsics read it when a function that calls them is compiled."""
-
-    @numba.njit
-    def run(weight, x, strides, scales, sums, blocks, out):
-        int8_kernel.tile(bits, rows, weight, x, strides, scales, sums, blocks, out)
-
+def compiled(isa, name):
+    """Compiles a form's functions for an instruction set."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(int8_kernel, "INT8_ISA", isa)
-        run.compile((*[numba.int64] * 2, numba.types.UniTuple(numba.int64, 3), *[numba.int64] * 4))
-    return run
+        patched.setattr(form_kernels, "_cache_path", lambda name: None)
+        return form_kernels._load.__wrapped__(name)
 
 
-def product(isa, weight, qvalues, scales, sums):
-    """The result [rows, 32] of one tile."""
-    packed, (rows, blocks) = packed_weights.pack(weight), scales.shape
-    out = np.full((rows, 32), np.nan, np.float32)
-    strides = (qvalues.strides[0], scales.strides[0], out.strides[0])
-    addresses = (array.ctypes.data for array in (scales, sums))
-    compiled(isa, weight.bits, rows)(packed.address, qvalues.ctypes.data, strides, *addresses, blocks, out.ctypes.data)
-    return out
+def whole_number_weight(name, units, extreme_share, seed):
+    """A weight [32, C] whose float16 scales are 1 and whose minima are 0, often of extreme qvalues and small scales."""
+    weight = random_weight(name, 32, units * FORMS[name].unit_inputs, seed)
+    rng, rows = np.random.default_rng(seed), weight.rows.reshape(-1, weight.block_bytes)
+    rows[rng.random(len(rows)) < extreme_share] = rng.choice(np.array([0, 255], np.uint8))
+    if name == "MXFP4":
+        rows[:, 0] = 128  # the scale of the doubled numbers is 2^(128 - 128)
+        return weight
+    scale, *minimum = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(
+        name, (0, 2) if FORMS[name].has_minima else (0,)
+    )
+    rows[:, scale : scale + 2] = np.array([1.0], np.float16).view(np.uint8)
+    for offset in minimum:
+        rows[:, offset : offset + 2] = 0
+    return weight
 
 
-@st.composite
-def quantized_operands(draw):
-    """(bits, weights [32, 2, 32], activations [rows, 64]), often the extreme values, whose sums are largest."""
-    bits, rows, extreme_share = draw(bits_of), draw(rows_of), draw(st.floats(0, 1))
-    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+@pytest.mark.parametrize(("name", "isa"), CASES, ids=lambda x: x if isinstance(x, str) else x.name)
+@settings(max_examples=10, deadline=None)
+@given(rows_of, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 1000))
+def test_products_of_whole_numbers_are_exact(name, isa, rows, weight_share, activation_share, seed):
+    """With float scales of 1 all sums of two units are whole numbers below 2^24 in most forms, hence exact in float32.
 
-    def drawn(shape, low, high, dtype):
-        uniform, extreme = rng.integers(low, high + 1, shape), rng.choice([low, high], shape)
-        return np.where(rng.random(shape) < extreme_share, extreme, uniform).astype(dtype)
-
-    return bits, drawn((32, 2, 32), 0, 2**bits - 1, np.uint8), drawn((rows, 64), -128, 127, np.int8)
-
-
-def constant_operands(bits, weight, activation):
-    return bits, np.full((32, 2, 32), weight, np.uint8), np.full((1, 64), activation, np.int8)
-
-
-@isas
-@settings(max_examples=60, deadline=None)
-@given(quantized_operands())
-@example(constant_operands(4, 15, -128))
-@example(constant_operands(4, 15, 127))
-@example(constant_operands(8, 255, -128))
-@example(constant_operands(8, 255, -127))
-@example(constant_operands(8, 255, 127))
-@example(constant_operands(8, 128, -128))
-def test_sums_of_a_block_are_exact(isa, operands):
-    """With scales of 1 and two blocks all sums are below 2^24, hence exact in float32."""
-    bits, weights, activations = operands
-    ones, rows = np.ones((32, 2), np.float16), len(activations)
-    weight = packed_weights.QuantizedWeight(weights, ones, 0 * ones, bits)
-    result = product(isa, weight, activations, np.ones((rows, 2), np.float32), np.zeros((rows, 2), np.float32))
-    assert np.array_equal(result, activations.astype(np.int64) @ weights.reshape(32, 64).astype(np.int64).T)
+    With 8-bit scales as well the largest exceed that, and each of the at most 16 additions rounds by half a unit.
+    """
+    weight = whole_number_weight(name, 2, weight_share, seed)
+    rng = np.random.default_rng(seed)
+    qvalues = rng.integers(-128, 128, (rows, weight.inputs))
+    extreme = rng.random(qvalues.shape) < activation_share
+    qvalues[extreme] = rng.choice([-128, 127], int(extreme.sum()))
+    exact = qvalues @ dequantized_weight(weight).astype(np.int64).T
+    sums = np.abs(qvalues) @ np.abs(dequantized_weight(weight)).astype(np.int64).T
+    offsets = FORMS[name].offset * 127 * 128 * weight.inputs  # of the integers before the offset is subtracted
+    result = product(packed_weights.pack(weight), activations_of(qvalues), compiled(isa, name))
+    if int(sums.max()) + offsets < 2**24:
+        assert np.array_equal(result, exact)
+    assert (np.abs(result - exact) <= 32 * 2**-24 * (sums + offsets)).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows_of, st.integers(1, 9), bits_of, st.integers(0, 1000))
-def test_all_instruction_sets_have_the_same_bits(rows, blocks, bits, seed):
-    floats = np.random.default_rng(seed).normal(size=(32, 32 * blocks)).astype(np.float32)
-    weight, x = packed_weights.quantize(floats, bits), random_int8(rows, 32 * blocks, seed)
-    first, *others = (product(isa, weight, x.qvalues, x.scales, x.block_sums) for isa in ISAS)
-    expected = dequantized(x).double().numpy() @ weight.dequantize().astype(np.float64).T
-    np.testing.assert_allclose(first, expected, atol=1e-4, rtol=1e-4)
+@forms
+@settings(max_examples=10, deadline=None)
+@given(rows_of, st.integers(1, 5), st.integers(0, 1000))
+def test_all_instruction_sets_have_the_same_bits(name, rows, units, seed):
+    weight = random_weight(name, 64, units * FORMS[name].unit_inputs, seed)
+    packed, x = packed_weights.pack(weight), random_int8(rows, weight.inputs, seed)
+    first, *others = (product(packed, x, compiled(isa, other)) for other, isa in CASES if other == name)
+    values, weights = dequantized(x).double().numpy(), dequantized_weight(weight).astype(np.float64)
+    magnitudes = np.abs(values) @ np.abs(weights).T
+    # Integers with an offset cancel: the float32 sums are of the size of the offset times the scale.
+    assert (np.abs(first - values @ weights.T) <= 2e-6 * magnitudes + 1e-6 * magnitudes.max()).all()
     assert all(np.array_equal(first, other) for other in others)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import gguf
 import numba
 import numpy as np
 import pytest
@@ -21,10 +20,12 @@ from quantized_activations import (
     from_bf16,
     random_int8,
 )
+from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import amx, isa, vector_ops
-from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.gemm import amx_blocking, packed_linear, packed_weights
+from plait.kernels.cpu.decoder import _weight_part, missing_features
+from plait.kernels.cpu.gemm import amx_blocking, form_kernels, packed_linear, packed_weights
+from plait.kernels.cpu.gemm.forms import FORMS
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
@@ -34,25 +35,25 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: th
 needs_amx = pytest.mark.skipif(not amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 SCRATCH = amx.allocate_scratch(1, amx_blocking.SCRATCH_BYTES) if amx.available() else None
 SCRATCH_ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
-bits_of = st.sampled_from([4, 8])
+names_of = st.sampled_from(sorted(FORMS))
 activations_of = st.sampled_from([vector_ops.SILU, vector_ops.GELU])
 
 
 @numba.njit
-def linear(counters, scratch, weight, bits, x, out):
+def linear(counters, scratch, parts, x, out):
     if scratch:
         amx.load_tile_config(scratch)
-    packed_linear.linear(ThreadContext(0, 1, address_of(counters), scratch), 0, weight, bits, x, out)
+    packed_linear.linear(ThreadContext(0, 1, address_of(counters), scratch), 0, parts, x, out)
     if scratch:
         amx.release_tiles()
 
 
 @numba.njit
-def gate_up_linear(counters, scratch, weight, bits, activation, x, out, buffer):
+def gate_up_linear(counters, scratch, parts, activation, x, out, buffer):
     if scratch:
         amx.load_tile_config(scratch)
     packed_linear.gate_up_linear(
-        ThreadContext(0, 1, address_of(counters), scratch), 0, weight, bits, activation, x, out, buffer
+        ThreadContext(0, 1, address_of(counters), scratch), 0, parts, activation, x, out, buffer
     )
     if scratch:
         amx.release_tiles()
@@ -62,9 +63,20 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def scales_of(weight: packed_weights.QuantizedWeight) -> torch.Tensor:
-    """The scale of each weight, [O, C]."""
-    return torch.from_numpy(np.repeat(np.abs(weight.scales.astype(np.float32)), 32, axis=1))
+def columns(*weights) -> np.ndarray:
+    """The columns of a weight of these parts."""
+    return np.array([number for weight in weights for number in _weight_part(weight)], np.int64)
+
+
+def pair_columns(pair) -> np.ndarray:
+    """The columns of gate and up."""
+    return np.array([number for weight in (pair.first, pair.second) for number in _weight_part(weight, pair.stride)])
+
+
+def steps_of(weight: packed_weights.StoredWeight) -> torch.Tensor:
+    """How much one step of the integer changes each weight, at most, [O, C]: the largest of 16 or 32 inputs."""
+    exact = dequantized_weight(weight).reshape(len(weight.rows), -1, 16)
+    return torch.from_numpy(np.repeat(np.abs(exact).max(-1), 16, axis=1))
 
 
 def draw_row_range(data: st.DataObject, rows: int) -> slice:
@@ -73,20 +85,21 @@ def draw_row_range(data: st.DataObject, rows: int) -> slice:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 7), bits_of, st.data())
-def test_int8_product_with_bits_independent_of_batch(rows, tiles, blocks, bits, data):
-    weight = packed_weights.quantize(normal(1, 32 * tiles, 32 * blocks), bits)
-    packed, x = packed_weights.pack(weight), random_int8(rows, 32 * blocks, rows)
-    out = np.zeros((rows, 32 * tiles), np.float32)
-    linear(counters(), 0, packed.address, bits, x, out)
-    expected = dequantized(x).double().numpy() @ weight.dequantize().astype(np.float64).T
-    np.testing.assert_allclose(out, expected, atol=1e-4, rtol=1e-4)
+@given(st.integers(1, 300), st.lists(st.tuples(names_of, st.integers(1, 3)), min_size=1, max_size=3), st.data())
+def test_int8_product_with_bits_independent_of_batch(rows, sizes, data):
+    """A weight of parts in different forms."""
+    stored = [random_weight(name, 32 * tiles, 256, i) for i, (name, tiles) in enumerate(sizes)]
+    weights = np.concatenate([dequantized_weight(weight) for weight in stored]).astype(np.float64)
+    packed = [packed_weights.pack(weight) for weight in stored]
+    parts, x = columns(*packed), random_int8(rows, 256, rows)
+    out = np.zeros((rows, len(weights)), np.float32)
+    linear(counters(), 0, parts, x, out)
+    values = dequantized(x).double().numpy()
+    magnitudes = np.abs(values) @ np.abs(weights).T
+    assert (np.abs(out - values @ weights.T) <= 2e-6 * magnitudes + 1e-6 * magnitudes.max()).all()
     subset = draw_row_range(data, rows)
-    qvalues, scales, block_sums = (np.ascontiguousarray(field[subset]) for field in x[:3])
-    again = np.zeros((len(qvalues), 32 * tiles), np.float32)
-    linear(
-        counters(), 0, packed.address, bits, x._replace(qvalues=qvalues, scales=scales, block_sums=block_sums), again
-    )
+    again = np.zeros((len(x.scales[subset]), len(weights)), np.float32)
+    linear(counters(), 0, parts, type(x)(*(np.ascontiguousarray(field[subset]) for field in x)), again)
     assert np.array_equal(again, out[subset])
 
 
@@ -94,7 +107,7 @@ def amx_linear(packed, x):
     """The product [T, O] in bfloat16."""
     rows, padded_rows = len(x.bf16_tiles), len(x.bf16_tiles) + -len(x.bf16_tiles) % 16
     out = torch.full((padded_rows, 32 * len(packed.data)), float("nan")).numpy()
-    linear(counters(), SCRATCH_ADDRESS, packed.address, packed.bits, x, out[:rows])
+    linear(counters(), SCRATCH_ADDRESS, columns(packed), x, out[:rows])
     return torch.from_numpy(out[:rows, : packed.outputs])
 
 
@@ -104,20 +117,19 @@ def amx_linear(packed, x):
     st.integers(1, 300),
     st.integers(1, 100),
     st.sampled_from([1, 2, 3, 7, 18, 19, 48]),
-    st.sampled_from(sorted(packed_weights.LOSSLESS_GGUF_FORMATS)),
+    names_of,
     st.floats(1e-2, 1e2),
     st.data(),
 )
-def test_bfloat16_product_with_bits_independent_of_batch(rows, outputs, blocks, quantization, magnitude, data):
-    floats = normal(rows, outputs, 32 * blocks) * np.float32(magnitude)
-    raw = gguf.quants.quantize(floats, gguf.GGMLQuantizationType[quantization]).view(np.uint8)
-    weight = packed_weights.from_gguf(raw, quantization, floats.shape)
-    packed, values = packed_weights.pack(weight), torch.from_numpy(normal(rows + 1, rows, 32 * blocks)).bfloat16()
+def test_bfloat16_product_with_bits_independent_of_batch(rows, outputs, units, name, magnitude, data):
+    units = min(units, 3) if FORMS[name].blocks > 1 else units
+    weight = random_weight(name, outputs, units * FORMS[name].unit_inputs, rows, magnitude)
+    packed, values = packed_weights.pack(weight), torch.from_numpy(normal(rows + 1, rows, weight.inputs)).bfloat16()
     out = amx_linear(packed, from_bf16(values))
-    exact, magnitudes = torch.from_numpy(weight.dequantize()).double(), values.double().abs()
+    exact, magnitudes = torch.from_numpy(dequantized_weight(weight)).double(), values.double().abs()
     expected = values.double() @ exact.T
     # A weight is off by half a unit in the last place of bfloat16, its offset by a bit of its scale.
-    steps = scales_of(weight).double()
+    steps = steps_of(weight).double()
     bound = magnitudes @ (2**-8 * exact.abs() + 2**-9 * steps).T + 1e-5 * magnitudes @ exact.abs().T
     assert ((out.double() - expected).abs() <= bound + 1e-30).all()
     subset = draw_row_range(data, rows)
@@ -125,26 +137,24 @@ def test_bfloat16_product_with_bits_independent_of_batch(rows, outputs, blocks, 
 
 
 @needs_amx
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_weights_are_dequantized_to_the_nearest_bfloat16(bits, blocks):
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_are_dequantized_to_the_nearest_bfloat16(name):
     """The product with the unit matrix yields each weight as it was multiplied."""
-    weight = packed_weights.quantize(normal(bits, 40, 32 * blocks), bits)
-    weights = amx_linear(packed_weights.pack(weight), from_bf16(torch.eye(32 * blocks))).T
+    weight = random_weight(name, 40, 512, 1)
+    weights = amx_linear(packed_weights.pack(weight), from_bf16(torch.eye(weight.inputs))).T
     assert torch.equal(weights, weights.bfloat16().float())
-    exact = torch.from_numpy(weight.dequantize())
-    assert ((weights - exact).abs() <= 2**-8 * exact.abs() + 2**-9 * scales_of(weight)).all()
+    exact = torch.from_numpy(dequantized_weight(weight))
+    assert ((weights - exact).abs() <= 2**-8 * exact.abs() + 2**-9 * steps_of(weight)).all()
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 3), bits_of, activations_of)
-def test_int8_gated_product(rows, tiles, bits, activation):
-    pair, packed, x = random_gate_up(rows, tiles, bits)
+@given(st.integers(1, 60), st.integers(1, 3), names_of, names_of, activations_of)
+def test_int8_gated_product(rows, tiles, gate, up, activation):
+    pair, packed, x = random_gate_up(rows, tiles, (gate, up))
     out = empty_int8(rows, 32 * tiles)
-    gate_up_linear(counters(), 0, packed.address, bits, activation, x, out, np.zeros((32, 64), np.float32))
-    assert_close_int8(
-        out, reference_glu(activation, dequantized(x), [torch.from_numpy(weight.dequantize()) for weight in pair])
-    )
+    gate_up_linear(counters(), 0, pair_columns(packed), activation, x, out, np.zeros((32, 64), np.float32))
+    weights = [torch.from_numpy(dequantized_weight(weight)) for weight in pair]
+    assert_close_int8(out, reference_glu(activation, dequantized(x), weights))
 
 
 WIDE_REGISTERS = re.compile(r"%(zmm|k[0-7]|[xy]mm(1[6-9]|2\d|3[01]))\b")
@@ -153,23 +163,26 @@ WIDE_REGISTERS = re.compile(r"%(zmm|k[0-7]|[xy]mm(1[6-9]|2\d|3[01]))\b")
 def test_machine_code_uses_registers_of_the_target_cpu():
     """Without AVX-512 there are 16 registers of 32 bytes, and no mask registers."""
     x, out = random_int8(1, 64, 0), empty_int8(1, 32)
-    weight = packed_weights.pack(packed_weights.quantize(normal(0, 64, 64), 4))
-    linear(counters(), 0, weight.address, 4, x, np.zeros((1, 64), np.float32))
-    gate_up_linear(counters(), 0, weight.address, 4, vector_ops.SILU, x, out, np.zeros((32, 64), np.float32))
-    for function in (linear, gate_up_linear):
-        assembly = "".join(function.inspect_asm().values())
-        assert "%ymm" in assembly
+    weight = packed_weights.quantize(normal(0, 64, 64), 4)
+    pair = packed_weights.pack_pair(
+        packed_weights.quantize(normal(0, 32, 64), 4), packed_weights.quantize(normal(1, 32, 64), 4)
+    )
+    linear(counters(), 0, columns(packed_weights.pack(weight)), x, np.zeros((1, 64), np.float32))
+    gate_up_linear(counters(), 0, pair_columns(pair), vector_ops.SILU, x, out, np.zeros((32, 64), np.float32))
+    assemblies = ["".join(function.inspect_asm().values()) for function in (linear, gate_up_linear)]
+    for assembly in [*assemblies[1:], *(form_kernels.assembly(name) for name in ("Q4_1", "Q6_K", "IQ4_XS"))]:
+        assert "%ymm" in assembly or "%zmm" in assembly
         assert bool(WIDE_REGISTERS.search(assembly)) == isa.has_features("avx512f")
 
 
 @needs_amx
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 3), bits_of, activations_of)
-def test_bfloat16_gated_product(rows, tiles, bits, activation):
-    pair, packed, x = random_gate_up(rows, tiles, bits)
+@given(st.integers(1, 300), st.integers(1, 3), names_of, names_of, activations_of)
+def test_bfloat16_gated_product(rows, tiles, gate, up, activation):
+    pair, packed, x = random_gate_up(rows, tiles, (gate, up))
     out, buffer, values = empty_bf16(rows, 32 * tiles), torch.zeros(32, 64).numpy(), dequantized(x).bfloat16()
-    gate_up_linear(counters(), SCRATCH_ADDRESS, packed.address, bits, activation, from_bf16(values), out, buffer)
-    weights = [amx_linear(packed_weights.pack(weight), from_bf16(torch.eye(64))).T for weight in pair]
+    gate_up_linear(counters(), SCRATCH_ADDRESS, pair_columns(packed), activation, from_bf16(values), out, buffer)
+    weights = [amx_linear(packed_weights.pack(weight), from_bf16(torch.eye(256))).T for weight in pair]
     expected = reference_glu(activation, values.float(), weights)
     torch.testing.assert_close(bf16_values(out).float(), expected, atol=1e-4, rtol=2**-7)
 
@@ -201,10 +214,10 @@ def glu_rows(pairs, activation, out):
                 vector_ops.glu_x4_to_bf16(1, pair, target)
 
 
-def random_gate_up(rows, tiles, bits):
+def random_gate_up(rows, tiles, names):
     """(the weights of gate and up, both packed as one, activations)."""
-    pair = [packed_weights.quantize(normal(2 * rows + i, 32 * tiles, 64) / 4, bits) for i in range(2)]
-    return pair, packed_weights.pack(packed_weights.interleave_tiles(*pair)), random_int8(rows, 64, 3)
+    pair = [random_weight(name, 32 * tiles, 256, 2 * rows + i, 1e-4) for i, name in enumerate(names)]
+    return pair, packed_weights.pack_pair(*pair), random_int8(rows, 256, 3)
 
 
 def reference_glu(activation, x, weights):
@@ -218,7 +231,7 @@ def test_non_finite_inputs_give_non_finite_results(bad):
     x[0, 5] = bad
     quantized, out = empty_int8(1, 32), np.zeros((1, 32), np.float32)
     quantize_into(x.numpy(), quantized)
-    linear(counters(), 0, weight.address, 8, quantized, out)
+    linear(counters(), 0, columns(weight), quantized, out)
     assert not np.isfinite(out).any()
     if SCRATCH_ADDRESS:
         quantize_into(x.numpy(), quantized := empty_bf16(1, 32))

@@ -1,88 +1,100 @@
-"""Packing weights: GGUF's qvalues stay exact, and float weights are rounded within half a quantization step."""
+"""Packing weights: GGUF's numbers stay exact in every form, and float weights are rounded within half a step."""
 
 from __future__ import annotations
 
 import gguf
 import numpy as np
 import pytest
-import torch
+from form_calls import unpacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_weights import dequantized_weight, random_blocks, random_weight
 
-from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.packed_layout import dequantize_row
-from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES, dequantize
+from plait.kernels.cpu.decoder import missing_features
+from plait.kernels.cpu.gemm import gguf_blocks, packed_weights
+from plait.kernels.cpu.gemm.forms import FORMS, TILE_OUTPUTS
+from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
 
-sizes = st.tuples(st.integers(1, 70), st.integers(1, 4))  # outputs, blocks of 32 inputs
-
-
-def stored(quantization: str, rows: int, blocks: int, seed: int) -> np.ndarray:
-    weights = np.random.default_rng(seed).normal(size=(rows, 32 * blocks)).astype(np.float32)
-    return gguf.quants.quantize(weights, gguf.GGMLQuantizationType[quantization]).view(np.uint8)
-
-
-def unpacked(weight: packed_weights.PackedWeight) -> np.ndarray:
-    """The weight [O, C] as the kernel that reads embeddings dequantizes it."""
-    out = np.zeros((weight.outputs, weight.inputs), np.float32)
-    data = weight.data.view(np.int8).reshape(-1)
-    for row in range(weight.outputs):
-        dequantize_row(data, weight.bits, row, out[row])
-    return out
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
+sizes = st.tuples(st.integers(1, 70), st.integers(1, 3))  # outputs, units of inputs
+forms = pytest.mark.parametrize("name", FORMS)
 
 
-@pytest.mark.parametrize("quantization", packed_weights.LOSSLESS_GGUF_FORMATS)
-@settings(max_examples=20, deadline=None)
-@given(sizes, st.integers(0, 1000))
-def test_gguf_weights_are_packed_exactly(quantization, size, seed):
-    rows, blocks = size
-    shape = (rows, 32 * blocks)
-    raw = stored(quantization, rows, blocks, seed)
-    weight = packed_weights.from_gguf(raw, quantization, shape)
-    expected = dequantize(torch.from_numpy(raw), quantization, shape).numpy()
-    assert np.array_equal(weight.dequantize(), expected)
-    packed = packed_weights.pack(weight)
-    assert np.array_equal(unpacked(packed), expected)
-    assert packed.bits == (4 if quantization.startswith("Q4") else 8)
+@forms
+@settings(max_examples=10, deadline=None)
+@given(sizes, st.sampled_from([1e-4, 0.01, 100.0]), st.integers(0, 1000))
+def test_gguf_weights_are_packed_exactly(name, size, magnitude, seed):
+    outputs, units = size
+    weight = random_weight(name, outputs, units * FORMS[name].unit_inputs, seed, magnitude)
+    packed = packed_weights.pack(packed_weights.from_gguf(weight.rows, name, (outputs, weight.inputs)))
+    assert (packed.outputs, packed.inputs) == (outputs, weight.inputs)
+    assert np.array_equal(unpacked(packed), dequantized_weight(weight))
 
 
-@settings(max_examples=20, deadline=None)
-@given(sizes, st.sampled_from([4, 8]), st.integers(0, 1000), st.data())
-def test_select_outputs(size, bits, seed, data):
-    rows, blocks = size
-    weight = np.random.default_rng(seed).normal(size=(rows, 32 * blocks)).astype(np.float32)
-    packed = packed_weights.pack(packed_weights.quantize(weight, bits))
-    ids = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=80)))
+@forms
+def test_a_form_takes_about_as_many_bytes_as_the_file(name):
+    """6-bit scales are unpacked to bytes: at most a third of a bit for each weight."""
+    form = FORMS[name]
+    stored = packed_weights.GGUF_BLOCK_BYTES[name]
+    assert stored == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]][1]
+    assert GGUF_BLOCK_SHAPES.get(name, (form.unit_inputs, stored)) == (form.unit_inputs, stored)
+    assert 0 <= 8 * (form.output_bytes - stored) / form.unit_inputs < 0.3
+    assert name in gguf_blocks.UNPACK and form.unit_bytes % 2 == 0
+
+
+@forms
+@settings(max_examples=10, deadline=None)
+@given(sizes, st.integers(0, 1000), st.data())
+def test_select_outputs(name, size, seed, data):
+    outputs, units = size
+    packed = packed_weights.pack(random_weight(name, outputs, units * FORMS[name].unit_inputs, seed))
+    ids = np.array(data.draw(st.lists(st.integers(0, outputs - 1), min_size=1, max_size=80)))
     assert np.array_equal(unpacked(packed_weights.select_outputs(packed, ids)), unpacked(packed)[ids])
 
 
 @settings(max_examples=20, deadline=None)
 @given(sizes, st.sampled_from([4, 8]), st.floats(1e-3, 1e3), st.integers(0, 1000))
 def test_quantize_rounds_within_half_a_step(size, bits, magnitude, seed):
-    rows, blocks = size
-    weight = (np.random.default_rng(seed).normal(size=(rows, blocks, 32)) * magnitude).astype(np.float32)
+    outputs, blocks = size
+    weight = (np.random.default_rng(seed).normal(size=(outputs, blocks, 32)) * magnitude).astype(np.float32)
     weight[0, 0] = 0.0
-    dequantized = packed_weights.quantize(weight.reshape(rows, -1), bits).dequantize().reshape(weight.shape)
+    rounded = unpacked(packed_weights.pack(packed_weights.quantize(weight.reshape(outputs, -1), bits)))
     steps = (weight.max(-1) - weight.min(-1)) / 15 if bits == 4 else np.abs(weight).max(-1) / 127
     # float16 holds the scale and the minimum to 11 bits
     slack = 2**-10 * (2**bits * steps + np.abs(weight).max(-1)) + 1e-6 * magnitude
-    assert (np.abs(dequantized - weight) <= (0.51 * steps + slack)[..., None]).all()
-    assert not dequantized[0, 0].any()
+    assert (np.abs(rounded.reshape(weight.shape) - weight) <= (0.51 * steps + slack)[..., None]).all()
+    assert not rounded[0, :32].any()
 
 
-def test_interleave_tiles_alternates_32_outputs():
-    first = np.repeat(np.arange(64, dtype=np.float32)[:, None], 32, axis=1)
-    second = 100 + first
-    mixed = packed_weights.interleave_tiles(
-        packed_weights.quantize(first, 8), packed_weights.quantize(second, 8)
-    ).dequantize()[:, 0]
-    order = [*range(32), *range(100, 132), *range(32, 64), *range(132, 164)]
-    np.testing.assert_allclose(mixed, np.array(order), atol=1.0, rtol=0.01)
+def test_weights_of_several_forms_are_packed_side_by_side():
+    """Neighbours of one form become one weight; others follow as weights of their own."""
+    parts = [random_weight(name, 64, 256, i) for i, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]
+    merged = packed_weights.pack_concatenated(parts)
+    assert [(weight.form.name, weight.outputs) for weight in merged] == [("Q4_K", 128), ("Q6_K", 64)]
+    assert np.array_equal(
+        np.concatenate([unpacked(weight) for weight in merged]),
+        np.concatenate([dequantized_weight(part) for part in parts]),
+    )
+
+
+def test_tiles_of_a_pair_alternate():
+    parts = [random_weight(name, 96, 256, i) for i, name in enumerate(("Q5_K", "Q8_0"))]
+    pair = packed_weights.pack_pair(*parts)
+    for part, weight, place in zip(parts, (pair.first, pair.second), (0, pair.first.tile_bytes), strict=True):
+        assert np.shares_memory(weight.data, pair.data) and weight.address == pair.data.ctypes.data + place
+        tiles = [packed_weights.PackedWeight(np.ascontiguousarray(tile)[None], weight.form, 32) for tile in weight.data]
+        assert np.array_equal(np.concatenate([unpacked(tile) for tile in tiles]), dequantized_weight(part))
+    assert pair.stride == pair.first.tile_bytes + pair.second.tile_bytes
+
+
+def test_many_tiles_are_packed_by_threads(monkeypatch):
+    weight = random_weight("Q4_K", 8 * TILE_OUTPUTS + 5, 256, 0)
+    monkeypatch.setattr(packed_weights, "CHUNK_WEIGHTS", 1)
+    assert np.array_equal(unpacked(packed_weights.pack(weight)), dequantized_weight(weight))
 
 
 def test_weights_that_do_not_fit_are_refused():
-    raw = stored("Q8_0", 2, 1, 0)
-    assert packed_weights.from_gguf(np.zeros((2, GGUF_BLOCK_SHAPES["Q6_K"][1]), np.uint8), "Q6_K", (2, 256)) is None
-    raw[:, :2] = np.array([255, 123], np.uint8)  # a scale of 65504: 128 times it exceeds float16
-    assert packed_weights.from_gguf(raw, "Q8_0", (2, 32)) is None
+    assert packed_weights.from_gguf(np.zeros((2, 512), np.uint8), "F16", (2, 256)) is None
+    assert packed_weights.from_gguf(random_blocks("Q8_0", 2, 32, 0), "Q8_0", (2, 1, 32)) is None
     with pytest.raises(ValueError, match="multiple of 32"):
         packed_weights.quantize(np.zeros((2, 40), np.float32), 8)

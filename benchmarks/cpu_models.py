@@ -1,0 +1,229 @@
+"""Measures the packed CPU decoder on models of several sizes and forms, beside llama.cpp where that is installed.
+
+    python benchmarks/cpu_models.py [--rows 1b:Q4_K_M,1b:Q4_0,8b:Q4_K_M] [--files a.gguf,b.gguf] [--llama PYTHON]
+                                    [--repeat 3] [--folder DIR]
+
+A row is a shape of Llama's (270m, 1b, 3b, 8b) and a form: a GGUF type for all matrices, or Q4_K_M, which mixes Q4_K and
+Q6_K as llama.cpp does. The file is made in `--folder` with random weights and the embedded model's tokenizer. Printed
+are tokens a second of one stream, of a prompt of 512 and of 16 streams, the seconds to load, and the share of the
+reading limit that one stream reaches: the bytes of the weights a token needs over the rate that this machine reads,
+measured in the same run. `--llama`: a Python with llama-cpp-python. Run it with nothing else on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from threading import Thread
+
+import gguf
+import numpy as np
+
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
+from plait.runtime.config import engine_config
+from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.model_files.locate import locate_model
+
+SHAPES = {  # hidden size, layers, MLP size, heads, KV heads, head size
+    "270m": (640, 18, 2048, 4, 1, 256),
+    "1b": (2048, 16, 8192, 32, 8, 64),
+    "3b": (3072, 28, 8192, 24, 8, 128),
+    "8b": (4096, 32, 14336, 32, 8, 128),
+}
+# Where a block of a type has its float16 scales and minima; all other bytes are random.
+FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
+FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+PROMPT, STREAMS = 512, 16
+LLAMA_CPP = """
+import sys, time
+from llama_cpp import Llama
+t = time.time()
+threads = int(sys.argv[2])
+model = Llama(sys.argv[1], n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False, n_batch=512)
+load = time.time() - t
+t = time.time()
+model.eval([100 + i % 900 for i in range(512)])
+prompt, steps = time.time() - t, []
+for _ in range(24):
+    t = time.time()
+    model.eval([100])
+    steps.append(time.time() - t)
+print(1 / sorted(steps)[12], 512 / prompt, load)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", default="1b:Q4_K_M,1b:Q4_0,1b:Q8_0")
+    parser.add_argument("--files", default="", help="other GGUF files to measure")
+    parser.add_argument("--llama", help="a Python with llama-cpp-python")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
+    files += [Path(file) for file in filter(None, options.files.split(","))]
+    print("| model | engine | one stream | prompt of 512 | 16 streams | load | of the reading limit |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for path in files:
+        rounds = [measure_plait(path) for _ in range(options.repeat)]
+        print_row(path.stem, "plait", [statistics.median(column) for column in zip(*rounds, strict=True)])
+        if options.llama:
+            print_row(path.stem, "llama.cpp", measure_llama(options.llama, path))
+
+
+def print_row(model: str, engine: str, figures: list[float]) -> None:
+    one, prompt, many, load, share = (*figures, *[0.0] * (5 - len(figures)))
+    more = f"{many:.1f} | {load:.1f} s | {share:.0%}" if engine == "plait" else f"- | {load:.1f} s | -"
+    print(f"| {model} | {engine} | {one:.1f} tok/s | {prompt:.0f} tok/s | {more} |", flush=True)
+
+
+def measure_llama(python: str, path: Path) -> list[float]:
+    """Returns [tokens a second of one stream, of the prompt, 0, seconds to load] of llama.cpp."""
+    command = [python, "-c", LLAMA_CPP, str(path), str(len(os.sched_getaffinity(0)))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        print(f"llama.cpp ended with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
+        return [0.0] * 4
+    one, prompt, load = map(float, done.stdout.split()[-3:])
+    return [one, prompt, 0.0, load]
+
+
+def measure_plait(path: Path) -> list[float]:
+    """Returns the row's figures of plait."""
+    start = time.perf_counter()
+    runner, _, _ = make_runner(engine_config(max_pages=STREAMS * PROMPT), path)
+    load = time.perf_counter() - start
+    if not isinstance(runner, PackedCpuRunner):
+        raise SystemExit(f"{path} is not packed on this machine; `plait check --model {path}` says why")
+    prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3)
+    one = step_seconds(runner, 1, 1, 200, 25)
+    many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 9)
+    limit = weight_bytes(runner) / read_bytes_per_second()
+    return [1 / one, prompt, many, load, limit / one]
+
+
+def step_seconds(runner: PackedCpuRunner, rows: int, new: int, length: int, steps: int) -> float:
+    """Returns the median time of a step of `rows` requests with `new` new tokens of `length` each."""
+    batch = Batch(1 << 20)
+    for i in range(rows):
+        seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
+        seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
+        batch.add(Request(None, seq, 0, length - 1), length - new, new)
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        runner.argmax_tokens(runner.forward(batch))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def weight_bytes(runner: PackedCpuRunner) -> int:
+    """Returns the bytes of the packed weights that a token needs."""
+    weights = runner.model.weights
+    layers = (
+        part.data.nbytes for layer in weights.layers for part in (*layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
+    return sum(layers) + weights.head.data.nbytes
+
+
+def read_bytes_per_second() -> float:
+    """Returns the rate at which all processors read memory together, the best of five."""
+    arrays = [np.ones(1 << 26, np.uint64) for _ in os.sched_getaffinity(0)]
+    best = 0.0
+    for _ in range(5):
+        threads = [Thread(target=array.max) for array in arrays]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, sum(array.nbytes for array in arrays) / (time.perf_counter() - start))
+    return best
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def make_file(folder: Path, shape: str, form: str) -> Path:
+    """Writes a model of random weights, unless the folder has it already."""
+    path = folder / f"{shape}-{form}.gguf"
+    if path.exists():
+        return path
+    hidden, layers, mlp, heads, kv_heads, head_dim = SHAPES[shape]
+    temporary = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(temporary, "llama")
+    vocabulary = copy_tokenizer(writer)
+    writer.add_block_count(layers)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(mlp)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(500_000.0)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(vocabulary)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    add_matrix(writer, "token_embd", vocabulary, hidden, "Q6_K" if form == "Q4_K_M" else form)
+    writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    for i in range(layers):
+        # llama.cpp's Q4_K_M stores some layers' values and down projections in more bits.
+        more = i < layers // 8 or i >= 7 * layers // 8 or (i - layers // 8) % 3 == 2
+        base, better = ("Q4_K", "Q6_K" if more else "Q4_K") if form == "Q4_K_M" else (form, form)
+        for name, rows, columns, kind in (
+            ("attn_q", heads * head_dim, hidden, base),
+            ("attn_k", kv_heads * head_dim, hidden, base),
+            ("attn_v", kv_heads * head_dim, hidden, better),
+            ("attn_output", hidden, heads * head_dim, base),
+            ("ffn_gate", mlp, hidden, base),
+            ("ffn_up", mlp, hidden, base),
+            ("ffn_down", hidden, mlp, better),
+        ):
+            add_matrix(writer, f"blk.{i}.{name}", rows, columns, kind)
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(hidden, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return temporary.rename(path)
+
+
+def copy_tokenizer(writer: gguf.GGUFWriter) -> int:
+    """Copies the embedded model's tokenizer; returns the size of its vocabulary."""
+    reader = gguf.GGUFReader(locate_model(None))
+    for key, field in reader.fields.items():
+        if key.startswith("tokenizer."):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    return len(reader.fields["tokenizer.ggml.tokens"].contents())
+
+
+def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind: str) -> None:
+    """Adds a matrix of random blocks; a type whose blocks do not divide the columns is replaced as in llama.cpp."""
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if columns % values:
+        kind = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(kind, "Q8_0")
+        values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rng = np.random.default_rng(rows * columns)
+    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
+    scale = np.array([1e-3 / columns**0.5], np.float16).view(np.uint8)
+    for offset in FLOAT16_OFFSETS.get(kind, (0,)):
+        blocks[:, offset : offset + 2] = scale
+    writer.add_tensor(f"{name}.weight", blocks.reshape(rows, -1), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
+if __name__ == "__main__":
+    main()

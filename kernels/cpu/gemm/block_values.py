@@ -1,0 +1,194 @@
+"""Reads a block of a packed weight into vectors: qvalues as bytes, scales and minima as float32. Generates LLVM code.
+
+A `BlockPlace` is a block of 32 inputs of a tile. A vector covers `lanes` outputs (8 or 16); `part` is its index in
+the tile. All functions append to the builder `b`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from plait.kernels.cpu import isa
+from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.gemm.forms import (
+    BYTE_SCALES,
+    FLOAT_SCALES,
+    GROUP_INPUTS,
+    HALF_TILE,
+    LINE,
+    NIBBLE_PAIR_SCALES,
+    TILE_OUTPUTS,
+    Form,
+)
+
+
+class BlockPlace(NamedTuple):
+    """The address of a unit, that of a block's qvalues in it, and the block's index in the unit (None: it is 0)."""
+
+    unit: Any
+    qvalues: Any
+    block: Any
+
+
+def block_place(b: Any, form: Form, unit: Any, block: Any) -> BlockPlace:
+    """Returns the place of a unit's block `block` (int64)."""
+    if form.blocks == 1:
+        return BlockPlace(unit, unit, None)
+    return BlockPlace(unit, b.add(unit, b.mul(block, v.I64(2 * form.half_bytes))), block)
+
+
+def tile_block_place(b: Any, form: Form, tile: Any, block: Any) -> BlockPlace:
+    """Returns the place of a tile's block `block` (int64), counted through all units."""
+    if form.blocks == 1:
+        unit = b.add(tile, b.mul(block, v.I64(form.unit_bytes)))
+        return BlockPlace(unit, unit, None)
+    unit = b.add(tile, b.mul(b.lshr(block, v.I64(3)), v.I64(form.unit_bytes)))
+    return block_place(b, form, unit, b.and_(block, v.I64(form.blocks - 1)))
+
+
+class BlockQvalues:
+    """The integers of a block for a vector of outputs, 4 inputs at a time; each line is loaded once."""
+
+    def __init__(self, b: Any, form: Form, place: BlockPlace, part: int, lanes: int) -> None:
+        self._b, self._form, self._lanes = b, form, lanes
+        half, within = divmod(part * lanes, HALF_TILE)
+        self._address, self._offset = place.qvalues, half * form.half_bytes + GROUP_INPUTS * within
+        self._lines: dict[int, Any] = {}
+        self.kind = v.vector(v.I8, GROUP_INPUTS * lanes)
+
+    def group(self, group: int) -> Any:
+        """Inputs [4 * group, 4 * group + 4) of each output, as unsigned bytes."""
+        b, form = self._b, self._form
+        first_line, shift, result = 0, 0, None
+        for width in form.widths:
+            line, field = divmod(group, 8 // width)
+            part = self._field(first_line + line, width, field, shift)
+            result = part if result is None else b.or_(result, part)
+            first_line, shift = first_line + width, shift + width
+        return result if not form.table else self._look_up(result)
+
+    def _field(self, line: int, width: int, field: int, shift: int) -> Any:
+        """A field of a line's bytes, shifted to the left by `shift`."""
+        b, packed = self._b, self._line(line)
+        if width == 8:
+            return packed
+        right = width * field - shift
+        pairs = v.vector(v.I16, 2 * self._lanes)
+        if right:
+            wide = b.bitcast(packed, pairs)
+            by = v.constant(pairs, abs(right))
+            packed = b.bitcast(b.lshr(wide, by) if right > 0 else b.shl(wide, by), self.kind)
+        return b.and_(packed, v.constant(self.kind, (2**width - 1) << shift))
+
+    def _line(self, line: int) -> Any:
+        if line not in self._lines:
+            self._lines[line] = v.load(self._b, self._address, self.kind, self._offset + LINE * line)
+        return self._lines[line]
+
+    def _look_up(self, indices: Any) -> Any:
+        table = ir.Constant(self.kind, [*self._form.table] * (GROUP_INPUTS * self._lanes // 16))
+        # 64 bytes need AVX-512 BW; with AVX-512 only for numbers of 32 bits, two of 32 bytes
+        if self.kind.count == 64 and isa.has_features("avx512bw"):
+            return v.call_intrinsic(self._b, "llvm.x86.avx512.pshuf.b.512", self.kind, [table, indices])
+        if self.kind.count == 64:
+            return _in_halves(self._b, self._look_up_32, indices)
+        return self._look_up_32(indices)
+
+    def _look_up_32(self, indices: Any) -> Any:
+        table = ir.Constant(indices.type, [*self._form.table] * 2)
+        return v.call_intrinsic(self._b, "llvm.x86.avx2.pshuf.b", indices.type, [table, indices])
+
+
+def _in_halves(b: Any, function: Any, x: Any) -> Any:
+    """Applies a function to both halves of a vector."""
+    count, empty = x.type.count, ir.Constant(x.type, ir.Undefined)
+    kind = ir.VectorType(v.I32, count // 2)
+    halves = [
+        function(b.shuffle_vector(x, empty, ir.Constant(kind, [*range(begin, begin + count // 2)])))
+        for begin in (0, count // 2)
+    ]
+    return b.shuffle_vector(*halves, ir.Constant(ir.VectorType(v.I32, count), [*range(count)]))
+
+
+class UnitScales(NamedTuple):
+    """The float32 scale and minimum of a unit for a vector of outputs; None: no minimum is stored."""
+
+    scale: Any
+    minimum: Any
+
+
+def unit_scales(b: Any, form: Form, unit: Any, part: int, lanes: int) -> UnitScales:
+    """Loads a unit's own scale and minimum."""
+    offset = form.unit_scale_offset + 2 * lanes * part
+    if form.is_bfloat16:
+        bits = b.zext(v.load(b, unit, v.vector(v.I16, lanes), offset), v.vector(v.I32, lanes))
+        shifted = b.shl(bits, v.constant(bits.type, 16))
+        return UnitScales(b.bitcast(shifted, v.vector(v.F32, lanes)), None)
+    scale = v.load_f16_as_f32(b, unit, offset, lanes)
+    return UnitScales(scale, v.load_f16_as_f32(b, unit, offset + 2 * TILE_OUTPUTS, lanes) if form.has_minima else None)
+
+
+def block_scales(
+    b: Any, form: Form, place: BlockPlace, scales: UnitScales, part: int, lanes: int
+) -> list[tuple[Any, Any]]:
+    """Returns the float32 scale and minimum of each 32 inputs of a block, or of its first and last 16. They are exact.
+
+    The minimum of a form with an offset is that of the integer 0.
+    """
+    floats = v.vector(v.F32, lanes)
+    if form.scaling == FLOAT_SCALES:
+        pairs = [(scales.scale, scales.minimum)]
+    elif form.scaling == BYTE_SCALES:
+        numbers = [_bytes(b, form, place, part, lanes, offset) for offset in _small_offsets(form)]
+        factors = [b.sitofp(number, floats) for number in numbers]
+        pairs = [(b.fmul(factors[0], scales.scale), _negated(b, factors[1:], scales))]
+    else:
+        words = pair_words(b, form, place, part, lanes)
+        pairs = []
+        for half in range(2):
+            factors = [b.sitofp(_word(b, word, half, lanes), floats) for word in words]
+            pairs.append((b.fmul(factors[0], scales.scale), _negated(b, factors[1:], scales)))
+    offset = v.constant(floats, -form.offset)
+    return [(scale, b.fmul(scale, offset) if minimum is None else minimum) for scale, minimum in pairs]
+
+
+def _small_offsets(form: Form) -> list[int]:
+    """Where the bytes of the scales begin, and of the minima that are stored apart."""
+    return [form.scales_offset, form.minima_offset][: 2 if form.minima_bytes else 1]
+
+
+def _bytes(b: Any, form: Form, place: BlockPlace, part: int, lanes: int, offset: int) -> Any:
+    """A block's scales or minima, one byte for each output, as int32."""
+    address = b.add(place.unit, b.mul(place.block, v.I64(TILE_OUTPUTS)))
+    narrow = v.load(b, address, v.vector(v.I8, lanes), offset + lanes * part)
+    return (b.sext if form.signed_scales else b.zext)(narrow, v.vector(v.I32, lanes))
+
+
+def pair_words(b: Any, form: Form, place: BlockPlace, part: int, lanes: int) -> list[Any]:
+    """A block's scales for its first and last 16 inputs, as pairs of int16; the minima follow where they are stored."""
+    address = b.add(place.unit, b.mul(place.block, v.I64(2 * TILE_OUTPUTS)))
+    narrow = v.load(b, address, v.vector(v.I8, 2 * lanes), form.scales_offset + 2 * lanes * part)
+    wide = v.vector(v.I16, 2 * lanes)
+    words = (b.sext if form.signed_scales else b.zext)(narrow, wide)
+    if form.scaling != NIBBLE_PAIR_SCALES:
+        return [words]
+    return [b.and_(words, v.constant(wide, 15)), b.lshr(words, v.constant(wide, 4))]
+
+
+def _word(b: Any, words: Any, half: int, lanes: int) -> Any:
+    """The first or the second int16 of each pair, as int32."""
+    ints = v.vector(v.I32, lanes)
+    wide, by = b.bitcast(words, ints), v.constant(ints, 16)
+    return b.ashr(wide if half else b.shl(wide, by), by)
+
+
+def pair_scales(b: Any, words: Any, lanes: int) -> list[Any]:
+    """The scales of the first and of the last 16 inputs, as int32."""
+    return [_word(b, words, half, lanes) for half in range(2)]
+
+
+def _negated(b: Any, factors: list[Any], scales: UnitScales) -> Any:
+    """GGUF's K forms subtract their minima; None without minima."""
+    return b.fneg(b.fmul(factors[0], scales.minimum)) if factors else None

@@ -1,0 +1,139 @@
+"""Reads GGUF's blocks into integers and scales, without rounding.
+
+Layouts: https://github.com/ggml-org/ggml, ggml-common.h. `Blocks` are uint8 [N, bytes of a block], N blocks of 32
+inputs or of a superblock of 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.uint16]
+
+
+class Unpacked(NamedTuple):
+    """The contents of N blocks: `qvalues` [N, inputs]; `scales` and `minima` as `forms` stores them, [N, bytes].
+
+    `scale` and `minimum` are the bits of the block's float16, [N].
+    """
+
+    qvalues: Bytes
+    scale: Halves
+    minimum: Halves | None = None
+    scales: Bytes | None = None
+    minima: Bytes | None = None
+
+
+def _half(blocks: Bytes, offset: int) -> Halves:
+    """The 16 bits at a byte offset of each block."""
+    halves: Halves = np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<u2")[:, 0]
+    return halves
+
+
+def _fields(packed: Bytes, width: int, group: int) -> Bytes:
+    """Unpacks fields of `width` bits: of each `group` bytes, the lowest field of every byte, then the next fields."""
+    grouped = packed.reshape(len(packed), -1, 1, group)
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    fields: Bytes = (grouped >> shifts) & np.uint8(2**width - 1)
+    return fields.reshape(len(packed), -1)
+
+
+def _shifted(x: Bytes, by: int) -> Bytes:
+    return x << np.uint8(by)
+
+
+def _signed(scales: Bytes, offset: int) -> Bytes:
+    """Subtracts an offset; the result's bytes are signed."""
+    return scales - np.uint8(offset)
+
+
+def _q4_0(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fields(blocks[:, 2:], 4, 16), _half(blocks, 0))
+
+
+def _q4_1(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fields(blocks[:, 4:], 4, 16), _half(blocks, 0), _half(blocks, 2))
+
+
+def _five_bits(high: Bytes, low: Bytes) -> Bytes:
+    """Joins the nibbles `low` [N, 16] and the fifth bits `high` [N, 4] of 32 integers."""
+    return _fields(low, 4, 16) | _shifted(np.unpackbits(high, axis=-1, bitorder="little"), 4)
+
+
+def _q5_0(blocks: Bytes) -> Unpacked:
+    return Unpacked(_five_bits(blocks[:, 2:6], blocks[:, 6:]), _half(blocks, 0))
+
+
+def _q5_1(blocks: Bytes) -> Unpacked:
+    return Unpacked(_five_bits(blocks[:, 4:8], blocks[:, 8:]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Bytes) -> Unpacked:
+    return Unpacked(blocks[:, 2:] ^ np.uint8(128), _half(blocks, 0))  # signed to unsigned, 128 added
+
+
+def _q2_k(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fields(blocks[:, 16:80], 2, 32), _half(blocks, 80), _half(blocks, 82), blocks[:, :16])
+
+
+def _q3_k(blocks: Bytes) -> Unpacked:
+    qvalues = _fields(blocks[:, 32:96], 2, 32) | _shifted(_fields(blocks[:, :32], 1, 32), 2)
+    scales = _fields(blocks[:, 96:104], 4, 8) | _shifted(_fields(blocks[:, 104:108], 2, 4), 4)
+    return Unpacked(qvalues, _half(blocks, 108), scales=_signed(scales, 32))
+
+
+def _scales_and_minima(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """Q4_K and Q5_K: eight scales and eight minima of 6 bits in the 12 bytes from 4 on."""
+    first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (mixed & 15) | ((first >> 2) & 48)], axis=1)
+    minima = np.concatenate([second & 63, (mixed >> 4) | ((second >> 2) & 48)], axis=1)
+    return scales, minima
+
+
+def _q4_k(blocks: Bytes) -> Unpacked:
+    return Unpacked(_fields(blocks[:, 16:], 4, 32), _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
+
+
+def _q5_k(blocks: Bytes) -> Unpacked:
+    qvalues = _fields(blocks[:, 48:], 4, 32) | _shifted(_fields(blocks[:, 16:48], 1, 32), 4)
+    return Unpacked(qvalues, _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
+
+
+def _q6_k(blocks: Bytes) -> Unpacked:
+    qvalues = _fields(blocks[:, :128], 4, 64) | _shifted(_fields(blocks[:, 128:192], 2, 32), 4)
+    return Unpacked(qvalues, _half(blocks, 208), scales=blocks[:, 192:208])
+
+
+def _iq4_xs(blocks: Bytes) -> Unpacked:
+    scales = _fields(blocks[:, 4:8], 4, 1) | _shifted(_fields(blocks[:, 2:4], 2, 1), 4)
+    return Unpacked(_fields(blocks[:, 8:], 4, 16), _half(blocks, 0), scales=_signed(scales, 32))
+
+
+def _mxfp4(blocks: Bytes) -> Unpacked:
+    """The scale is 2^(e - 128), half of what the exponent stands for, because the table has doubled numbers."""
+    exponents = blocks[:, 0].astype(np.uint16)
+    normal = (exponents - (exponents > 0)) << 7  # bfloat16 of 2^(e - 128); below 2^-126 it is subnormal
+    scale = np.where(exponents > 1, normal, np.uint16(0x20) << exponents).astype(np.uint16)
+    return Unpacked(_fields(blocks[:, 1:], 4, 16), scale)
+
+
+UNPACK: dict[str, Callable[[Bytes], Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _q4_0,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

@@ -1,0 +1,140 @@
+"""Dequantizes packed weights: blocks of 16 outputs to bfloat16 panels for AMX, and single outputs to float32.
+
+scale * integer + minimum is rounded once, to the nearest bfloat16. Half a block of a panel is
+
+    16 pairs of inputs x 16 outputs x (even input, odd input) of bfloat16, 1,024 bytes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.gemm.block_values import (
+    BlockPlace,
+    BlockQvalues,
+    block_scales,
+    tile_block_place,
+    unit_scales,
+)
+from plait.kernels.cpu.gemm.forms import (
+    FORMS,
+    GROUP_INPUTS,
+    HALF_TILE,
+    LINE,
+    QUANT_BLOCK,
+    Form,
+)
+
+LANES = v.LANES  # outputs of a vector: half a tile
+HALF_BLOCK_BYTES = 2 * QUANT_BLOCK * LANES  # bytes of half a block of a panel
+BLOCK_GROUPS = QUANT_BLOCK // GROUP_INPUTS
+PREFETCH_BLOCKS = 8  # blocks of 4-bit weights that are prefetched ahead; of others as many bytes
+# An integer becomes a float32 by setting it at bit `position` of the mantissa of 2 ** (23 - position).
+POSITIONS = {4: (8, 12, 16), 8: (8,)}
+# For each of the 8 or 4 integers in 32 bits: the shift to the left (negative: right) and the position it then has.
+SHIFTS = {
+    4: ((12, 12), (0, 8), (0, 16), (-12, 12), (12, 16), (0, 12), (-12, 8), (-12, 16)),
+    8: ((8, 8), (0, 8), (-8, 8), (-16, 8)),
+}
+
+
+def _half_place(b: Any, form: Form, tile: Any, block: Any, half: Any) -> BlockPlace:
+    """The place of a block, moved so that the vector 0 of its outputs are those of the half."""
+    place = tile_block_place(b, form, tile, block)
+    return place._replace(qvalues=b.add(place.qvalues, b.mul(half, v.I64(form.half_bytes))))
+
+
+def generate_dequantize(b: Any, form: Form, tile: Any, block: Any, half: Any, out: Any) -> None:
+    """Dequantizes 32 inputs of 16 outputs of a tile, those of block `block` and half `half`, to half a panel's block.
+
+    Needs AVX-512. `tile` and `out` are addresses.
+    """
+    place = _half_place(b, form, tile, block, half)
+    factors = _factors_of_half(b, form, place, half)
+    ahead = PREFETCH_BLOCKS * FORMS["Q4_1"].unit_bytes
+    for line in range(form.bits):
+        v.prefetch(b, place.qvalues, ahead + LINE * line)
+    if form.widths == (4,) and not form.table:
+        words = [v.load(b, place.qvalues, v.I32X16, LINE * line) for line in range(4)]
+        bits = 4
+    else:
+        qvalues = BlockQvalues(b, form, place, 0, LANES)
+        words = [b.bitcast(qvalues.group(group), v.I32X16) for group in range(BLOCK_GROUPS)]
+        bits = 8
+    per_word = 32 // bits
+    # The minimum, less the power of two that each integer is set into.
+    powers = [
+        {at: v.fma(b, v.constant(v.F32X16, -(2.0 ** (23 - at))), scale, minimum) for at in POSITIONS[bits]}
+        for scale, minimum in factors
+    ]
+    for index, word in enumerate(words):
+        part = index * per_word * len(factors) // QUANT_BLOCK
+        floats = [
+            v.fma(b, _float_of(b, bits, word, i), factors[part][0], powers[part][SHIFTS[bits][i][1]])
+            for i in range(per_word)
+        ]
+        for i in range(0, per_word, 2):
+            v.store(b, _bf16_pairs(b, floats[i], floats[i + 1]), out, LINE * ((index * per_word + i) // 2))
+
+
+def generate_dequantize_pair(
+    b: Any, form: Form, tile: Any, half: Any, other_tile: Any, other_half: Any, block: Any, count: Any, out: Any
+) -> None:
+    """Dequantizes `count` blocks from `block` on, at least one, to blocks of a panel: both halves, of the same form."""
+    loop = v.Loop(b, count)
+    index, target = b.add(block, loop.i), b.add(out, b.mul(loop.i, v.I64(2 * HALF_BLOCK_BYTES)))
+    generate_dequantize(b, form, tile, index, half, target)
+    generate_dequantize(b, form, other_tile, index, other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
+    loop.end()
+
+
+def _factors_of_half(b: Any, form: Form, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
+    """The scales and minima of 16 outputs of a block (`block_scales`); `half` is known only when the code runs."""
+    halves = b.add(place.unit, b.mul(half, v.I64(2 * HALF_TILE)))
+    scales = unit_scales(b, form, halves, 0, LANES)
+    small = b.add(place.unit, b.mul(half, v.I64(HALF_TILE * form.scale_bytes)))
+    return block_scales(b, form, place._replace(unit=small), scales, 0, LANES)
+
+
+def _float_of(b: Any, bits: int, packed: Any, index: int) -> Any:
+    """Returns integer `index` of each 32 bits as float32, plus a power of two."""
+    shift, position = SHIFTS[bits][index]
+    if shift:
+        by = v.constant(v.I32X16, abs(shift))
+        packed = b.shl(packed, by) if shift > 0 else b.lshr(packed, by)
+    masked = b.and_(packed, v.constant(v.I32X16, (2**bits - 1) << position))
+    return b.bitcast(b.or_(masked, v.constant(v.I32X16, (127 + 23 - position) << 23)), v.F32X16)
+
+
+def _bf16_pairs(b: Any, even: Any, odd: Any) -> Any:
+    """Returns two float32 vectors as one of pairs of bfloat16, rounded to nearest."""
+    half = v.constant(v.I32X16, 0x8000)
+    low, high = (b.add(b.bitcast(x, v.I32X16), half) for x in (even, odd))
+    upper = v.constant(v.I32X16, 0xFFFF0000)
+    values = [b.lshr(low, v.constant(v.I32X16, 16)), high, upper, v.I32(0xF8)]  # x | y & z
+    return v.call_intrinsic(b, "llvm.x86.avx512.pternlog.d.512", v.I32X16, values)
+
+
+def generate_output(b: Any, form: Form, tile: Any, lane: Any, blocks: Any, out: Any) -> None:
+    """Writes output `lane` of a tile to float32 [32 * blocks] at `out`, exactly as GGUF defines the numbers.
+
+    All 16 outputs beside it are computed too; this is for a few rows of an embedding.
+    """
+    half, index = b.lshr(lane, v.I64(4)), b.trunc(b.and_(lane, v.I64(LANES - 1)), v.I32)
+    loop = v.Loop(b, blocks)
+    place = _half_place(b, form, tile, loop.i, half)
+    factors = _factors_of_half(b, form, place, half)
+    qvalues = BlockQvalues(b, form, place, 0, LANES)
+    target = b.add(out, b.mul(loop.i, v.I64(4 * QUANT_BLOCK)))
+    for group in range(BLOCK_GROUPS):
+        word = b.extract_element(b.bitcast(qvalues.group(group), v.I32X16), index)
+        scale, minimum = (b.extract_element(x, index) for x in factors[group * len(factors) // BLOCK_GROUPS])
+        for i in range(GROUP_INPUTS):
+            integer = b.and_(b.lshr(word, v.I32(8 * i)), v.I32(255))
+            number = b.sitofp(b.sub(integer, v.I32(form.offset)), v.F32)
+            value = b.fmul(number, scale)
+            if form.has_minima:
+                value = b.fadd(value, minimum)
+            v.store(b, value, target, 4 * (group * GROUP_INPUTS + i))
+    loop.end()

@@ -1,0 +1,38 @@
+"""Random weights in the blocks of every GGUF type that has a packed form."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+
+from plait.kernels.cpu.gemm import packed_weights
+from plait.kernels.cpu.gemm.forms import FORMS
+from plait.kernels.cpu.gemm.packed_weights import StoredWeight
+
+# Where a block has its float16 scale and minimum; the bytes around them may be anything.
+FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
+FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+
+
+def random_blocks(name: str, outputs: int, inputs: int, seed: int, magnitude: float = 0.01) -> np.ndarray:
+    """Random bytes of a weight [outputs, inputs]: every qvalue and every small scale; float16 of `magnitude`."""
+    rng, form = np.random.default_rng(seed), FORMS[name]
+    size = packed_weights.GGUF_BLOCK_BYTES[name]
+    blocks = rng.integers(0, 256, (outputs * inputs // form.unit_inputs, size), dtype=np.uint8)
+    for offset in FLOAT16_OFFSETS.get(name, (0,)):
+        halves = (rng.normal(size=len(blocks)) * magnitude).astype(np.float16)
+        blocks[:, offset : offset + 2] = halves[:, None].view(np.uint8)
+    if name == "MXFP4":
+        exponents = np.clip(128 + np.log2(magnitude) + rng.integers(-3, 4, len(blocks)), 0, 254)
+        blocks[:, 0] = exponents.astype(np.uint8)
+    return blocks.reshape(outputs, -1)
+
+
+def random_weight(name: str, outputs: int, inputs: int, seed: int, magnitude: float = 0.01) -> StoredWeight:
+    """A random weight [outputs, inputs]; `inputs` must be a multiple of the form's `unit_inputs`."""
+    return StoredWeight(random_blocks(name, outputs, inputs, seed, magnitude), FORMS[name])
+
+
+def dequantized_weight(weight: StoredWeight) -> np.ndarray:
+    """The weight [O, C] in float32, as the gguf package dequantizes it."""
+    return gguf.quants.dequantize(weight.rows, gguf.GGMLQuantizationType[weight.form.name])
