@@ -19,13 +19,14 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from plait.kernels.cpu import isa, threads
+from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.gemm.forms import FORMS, Form
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
 from plait.kernels.cpu.gemm.panel_kernel import generate_dequantize, generate_dequantize_pair, generate_output
+from plait.kernels.cpu.parallel import thread_pool
 
 CHECKSUM_BYTES = 4
 
@@ -122,7 +123,7 @@ def _begin(module: ir.Module, name: str, count: int) -> tuple[ir.IRBuilder, list
 
 def _cache_path(name: str) -> Path | None:
     """Returns the file of a form's code, beside the other kernels; None without a cache."""
-    folder = threads.launch.stats.cache_path
+    folder = thread_pool.launch.stats.cache_path
     key = (SOURCE_HASH, llvmlite.__version__, *isa.compile_target())
     return None if folder is None else Path(folder) / f"form-{name}-{zlib.crc32(repr(key).encode()):08x}.o"
 
