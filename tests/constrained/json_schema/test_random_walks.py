@@ -34,10 +34,6 @@ NAMED_SCHEMAS = {**REAL, **PYDANTIC}
 REFUSED_POINTERS = {
     "tools/calendar": "/properties/attendees/uniqueItems",
     "openapi/pet_nullable": "/properties/owner/nullable",
-    "openapi/upload": "/properties/file/format",
-    "openapi/password": "/properties/password/format",
-    "openapi/float_formats": "/properties/ratio/format",
-    "openapi/pet": "/properties/tags/items/properties/id/format",
     "kubernetes/compose": "/definitions/s/properties/ports/uniqueItems",
     "packages/tsconfig": "/properties/compilerOptions/properties/lib/uniqueItems",
     "zod/record_checked": "/propertyNames",
@@ -52,7 +48,6 @@ REFUSED_POINTERS = {
     "others/remote": "/$ref",
     "others/typo": "/properties/name/minlength",
     "pydantic/Containers": "/properties/names/uniqueItems",
-    "pydantic/Bytes": "/properties/blob/format",
 }
 REFUSED_IF_LENIENT = {"zod/not_empty", "others/remote"}  # no value is valid; the reference is remote
 

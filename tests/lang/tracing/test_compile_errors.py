@@ -98,7 +98,7 @@ def appends_a_number(s):
         (misspelt_variable, r"'anwser' \(did you mean 'answer'"),
         (bad_regex, r"gen\('x'\): the regex '\(\[' is not valid"),
         (bad_lark, r"gen\('x'\): the constraint cannot be used: .*missing"),
-        (bad_schema, r"gen\('x'\): the constraint cannot be used: .*nonsense"),
+        (bad_schema, r"gen\('x'\): the constraint cannot be used: the value of type"),
         (bad_schema_text, r"gen\('x'\): the json_schema cannot be used"),
         (min_tokens_above_max_tokens, r"min_tokens \(900\) is above max_tokens"),
         (unused_fork, "the 2 branches of this fork are never used"),
