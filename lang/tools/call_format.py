@@ -148,15 +148,16 @@ def _call_constraint(
     tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice, value: JsonSchema | None = None
 ) -> Spec:
     schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
-    annotations = not any(tool.strict for tool in tools)
+    is_strict = any(tool.strict for tool in tools)
+    rules: dict[str, Any] = {"annotations": not is_strict, "strict_formats": is_strict}
     try:
         if value is not None:
             triggers = [(syntax.begin, schema, syntax.end)]
-            return Structural(triggers, at_most=1, annotations=annotations, free_text=False, otherwise=value)
+            return Structural(triggers, at_most=1, free_text=False, otherwise=value, **rules)
         if choice == "auto":
             triggers = [(syntax.begin, schema, syntax.end + CALL_END_MARKER)]
-            return Structural(triggers, at_most=1, annotations=annotations)
-        return JsonSchema(schema, annotations=annotations)
+            return Structural(triggers, at_most=1, **rules)
+        return JsonSchema(schema, **rules)
     except GrammarError as error:
         raise InputError(f"the schema of the tools cannot be used as a constraint: {error}") from None
 

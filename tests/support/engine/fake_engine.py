@@ -178,7 +178,7 @@ class ReadyCompiler:
 
 def vocabulary() -> Vocabulary:
     token_bytes = (b"", *(letter.encode() for letter in LETTERS[: VOCAB - 1]))
-    return Vocabulary(token_bytes, (EOS,), lambda text: [1 + LETTERS.index(c) for c in text])
+    return Vocabulary(token_bytes, (EOS,), lambda text: [1 + LETTERS.index(c) for c in text if c in LETTERS])
 
 
 def spell(text: str) -> list[int]:

@@ -292,7 +292,7 @@ def flood_sockets(num_frames: int, seed: int) -> Counter:
         assert (status.sessions, status.clients, status.held_pages) == (0, 1, 0)
         counts["bad_frames"] = status.bad_frames
         client.close()
-        assert not engine_loop.error_log._counts
+        assert not engine_loop.error_log._counts, f"internal errors: {dict(engine_loop.error_log._counts)}"
     return counts
 
 

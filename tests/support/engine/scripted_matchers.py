@@ -40,11 +40,19 @@ class TextMatcher:
         if self.position == self.empty_at:
             _allow(words)
         else:
-            _allow(words, EOS if self.is_accepting else self.tokens[self.position])
+            _allow(words, *self.allowed_tokens())
+
+    def allowed_tokens(self):
+        return [*self.tokens, EOS][self.position : self.position + 1]
 
     def accept(self, token):
+        if token not in self.allowed_tokens():
+            return False
         self.position += 1
         return True
+
+    def rollback(self, count):
+        self.position -= count
 
     def forced_tokens(self):
         return []
@@ -60,8 +68,8 @@ class OptionalTextMatcher(TextMatcher):
     def is_accepting(self):
         return True
 
-    def fill_mask(self, words):
-        _allow(words, EOS, *self.tokens[self.position : self.position + 1])
+    def allowed_tokens(self):
+        return [EOS, *self.tokens[self.position : self.position + 1]]
 
 
 class ForcingMatcher(TextMatcher):
