@@ -39,10 +39,12 @@ def has_nested_repetition(pattern: str) -> bool:
     """Whether a repetition of varying length occurs within an unlimited one."""
 
     def search(tree: Any, is_inside: bool) -> bool:
-        for _, argument in tree:
+        for operation, argument in tree:
             inside = is_inside
             values = list(argument) if isinstance(argument, tuple | list) else [argument]
-            if len(values) == 3 and hasattr(values[2], "data"):  # minimum, maximum, what is repeated
+            if str(operation) == "POSSESSIVE_REPEAT":  # what it has matched is not matched in another way later
+                inside = False
+            elif len(values) == 3 and hasattr(values[2], "data"):  # minimum, maximum, what is repeated
                 minimum, maximum = int(values[0]), int(values[1])
                 if is_inside and maximum > 1 and maximum != minimum:
                     return True
@@ -76,6 +78,8 @@ def test_the_exceptions_are_in_use() -> None:
             for text in ("(a+)+", "(?:a*b?)*c", "((a|b+)x?)*", "(?=(a+)*)", "(a{2,9}b)+", "([0-9]+(m|s)?)+")
         ),
         *((text, False) for text in ("a+b+", "(ab?)+", "(a{3}b)*", "(a+){3}", "[a-z]+(?:x|y*)", "(?:a|b)*")),
+        *((text, False) for text in ("(a+)*+b", "(?:a++|b)*c")),
+        *((text, True) for text in ("((a+)+b)*+", "(?:a++b*)*c")),
     ],
 )
 def test_nested_repetitions_are_found(pattern: str, is_nested: bool) -> None:

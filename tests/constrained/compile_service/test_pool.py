@@ -411,7 +411,7 @@ def test_forced_text_beyond_the_limit_raises(small: Vocabulary) -> None:
         (Ebnf(f'root ::= "{long}"+ root?'), None),
     ):
         with pytest.raises(GrammarError, match=r"more than 16384") as caught:
-            compile_grammar(spec, small)
+            compile_grammar(spec, small, deadline_s=60.0)
         assert caught.value.where == where
     described = JsonSchema({"type": "integer", "description": long})
     assert isinstance(compile_grammar(described, small), Grammar)

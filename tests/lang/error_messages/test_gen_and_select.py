@@ -130,9 +130,9 @@ def a_lambda_as_a_tool(s):
     s += "p" + gen("x", tools=[lambda a: a])  # here
 
 
-@mistake("InputError", "function", "{'name': 'look_up'}")
+@mistake("InputError", "no 'title'", "known are: name, description")
 def a_tool_in_openais_form(s):
-    s += "p" + gen("x", tools=[{"name": "look_up"}])  # here
+    s += "p" + gen("x", tools=[{"title": "look_up"}])  # here
 
 
 @pytest.mark.parametrize(("function", "phrases", "kind"), MISTAKES)
