@@ -122,7 +122,7 @@ def test_a_thread_that_wakes_up_after_the_step_does_nothing() -> None:
     work.counters[:] = 0  # a thread that still took part would compute the items again
     pool.grow(2)
     gate = (ctypes.c_int64 * 1).from_address(pool.control + thread_pool.GATE)
-    wait_for(lambda: gate[0] == thread_pool.CLOSED + 1)
+    assert comes_true(lambda: gate[0] == thread_pool.CLOSED + 1)
     assert (work.values == [[0] * 4, [1] * 4, [2] * 4]).all()
 
 
@@ -132,7 +132,7 @@ def test_idle_threads_sleep() -> None:
     pool.grow(3)
     address = pool.control + thread_pool.STEP + SLEEPERS
     sleepers = (ctypes.c_int64 * 1).from_address(address)
-    wait_for(lambda: sleepers[0] == 2)
+    assert comes_true(lambda: sleepers[0] == 2)
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
@@ -153,8 +153,8 @@ def _run_in_child() -> None:
     os._exit(0 if len(started) == 2 else 1)
 
 
-def wait_for(condition) -> None:
+def comes_true(condition) -> bool:
     deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
+    while not (is_true := condition()) and time.monotonic() < deadline:
         time.sleep(0.005)
+    return is_true
