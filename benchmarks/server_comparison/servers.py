@@ -85,11 +85,12 @@ def read_servers(path: Path) -> list[Server]:
 
 
 def own_server(weights: str, options: str = "") -> Server:
-    """Returns `plait serve` of this Python with a weight format."""
+    """Returns `plait serve` of this Python with a weight format. It queues without a time limit, as the peers do."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port} --weights {weights} {options}"
+    serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port} --max-queue-time 0"
+    command = f"{serve} --weights {weights} {options}"
     return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
 
 
