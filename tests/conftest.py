@@ -8,6 +8,7 @@ set they take new ones, to search for faults.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+gc.disable()  # until the tests are collected: what is imported before lives as long as the process
 
 
 LONG_FILES = (
@@ -49,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with the files that take longest, so that no worker is left with one when the others are done."""
     places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections skip what was imported: a complete one would take half a second."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Otherwise libraries report what is frozen as leaked."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

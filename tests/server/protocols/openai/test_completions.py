@@ -73,18 +73,17 @@ def test_logprobs(client) -> None:
 
 def test_echoed_logprobs_are_those_of_the_prompt(client) -> None:
     """A prompt's logprobs are what the model would have given its tokens while it wrote them."""
-    written = client.completions.create(
-        model=MODEL, prompt="The capital", max_tokens=6, temperature=0, logprobs=1
-    ).choices[0]
-    text = "The capital" + written.text
+    prompt = "My name"  # the tokenizer splits its answer into the tokens that were generated
+    written = client.completions.create(model=MODEL, prompt=prompt, max_tokens=6, temperature=0, logprobs=1).choices[0]
+    text = prompt + written.text
     echoed = create_and_stream(client, prompt=text, echo=True, logprobs=1, max_tokens=0).choices[0]
     assert echoed.text == text
     assert echoed.logprobs.token_logprobs[0] is None and echoed.logprobs.top_logprobs[0] is None
     assert "".join(echoed.logprobs.tokens) == text
     assert "".join(written.logprobs.tokens) == "".join(echoed.logprobs.tokens[2:])
     assert echoed.logprobs.token_logprobs[2:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
-    assert echoed.logprobs.text_offset[:3] == [0, 3, 11]
-    longer = create_and_stream(client, prompt="The capital", echo=True, logprobs=1, max_tokens=6).choices[0]
+    assert echoed.logprobs.text_offset[:3] == [0, 2, 7]
+    longer = create_and_stream(client, prompt=prompt, echo=True, logprobs=1, max_tokens=6).choices[0]
     assert longer.logprobs.tokens == echoed.logprobs.tokens
 
 
