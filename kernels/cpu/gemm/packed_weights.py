@@ -82,6 +82,9 @@ GGUF_BLOCK_BYTES = {
     "IQ4_NL": 18,
     "IQ4_XS": 136,
     "MXFP4": 17,
+    "F16": 64,  # of 32 numbers, which the gguf package counts one by one
+    "BF16": 64,
+    "F32": 128,
 }
 
 
@@ -196,6 +199,13 @@ def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> Non
     """Packs tiles [first, last) of a weight."""
     form, target = weight.form, data[first:last]
     rows = weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS]
+    if form.is_float:
+        words = _pad_outputs(np.ascontiguousarray(rows).view(np.uint32))
+        lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], form.bits)
+        np.copyto(
+            target.view(np.uint32).reshape(*target.shape[:2], 2, form.bits, HALF_TILE), lines.transpose(0, 3, 1, 4, 2)
+        )
+        return
     unpacked = UNPACK[form.name](rows.reshape(-1, weight.block_bytes))
     units = target.shape[1]
     outputs = np.concatenate(_output_bytes(form, unpacked), axis=1).reshape(len(rows), units, -1)
