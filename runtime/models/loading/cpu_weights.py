@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from plait.runtime.models.family import PackedLayer
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.rope import partial_rotary_permutation
+from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,7 +56,11 @@ class PackedWeightLoader:
             return exact
         if self.weight_format == "as-stored":
             raise NotPackable(f"{name} is stored as {stored_type}")
-        return packed_weights.quantize(self.float32_array(name), WEIGHT_BITS[self.weight_format])
+        bits = WEIGHT_BITS[self.weight_format]
+        if stored_type in BYTES and len(shape) == 2:
+            read = partial(_widened_rows, stored_type, blocks)
+            return packed_weights.quantize_rows(shape, read, bits)
+        return packed_weights.quantize(self.float32_array(name), bits)
 
     def load_packed(self, name: str) -> PackedWeight:
         """The weight of the named linear layer."""
@@ -123,6 +129,10 @@ class PackedWeightLoader:
             return None
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
         return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
+
+
+def _widened_rows(stored_type: str, rows: npt.NDArray[np.uint8], part: slice) -> Floats:
+    return widen(stored_type, rows[part], (len(rows[part]), -1))
 
 
 def load_packed_decoder(
