@@ -153,10 +153,13 @@ def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any, half_su
     unit = b.fmul(largest, v.F32(1 / 127.0))
     for i, part in enumerate(rounded):
         v.store(b, b.trunc(part, v.vector(v.I8)), qvalues, 16 * i)
-    sums = [v.reduce(b, part, b.add) for part in rounded]
+    # Both sums at once: the second in the upper 16 bits, less 1 where the first is negative.
+    both = v.reduce(b, b.add(rounded[0], b.shl(rounded[1], v.constant(v.I32X16, 16))), b.add)
+    first = b.sext(b.trunc(both, v.I16), v.I32)
+    second = b.sub(both, first)
     v.store(b, unit, scale)
-    v.store(b, b.fmul(unit, b.sitofp(b.add(*sums), v.F32)), sum_)
-    v.store(b, b.or_(b.and_(sums[0], v.I32(0xFFFF)), b.shl(sums[1], v.I32(16))), half_sums)
+    v.store(b, b.fmul(unit, b.sitofp(b.add(first, b.ashr(second, v.I32(16))), v.F32)), sum_)
+    v.store(b, b.or_(second, b.and_(first, v.I32(0xFFFF))), half_sums)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -15,6 +15,7 @@ from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
+from plait.runtime.executor.backend_selection import resolve_weight_format
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.host_machine import host_kv_cache_budget, num_threads
 from plait.runtime.executor.runner import (
@@ -93,7 +94,7 @@ class PackedCpuRunner:
             self.model = load_packed_decoder(
                 model,
                 checkpoint,
-                "as-stored" if config.weights == "auto" else config.weights,
+                resolve_weight_format(config, checkpoint).weight_format,
                 num_threads(),
                 config.deterministic,
                 lambda fraction: kernels.show(0.9 * fraction, "loading the model"),

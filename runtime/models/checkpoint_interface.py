@@ -36,10 +36,13 @@ class Checkpoint(Protocol):
         """A new tensor with the shape and row order of transformers. Raises CorruptModel or UnsupportedModel."""
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        """`tensor` in float32 on the host. Does not import torch for the F32 and F16 tensors of a GGUF file."""
+        """`tensor` in float32 on the host. Does not import torch for F32, F16 and BF16."""
 
     def stored_type(self, name: str) -> str:
         """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header."""
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        """(stored type, uint8 blocks [rows, bytes per row], shape). Raises InputError for safetensors."""
+        """(stored type, uint8 blocks [rows, bytes per row], shape). The blocks may be mapped memory of the file.
+
+        Raises UnsupportedModel for safetensors of other types than F32, F16 and BF16.
+        """

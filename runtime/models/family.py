@@ -19,12 +19,15 @@ class PackedLayer:
     - `activation`: of the gate of the MLP; "gelu" is its tanh approximation.
     - `scales_embedding`: whether embeddings are multiplied by the root of their size.
     - `unit_norms`: whether safetensors files store the norms' weights less 1.
+    - `fused_matrices`: whether q, k and v are stored as one matrix, and gate and up as one. Only then may a part of a
+      head's dimensions rotate.
     """
 
     norms: tuple[str, str | None, str, str | None] = ("input_layernorm", None, "post_attention_layernorm", None)
     activation: Literal["silu", "gelu"] = "silu"
     scales_embedding: bool = False
     unit_norms: bool = False
+    fused_matrices: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,8 @@ class ModelFamily:
     - `layer_shapes`: names and shapes of the weights of one layer.
     - `decoder`: "module:Class" of the torch decoder. It is a string because reading a header must not import torch.
     - `has_packed_cpu`: whether the packed CPU decoder (`loading/cpu_weights.py`) computes this family correctly. It has
-      the Llama layer with the differences of `packed_layer`: rotary tables of complete heads, biases on q, k and v
-      only. The loader raises for unused weights and for partial rotation; `packed_layer` must name all else.
+      the Llama layer with the differences of `packed_layer`, and biases on q, k and v only. The loader raises for
+      unused weights and for partial rotation without fused matrices; `packed_layer` must name all else.
     - `gguf_permuted_qk`: whether llama.cpp stores the rows of q and k with the halves of a rotary pair side by side.
     - `gguf_layer_names`: GGUF names of those modules of a layer that are not named as in Llama.
     - `packed_layer`: how the packed CPU decoder computes a layer, for families with `has_packed_cpu`.

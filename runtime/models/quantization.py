@@ -34,8 +34,9 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     `dtype` and `device` are names. Reads only the headers of the files. "as-stored" falls back to "bf16" with the
     reason; int8 and int4 raise InputError if they are not available.
     """
+    is_default = weight_format == "auto"
     if weight_format == "auto":
-        weight_format = "as-stored" if device == "cpu" else "bf16"
+        weight_format = _default_format(weights, dtype, device)
     if weight_format == "bf16":
         return FormatChoice("bf16", False, f"{dtype}, multiplied by torch")
     reason = unsupported_reason(weights.config, dtype, device)
@@ -52,9 +53,19 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     numbers = (
         f"the file's own weights ({stored_forms(weights)})"
         if weight_format == "as-stored"
-        else f"weights with more bits are rounded to {weight_format}"
+        else f"weights with more bits ({stored_forms(weights)}) are rounded to {weight_format}"
+        + (", a CPU's default for safetensors: half the bytes" if is_default else "")
     )
     return FormatChoice(weight_format, True, f"{numbers}, packed: numba, {instruction_set()}")
+
+
+def _default_format(weights: Checkpoint, dtype: str, device: str) -> WeightFormat:
+    """Unquantized weights on a GPU; on a CPU the file's own, but int8 for safetensors of floats where that can run."""
+    if device != "cpu":
+        return "bf16"
+    if weights.container == "gguf" or unsupported_reason(weights.config, dtype, device) is not None:
+        return "as-stored"
+    return "int8" if cpu_storage_mismatch(weights) is None else "as-stored"
 
 
 def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | None:

@@ -123,3 +123,14 @@ def _yarn(plain: Sequence[float], theta: float, dims: int, scaling: RopeScaling)
         frequency * (1 - share) + frequency / scaling.factor * share
         for frequency, share in zip(plain, ramp, strict=True)
     )
+
+
+def partial_rotary_permutation(rotary: int, size: int) -> list[int]:
+    """The source index of each dimension of a head: rotary pair i goes to i and i + size / 2, the rest after the pairs.
+
+    >>> partial_rotary_permutation(4, 8)
+    [0, 1, 4, 5, 2, 3, 6, 7]
+    """
+    half, unrotated = rotary // 2, list(range(rotary, size))
+    middle = len(unrotated) // 2
+    return [*range(half), *unrotated[:middle], *range(half, rotary), *unrotated[middle:]]

@@ -15,6 +15,7 @@ from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
+from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ _LAYER_TENSOR_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_FLOAT_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
@@ -90,15 +90,16 @@ class GGUFCheckpoint:
         quantization, rows, shape = self.raw_blocks(name)
         if quantization not in GGUF_BLOCK_SHAPES:
             raise UnsupportedModel(
-                f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
+                f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}. "
+                "Download the model in one of these, such as Q4_K_M, or quantize it with llama.cpp's llama-quantize"
             )
         blocks = torch.from_numpy(rows).to(device)  # transfers the quantized blocks, and decodes on the device
         return dequantize(blocks, quantization, shape).to(dtype)
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         quantization, rows, shape = self.raw_blocks(name)
-        if quantization in _FLOAT_DTYPES:
-            return np.ascontiguousarray(rows).view(_FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
+        if quantization in BYTES:
+            return widen(quantization, rows, shape)
         import torch
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()

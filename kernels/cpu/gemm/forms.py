@@ -16,8 +16,11 @@ A packed weight is [tiles, units] of units; a tile has 32 outputs, a unit 32 inp
     scale      32 float16
     minimum    32 float16, where there are minima
 
-A line holds 4 inputs of 16 outputs in bits 0 to `width` - 1 of its bytes, the 4 inputs after in the next bits, and so
-on. Qvalues of 5 bits, for instance, are four lines of width 4 and one line of width 1 with the fifth bits.
+The forms of floats (F32, F16, BF16) have neither integers nor scales. A line holds 2 inputs of 16 outputs, or one of
+F32: the layout of a bfloat16 panel.
+
+Otherwise a line holds 4 inputs of 16 outputs in bits 0 to `width` - 1 of its bytes, the 4 inputs after in the next
+bits, and so on. Qvalues of 5 bits, for instance, are four lines of width 4 and one line of width 1 with the fifth bits.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class Form(NamedTuple):
     `widths`: the bits of a qvalue, lowest first, by the lines that hold them. `scaling`: FLOAT_SCALES, a float16 for 32
     inputs; BYTE_SCALES, a byte for 32 inputs; PAIR_SCALES, a byte for 16; NIBBLE_PAIR_SCALES, for 16 inputs a byte
     of the scale in its lower half and the minimum in its upper one. `signed_scales`: those bytes are signed.
-    `is_bfloat16`: the scale's 16 bits are bfloat16. `table`: the integer of each qvalue, none negative.
+    `is_bfloat16`: the scale's 16 bits are bfloat16. `table`: the integer of each qvalue, none negative. `is_float`: a
+    "qvalue" is the weight itself, a float.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Form(NamedTuple):
     signed_scales: bool = False
     is_bfloat16: bool = False
     table: tuple[int, ...] = ()
+    is_float: bool = False
 
     @property
     def bits(self) -> int:
@@ -107,13 +112,18 @@ class Form(NamedTuple):
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of 32 outputs."""
-        return self.unit_scale_offset + 2 * TILE_OUTPUTS * (1 + self.has_minima)
+        return self.unit_scale_offset + 2 * TILE_OUTPUTS * self._float16_numbers
+
+    @property
+    def _float16_numbers(self) -> int:
+        """The float16 of an output in a unit: scale and minimum."""
+        return 0 if self.is_float else 1 + self.has_minima
 
     @property
     def fields(self) -> tuple[tuple[int, int], ...]:
         """What one output has in a unit, in the order of the layout: bytes for each block, and blocks."""
         small = ((self.scale_bytes, self.blocks), (self.minima_bytes, self.blocks))
-        halves = ((2, 1),) * (1 + self.has_minima)
+        halves = ((2, 1),) * self._float16_numbers
         return ((GROUP_INPUTS * self.bits, self.blocks), *(field for field in small if field[0]), *halves)
 
     @property
@@ -141,6 +151,9 @@ FORMS = {
         Form("IQ4_NL", (4,), offset=128, table=_IQ4_TABLE),
         Form("IQ4_XS", (4,), BYTE_SCALES, offset=128, signed_scales=True, table=_IQ4_TABLE),
         Form("MXFP4", (4,), offset=12, is_bfloat16=True, table=_FP4_TABLE),
+        Form("F16", (16,), is_float=True),
+        Form("BF16", (16,), is_float=True),
+        Form("F32", (32,), is_float=True),
     )
 }
 FORM_NAMES = tuple(FORMS)

@@ -7,6 +7,8 @@ they are added in float32, in order. So a row's bits depend neither on the other
     VPMADDUBSW, VPMADDWD      add two products to 16 bits, as often as the sums stay below 2^15; integers of 8 bits
                               are taken as two of 4 bits, because 2 * 255 * 127 does not fit
 
+Weights that are floats are multiplied in float32 with the int8 activations, in the order of the inputs.
+
 Weights are laid out as `forms` describes.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llvmlite import ir
+from numba.core import cgutils
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
@@ -28,6 +31,7 @@ from plait.kernels.cpu.gemm.block_values import (
     pair_words,
     unit_scales,
 )
+from plait.kernels.cpu.gemm.float_values import load_pair
 from plait.kernels.cpu.gemm.forms import LINE, QUANT_BLOCK, TILE_OUTPUTS, Form
 
 PREFETCH_BYTES = 4096  # how far ahead weights are prefetched
@@ -143,7 +147,7 @@ def _generate_tile(
     units = b.lshr(blocks, v.I64(3)) if form.blocks > 1 else blocks
     loop = v.Loop(b, units, [zero] * (count * len(targets)))
     unit = b.add(tile, b.mul(loop.i, v.I64(form.unit_bytes)))
-    scales = [unit_scales(b, form, unit, part, lanes) for part in parts]
+    scales = [] if form.is_float else [unit_scales(b, form, unit, part, lanes) for part in parts]
     if form.blocks == 1:
         place = block_place(b, form, unit, None)
         sums = _add_block(b, form, place, rows.at_block(b, loop.i), scales, parts, loop.carried, prefetches)
@@ -167,8 +171,34 @@ def _add_block(
         begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(size)))
         for line in range(0, size, LINE):
             v.prefetch(b, begin, PREFETCH_BYTES + line)
+    if form.is_float:
+        return _add_floats(b, form, place, rows, parts, sums)
     add = _add_pairs if form.has_pairs else _add_whole_block
     return add(b, form, place, rows, scales, parts, sums)
+
+
+def _add_floats(
+    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
+) -> list[Any]:
+    """`_add_block` for weights that are floats: the block's activations are made floats, and multiplied in order."""
+    lanes, count, num_rows = INT8_ISA.lanes, len(parts), len(rows.qvalues)
+    memory = cgutils.alloca_once(b, ir.ArrayType(v.F32, QUANT_BLOCK * num_rows))
+    memory.align = LINE
+    values = b.ptrtoint(memory, v.I64)
+    for r in range(num_rows):
+        scale = v.broadcast_load(b, rows.scales[r], lanes=lanes)
+        for i in range(0, QUANT_BLOCK, lanes):
+            integers = b.sext(v.load(b, rows.qvalues[r], v.vector(v.I8, lanes), i), v.vector(v.I32, lanes))
+            v.store(b, b.fmul(b.sitofp(integers, scale.type), scale), values, 4 * (QUANT_BLOCK * r + i))
+    sums = [*sums]
+    for pair in range(QUANT_BLOCK // 2):
+        weights = [load_pair(b, form, place.qvalues, part, lanes, pair) for part in parts]
+        for r in range(num_rows):
+            for odd in range(2):
+                x = v.broadcast_load(b, values, v.F32, 4 * (QUANT_BLOCK * r + 2 * pair + odd), lanes)
+                for i in range(count):
+                    sums[count * r + i] = v.fma(b, weights[i][odd], x, sums[count * r + i])
+    return sums
 
 
 def _add_whole_block(

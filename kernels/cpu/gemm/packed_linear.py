@@ -138,21 +138,19 @@ def _gate_up_tiles(
     last: int,
     gate_up_buffer: Any,
 ) -> None:
-    """Computes items of `gate_up_linear` for int8 activations, as many rows and then items as the buffer holds."""
+    """Computes items of `gate_up_linear` for int8 activations, as many rows at a time as the buffer holds.
+
+    A tile of the gate and the tile of `up` behind it follow each other, so that weights are read in their order.
+    """
     rows, buffer_rows, buffer = len(x.scales), len(gate_up_buffer), address_of(gate_up_buffer)
-    pair_bytes = 8 * TILE_OUTPUTS
+    stride, up_buffer = 8 * TILE_OUTPUTS, buffer + 4 * TILE_OUTPUTS
     for begin in range(0, rows, buffer_rows):
         count = min(buffer_rows, rows - begin)
-        step = buffer_rows // count
-        stride = step * pair_bytes
-        for item in range(first, last, step):
-            end = min(last, item + step)
-            multiply_tiles(functions[0], gate, item, end, x, begin, count, buffer, stride, pair_bytes)
-            multiply_tiles(functions[1], up, item, end, x, begin, count, buffer + 4 * TILE_OUTPUTS, stride, pair_bytes)
+        for item in range(first, last):
+            multiply_tiles(functions[0], gate, item, item + 1, x, begin, count, buffer, stride, 0)
+            multiply_tiles(functions[1], up, item, item + 1, x, begin, count, up_buffer, stride, 0)
             for row in range(count):
-                for i in range(item, end):
-                    pair = buffer + stride * row + pair_bytes * (i - item)
-                    _glu_block(activation, pair, out, begin + row, i)
+                _glu_block(activation, buffer + stride * row, out, begin + row, item)
 
 
 @inner_njit

@@ -6,7 +6,7 @@ Rows are packed a few tiles at a time, so that the intermediate arrays stay in a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -82,6 +82,9 @@ GGUF_BLOCK_BYTES = {
     "IQ4_NL": 18,
     "IQ4_XS": 136,
     "MXFP4": 17,
+    "F16": 64,  # of 32 numbers, which the gguf package counts one by one
+    "BF16": 64,
+    "F32": 128,
 }
 
 
@@ -94,12 +97,33 @@ def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> StoredWe
 
 
 def quantize(weight: npt.NDArray[np.float32], bits: int) -> StoredWeight:
-    """Rounds a float weight [O, C] to Q4_1 or Q8_0. Raises ValueError unless C is a multiple of 32.
+    """`quantize_rows` of a float weight [O, C]."""
+    return quantize_rows((len(weight), weight.shape[1]), lambda rows: weight[rows], bits)
 
-    In 4 bits between the block's smallest and largest value, in 8 bits by the largest magnitude.
+
+def quantize_rows(shape: tuple[int, ...], read: Callable[[slice], npt.NDArray[np.float32]], bits: int) -> StoredWeight:
+    """Rounds a float weight [O, C], of which `read` returns some rows, to Q4_1 or Q8_0.
+
+    In 4 bits between the block's smallest and largest value, in 8 bits by the largest magnitude. Rounds a few rows at a
+    time, by several threads. Raises ValueError unless C is a multiple of 32.
     """
-    if weight.shape[1] % QUANT_BLOCK:
-        raise ValueError(f"the weight's {weight.shape[1]} inputs are not a multiple of {QUANT_BLOCK}")
+    outputs, inputs = shape
+    if inputs % QUANT_BLOCK:
+        raise ValueError(f"the weight's {inputs} inputs are not a multiple of {QUANT_BLOCK}")
+    form = FORMS[ROUNDED_FORMS[bits]]
+    rounded = np.empty((outputs, inputs // QUANT_BLOCK * GGUF_BLOCK_BYTES[form.name]), np.uint8)
+    step = max(1, CHUNK_WEIGHTS // inputs)
+
+    def round_rows(first: int) -> None:
+        rows = slice(first, first + step)
+        rounded[rows] = _rounded_blocks(read(rows), bits)
+
+    _run_jobs(round_rows, range(0, outputs, step))
+    return StoredWeight(rounded, form)
+
+
+def _rounded_blocks(weight: npt.NDArray[np.float32], bits: int) -> Bytes:
+    """Rows of GGUF's blocks."""
     blocks = weight.reshape(len(weight), -1, QUANT_BLOCK)
     if bits == 8:
         scales, minima = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float16), None
@@ -110,7 +134,7 @@ def quantize(weight: npt.NDArray[np.float32], bits: int) -> StoredWeight:
         qvalues = _divide(blocks - minima.astype(np.float32)[..., None], scales).clip(0, 15).astype(np.uint8)
         integers = qvalues[..., :16] | qvalues[..., 16:] << np.uint8(4)
     halves = [x[..., None].view(np.uint8) for x in (scales, minima) if x is not None]
-    return StoredWeight(np.concatenate([*halves, integers], -1).reshape(len(weight), -1), FORMS[ROUNDED_FORMS[bits]])
+    return np.concatenate([*halves, integers], -1).reshape(len(weight), -1)
 
 
 def _divide(blocks: npt.NDArray[np.float32], scales: npt.NDArray[np.float16]) -> npt.NDArray[np.float32]:
@@ -183,12 +207,17 @@ def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]]) -> None:
     for weight, data in targets:
         tiles_per_job = max(1, CHUNK_WEIGHTS // (TILE_OUTPUTS * weight.inputs))
         jobs += [(weight, data, first, first + tiles_per_job) for first in range(0, len(data), tiles_per_job)]
+    _run_jobs(lambda job: _pack_tiles(*job), jobs)
+
+
+def _run_jobs(run: Callable[[Any], None], jobs: Sequence[Any]) -> None:
+    """Runs jobs, with as many threads as there are processors if they are many."""
     if len(jobs) < 4:
         for job in jobs:
-            _pack_tiles(*job)
+            run(job)
         return
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as pool:
-        for _ in pool.map(lambda job: _pack_tiles(*job), jobs):
+        for _ in pool.map(run, jobs):
             pass
 
 
@@ -196,6 +225,13 @@ def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> Non
     """Packs tiles [first, last) of a weight."""
     form, target = weight.form, data[first:last]
     rows = weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS]
+    if form.is_float:
+        words = _pad_outputs(np.ascontiguousarray(rows).view(np.uint32))
+        lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], form.bits)
+        np.copyto(
+            target.view(np.uint32).reshape(*target.shape[:2], 2, form.bits, HALF_TILE), lines.transpose(0, 3, 1, 4, 2)
+        )
+        return
     unpacked = UNPACK[form.name](rows.reshape(-1, weight.block_bytes))
     units = target.shape[1]
     outputs = np.concatenate(_output_bytes(form, unpacked), axis=1).reshape(len(rows), units, -1)

@@ -17,6 +17,7 @@ from plait.kernels.cpu.gemm.block_values import (
     tile_block_place,
     unit_scales,
 )
+from plait.kernels.cpu.gemm.float_values import generate_float_dequantize, generate_float_output
 from plait.kernels.cpu.gemm.forms import (
     FORMS,
     GROUP_INPUTS,
@@ -30,6 +31,7 @@ LANES = v.LANES  # outputs of a vector: half a tile
 HALF_BLOCK_BYTES = 2 * QUANT_BLOCK * LANES  # bytes of half a block of a panel
 BLOCK_GROUPS = QUANT_BLOCK // GROUP_INPUTS
 PREFETCH_BLOCKS = 8  # blocks of 4-bit weights that are prefetched ahead; of others as many bytes
+FLOAT_PREFETCH_BYTES = 8192
 # An integer becomes a float32 by setting it at bit `position` of the mantissa of 2 ** (23 - position).
 POSITIONS = {4: (8, 12, 16), 8: (8,)}
 # For each of the 8 or 4 integers in 32 bits: the shift to the left (negative: right) and the position it then has.
@@ -51,10 +53,16 @@ def generate_dequantize(b: Any, form: Form, tile: Any, block: Any, half: Any, ou
     Needs AVX-512. `tile` and `out` are addresses.
     """
     place = _half_place(b, form, tile, block, half)
+    if form.is_float:
+        for line in range(form.bits):
+            v.prefetch(b, place.qvalues, FLOAT_PREFETCH_BYTES + LINE * line)
+        generate_float_dequantize(b, form, place.qvalues, out)
+        return
     factors = _factors_of_half(b, form, place, half)
     ahead = PREFETCH_BLOCKS * FORMS["Q4_1"].unit_bytes
     for line in range(form.bits):
         v.prefetch(b, place.qvalues, ahead + LINE * line)
+    _prefetch_scales(b, form, place)
     if form.widths == (4,) and not form.table:
         words = [v.load(b, place.qvalues, v.I32X16, LINE * line) for line in range(4)]
         bits = 4
@@ -87,6 +95,15 @@ def generate_dequantize_pair(
     generate_dequantize(b, form, tile, index, half, target)
     generate_dequantize(b, form, other_tile, index, other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
     loop.end()
+
+
+def _prefetch_scales(b: Any, form: Form, place: BlockPlace) -> None:
+    """Prefetches the scales and minima of the unit that is PREFETCH_BLOCKS ahead; of a superblock, a block's share."""
+    share = (form.unit_bytes - form.scales_offset) // form.blocks
+    begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(share)))
+    ahead = PREFETCH_BLOCKS // form.blocks * form.unit_bytes + form.scales_offset
+    for line in range(0, share, LINE):
+        v.prefetch(b, begin, ahead + line)
 
 
 def _factors_of_half(b: Any, form: Form, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
@@ -124,9 +141,13 @@ def generate_output(b: Any, form: Form, tile: Any, lane: Any, blocks: Any, out: 
     half, index = b.lshr(lane, v.I64(4)), b.trunc(b.and_(lane, v.I64(LANES - 1)), v.I32)
     loop = v.Loop(b, blocks)
     place = _half_place(b, form, tile, loop.i, half)
+    target = b.add(out, b.mul(loop.i, v.I64(4 * QUANT_BLOCK)))
+    if form.is_float:
+        generate_float_output(b, form, place.qvalues, b.and_(lane, v.I64(LANES - 1)), target)
+        loop.end()
+        return
     factors = _factors_of_half(b, form, place, half)
     qvalues = BlockQvalues(b, form, place, 0, LANES)
-    target = b.add(out, b.mul(loop.i, v.I64(4 * QUANT_BLOCK)))
     for group in range(BLOCK_GROUPS):
         word = b.extract_element(b.bitcast(qvalues.group(group), v.I32X16), index)
         scale, minimum = (b.extract_element(x, index) for x in factors[group * len(factors) // BLOCK_GROUPS])

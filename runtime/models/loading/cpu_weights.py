@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import PackedLayer
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
+from plait.runtime.models.rope import partial_rotary_permutation
+from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,18 +48,19 @@ class PackedWeightLoader:
     def load_stored(self, name: str) -> StoredWeight:
         """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
         self.unused.discard(name)
-        if self.weights.container == "gguf":
-            stored_type, blocks, shape = self.weights.raw_blocks(name)
-            exact = packed_weights.from_gguf(blocks, stored_type, shape)
-            if exact is not None and (
-                self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
-            ):
-                return exact
-        else:
-            stored_type = "unquantized numbers"
+        stored_type, blocks, shape = self.weights.raw_blocks(name)
+        exact = packed_weights.from_gguf(blocks, stored_type, shape)
+        if exact is not None and (
+            self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
+        ):
+            return exact
         if self.weight_format == "as-stored":
             raise NotPackable(f"{name} is stored as {stored_type}")
-        return packed_weights.quantize(self.float32_array(name), WEIGHT_BITS[self.weight_format])
+        bits = WEIGHT_BITS[self.weight_format]
+        if stored_type in BYTES and len(shape) == 2:
+            read = partial(_widened_rows, stored_type, blocks)
+            return packed_weights.quantize_rows(shape, read, bits)
+        return packed_weights.quantize(self.float32_array(name), bits)
 
     def load_packed(self, name: str) -> PackedWeight:
         """The weight of the named linear layer."""
@@ -81,13 +85,15 @@ class PackedWeightLoader:
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
+        qkv = self._fused_qkv(attention) if self._layer.fused_matrices else self._load_all(*projections)
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
         norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
         assert norm is not None and mlp_norm is not None
-        gate, up = (self.load_stored(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
+        names = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        gate, up = self._fused_halves(f"{mlp}.gate_up_proj") if self._layer.fused_matrices else self._load_all(*names)
         return LayerWeights(
             norm=norm,
-            qkv=packed_weights.pack_concatenated([self.load_stored(f"{name}.weight") for name in projections]),
+            qkv=packed_weights.pack_concatenated(qkv),
             bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.load_packed(f"{attention}.o_proj"),
@@ -100,12 +106,33 @@ class PackedWeightLoader:
             rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
         )
 
+    def _load_all(self, *names: str) -> list[StoredWeight]:
+        """The weights of the named linear layers."""
+        return [self.load_stored(f"{name}.weight") for name in names]
+
+    def _fused_qkv(self, prefix: str) -> list[StoredWeight]:
+        """q, k and v, which are one matrix; rows of q and k in the order of `partial_rotary_permutation`."""
+        config, (weight,) = self.config, self._load_all(f"{prefix}.qkv_proj")
+        rows = np.arange(len(weight.rows)).reshape(-1, config.head_dim)
+        rotated = config.num_heads + config.num_kv_heads
+        rows[:rotated] = rows[:rotated, partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)]
+        return [StoredWeight(weight.rows[rows.reshape(-1)], weight.form)]
+
+    def _fused_halves(self, name: str) -> list[StoredWeight]:
+        """gate and up, which are one matrix."""
+        (weight,) = self._load_all(name)
+        return [StoredWeight(rows, weight.form) for rows in np.split(weight.rows, 2)]
+
     def _head_norms(self, prefix: str) -> Floats | None:
         """The weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
         return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
+
+
+def _widened_rows(stored_type: str, rows: npt.NDArray[np.uint8], part: slice) -> Floats:
+    return widen(stored_type, rows[part], (len(rows[part]), -1))
 
 
 def load_packed_decoder(
@@ -124,8 +151,8 @@ def load_packed_decoder(
     Raises NotPackable as `PackedWeightLoader.load_stored` does, and ValueError if the packed decoder lacks something
     that the model needs: the family's `has_packed_cpu` is wrong then.
     """
-    _check_rotary_and_experts(config)
     layer = FAMILIES_BY_NAME[config.architecture].packed_layer
+    _check_rotary_and_experts(config, layer)
     loader = PackedWeightLoader(config, weights, weight_format, layer)
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
@@ -151,16 +178,26 @@ def load_packed_decoder(
             activation=ACTIVATIONS[layer.activation],
         ),
         threads,
-        1 if deterministic else AMX_MIN_TOKENS,
+        1 if deterministic or _all_floats(layers) else AMX_MIN_TOKENS,
     )
 
 
-def _check_rotary_and_experts(config: ModelConfig) -> None:
+def _all_floats(layers: Sequence[LayerWeights]) -> bool:
+    """Whether all matrices of the layers are floats. Then AMX is faster and more exact for any number of tokens."""
+    weights = (
+        weight
+        for layer in layers
+        for weight in (*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down)
+    )
+    return all(weight.form.is_float for weight in weights)
+
+
+def _check_rotary_and_experts(config: ModelConfig, layer: PackedLayer) -> None:
     missing = [
         feature
         for feature, is_needed in {
             "a mixture of experts": config.experts is not None,
-            "partial rotation": config.effective_rotary_dim != config.head_dim,
+            "partial rotation": config.effective_rotary_dim != config.head_dim and not layer.fused_matrices,
         }.items()
         if is_needed
     ]
@@ -183,4 +220,6 @@ def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
 def _build_rope_table(config: ModelConfig, frequencies: Sequence[float], factor: float) -> tuple[Floats, Floats]:
     positions = np.arange(config.context_length, dtype=np.float32)
     angles = np.outer(positions, np.array(frequencies, np.float32))
-    return np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
+    unrotated = ((0, 0), (0, config.head_dim // 2 - len(frequencies)))  # pairs that do not rotate have angle 0
+    cos = np.pad(np.cos(angles) * np.float32(factor), unrotated, constant_values=1.0)
+    return cos, np.pad(np.sin(angles) * np.float32(factor), unrotated)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_cases import FAMILY_CASES, ROPE
+from family_cases import FAMILY_CASES
 
 from plait.runtime.models.loading.cpu_weights import load_packed_decoder
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -16,7 +16,6 @@ from plait.runtime.weights.checkpoint import open_checkpoint
     ("family", "changes", "phrase"),
     [
         ("qwen3_moe", {}, "mixture of experts"),
-        ("phi3", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, "partial rotation"),
         ("llama", {"mlp_bias": True}, "does not use .*mlp.*bias"),
         ("llama", {"attention_bias": True}, "does not use .*o_proj.bias"),
     ],

@@ -15,11 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_llama_checkpoints import save_tiny_llama
 
-from plait.runtime.errors import CorruptModel, InputError, ModelError, ModelNotFound, UnsupportedModel
+from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.weights import safetensors_checkpoint
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 F32 = torch.float32
+STORED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +102,21 @@ def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: P
         open_checkpoint(copy).tensor("model.norm.weight", F32, "cpu")
     with pytest.raises(CorruptModel, match="no tensor 'nothing'"):
         open_checkpoint(folder).tensor("nothing", F32, "cpu")
-    with pytest.raises(InputError):
-        open_checkpoint(folder).raw_blocks("model.norm.weight")
+    with pytest.raises(UnsupportedModel, match="I8; plait reads F32, F16, BF16"):
+        open_checkpoint(copy).raw_blocks("model.norm.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_raw_blocks_are_the_stored_numbers(folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    copy = copy_folder(folder, tmp_path)
+    tensors = {name: value.to(dtype) for name, value in load_file(copy / "model.safetensors").items()}
+    save_file(tensors, copy / "model.safetensors")
+    weights = open_checkpoint(copy)
+    for name, value in tensors.items():
+        stored_type, rows, shape = weights.raw_blocks(name)
+        assert STORED_TYPES[stored_type] == dtype and shape == tuple(value.shape)
+        assert torch.equal(torch.from_numpy(rows.copy()).view(dtype).reshape(shape), value)
+        assert torch.equal(torch.from_numpy(weights.float32_array(name)), value.float())
 
 
 @pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "x.bin", 3, "missing.safetensors"])
@@ -131,6 +145,7 @@ def test_damaged_folders_raise_model_errors(folder: Path, tmp_path: Path, data: 
         weights = open_checkpoint(copy)
         for name in weights.names():
             weights.tensor(name, F32, "cpu")
+            weights.float32_array(name)
     except ModelError as error:
         assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
 

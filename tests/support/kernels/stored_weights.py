@@ -17,6 +17,9 @@ FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 def random_blocks(name: str, outputs: int, inputs: int, seed: int, magnitude: float = 0.01) -> np.ndarray:
     """Random bytes of a weight [outputs, inputs]: every qvalue and every small scale; float16 of `magnitude`."""
     rng, form = np.random.default_rng(seed), FORMS[name]
+    if form.is_float:
+        values = (rng.normal(size=(outputs, inputs)) * magnitude).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
     size = packed_weights.GGUF_BLOCK_BYTES[name]
     blocks = rng.integers(0, 256, (outputs * inputs // form.unit_inputs, size), dtype=np.uint8)
     for offset in FLOAT16_OFFSETS.get(name, (0,)):

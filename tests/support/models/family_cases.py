@@ -183,7 +183,12 @@ FAMILY_CASES = {
         settings=GQA | dict(sliding_window=11, pad_token_id=0, eos_token_id=1),
         config_json={"rope_scaling": CONFIG_LONGROPE, "original_max_position_embeddings": 1024},
         gguf_arch=gguf.MODEL_ARCH.PHI3,
-        packed_variants=None,
+        packed_variants={
+            "": dict(sliding_window=11, pad_token_id=0, eos_token_id=1),
+            "partial rotation": dict(
+                pad_token_id=0, eos_token_id=1, rope_parameters=ROPE | {"partial_rotary_factor": 0.75}
+            ),
+        },
         variants={
             "LongRoPE, short": dict(rope_parameters=LONGROPE | {"factor": 3.0}, original_max_position_embeddings=128),
             "partial rotation": dict(tie_word_embeddings=True, rope_parameters=ROPE | {"partial_rotary_factor": 0.75}),

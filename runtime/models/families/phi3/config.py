@@ -13,21 +13,10 @@ from typing import Any
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
-from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.family import ModelFamily, PackedLayer
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_float
 from plait.runtime.models.weight_shapes import linear_shapes, norm_shapes
-
-
-def partial_rotary_permutation(rotary: int, size: int) -> list[int]:
-    """The source index of each dimension of a head: rotary pair i goes to i and i + size / 2, the rest after the pairs.
-
-    >>> partial_rotary_permutation(4, 8)
-    [0, 1, 4, 5, 2, 3, 6, 7]
-    """
-    half, unrotated = rotary // 2, list(range(rotary, size))
-    middle = len(unrotated) // 2
-    return [*range(half), *unrotated[:middle], *range(half, rotary), *unrotated[middle:]]
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
@@ -72,7 +61,8 @@ FAMILY = ModelFamily(
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
     decoder="plait.runtime.models.families.phi3.layers:Phi3Decoder",
-    has_packed_cpu=False,
+    has_packed_cpu=True,
     gguf_permuted_qk=False,
     gguf_layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    packed_layer=PackedLayer(fused_matrices=True),
 )

@@ -6,7 +6,7 @@ import torch
 
 from plait.kernels.quantized_weights import select_outputs
 from plait.runtime.models.decoder import MLP, Decoder, MoE, Projection
-from plait.runtime.models.families.phi3.config import partial_rotary_permutation
+from plait.runtime.models.rope import partial_rotary_permutation
 
 
 class Phi3Decoder(Decoder):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import gguf
 import llvmlite.binding
 import numpy as np
 import pytest
@@ -48,6 +49,10 @@ def compiled(isa, name):
 def whole_number_weight(name, units, extreme_share, seed):
     """A weight [32, C] whose float16 scales are 1 and whose minima are 0, often of extreme qvalues and small scales."""
     weight = random_weight(name, 32, units * FORMS[name].unit_inputs, seed)
+    if FORMS[name].is_float:
+        whole = np.random.default_rng(seed).integers(-120, 121, (32, weight.inputs)).astype(np.float32)
+        rows = gguf.quants.quantize(whole, gguf.GGMLQuantizationType[name]).view(np.uint8)
+        return packed_weights.StoredWeight(rows, FORMS[name])
     rng, rows = np.random.default_rng(seed), weight.rows.reshape(-1, weight.block_bytes)
     rows[rng.random(len(rows)) < extreme_share] = rng.choice(np.array([0, 255], np.uint8))
     if name == "MXFP4":

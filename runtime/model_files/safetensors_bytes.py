@@ -1,0 +1,44 @@
+"""The bytes of tensors in a safetensors file, mapped into memory, without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.runtime.errors import CorruptModel
+
+LENGTH_BYTES = 8  # of the header's length, before the header
+BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # types whose bytes can be read -> bytes of a number
+
+
+class SafetensorsBytes:
+    """A mapped file. The package `safetensors` must have opened it before, which checks its header."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._bytes: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+        length = int.from_bytes(self._bytes[:LENGTH_BYTES].tobytes(), "little")
+        self._begin = LENGTH_BYTES + length
+        self._header: dict[str, Any] = json.loads(self._bytes[LENGTH_BYTES : self._begin].tobytes())
+
+    def rows(self, name: str, stored_type: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, uint8 [rows, bytes of a row]. Raises CorruptModel if they are not all there."""
+        begin, end = self._header[name]["data_offsets"]
+        found = self._bytes[self._begin + begin : self._begin + end]
+        if len(found) != math.prod(shape) * BYTES[stored_type]:
+            raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
+        return found.reshape(math.prod(shape[:-1]), -1)
+
+
+def widen(stored_type: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Numbers of a type of `BYTES` as float32."""
+    stored = np.ascontiguousarray(rows)
+    if stored_type == "BF16":
+        bits = stored.view("<u2").astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32).reshape(shape)
+    return stored.view({"F32": "<f4", "F16": "<f2"}[stored_type]).astype(np.float32).reshape(shape)

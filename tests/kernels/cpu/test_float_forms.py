@@ -1,0 +1,94 @@
+"""Packed models whose matrices are floats: from GGUF files and safetensors folders, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from family_cases import FAMILY_CASES
+from tiny_hf_models import all_logits, randomized, run, runner, text, transformers_logits, write_gguf
+
+from plait.kernels.cpu import amx
+from plait.kernels.cpu.decoder import CpuDecoder, missing_features
+
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-23: the kernels need AVX2")
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+# With bfloat16 activations, and with activations rounded to 8 bits in blocks of 32.
+LIMITS = {"with the CPU's instructions": 0.02 if amx.available() else 0.04, "without AMX": 0.04}
+FAMILIES = sorted(name for name, case in FAMILY_CASES.items() if case.packed_variants)
+
+
+def relative_error(actual, expected):
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def rounded_model(family, dtype):
+    """A tiny model, whose numbers `dtype` represents exactly, in float32."""
+    case = FAMILY_CASES[family]
+    variant = next(iter(case.packed_variants.values()))
+    settings = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3) | dict(
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=512
+    )
+    model = randomized(case.model_class(case.model_class.config_class(**settings | variant)))
+    return model.to(dtype).float()
+
+
+def packed_runner(path, instructions, **settings):
+    packed = runner(path, dtype="auto", **settings)
+    assert isinstance(packed.model, CpuDecoder)
+    if instructions == "without AMX":
+        packed.model = CpuDecoder(packed.model.weights, threads=2, amx_min_tokens=None)
+    return packed
+
+
+def forms_of(packed):
+    layers = packed.model.weights.layers
+    return {weight.form.name for layer in layers for weight in (*layer.qkv, layer.output, layer.down)}
+
+
+def assert_logits_equal(packed, model, limit):
+    for count in (1, 5, 100):
+        tokens = text(count, count)
+        expected = transformers_logits(model, tokens)
+        assert relative_error(all_logits(packed, tokens), expected) < limit
+    step = torch.cat([run(packed, [(tokens, range(100), i, 1, i)])[0] for i in range(3)])  # one token at a time
+    assert relative_error(step, expected[:3]) < limit
+
+
+@pytest.mark.parametrize("instructions", LIMITS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_gguf_files_of_floats(name, instructions, tmp_path):
+    model = rounded_model("llama", DTYPES[name])
+    write_gguf(model, tmp_path / "m.gguf", name)
+    packed = packed_runner(tmp_path / "m.gguf", instructions)
+    assert forms_of(packed) == {name}
+    assert_logits_equal(packed, model, LIMITS[instructions])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_safetensors_as_stored(family, name, tmp_path):
+    model = rounded_model(family, DTYPES[name])
+    model.to(DTYPES[name]).save_pretrained(tmp_path)
+    packed = packed_runner(tmp_path, "with the CPU's instructions", weights="as-stored")
+    assert forms_of(packed) == {name}
+    assert_logits_equal(packed, model.float(), LIMITS["with the CPU's instructions"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_safetensors_are_rounded_to_int8_by_default(family, tmp_path):
+    model = rounded_model(family, torch.bfloat16)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    packed = packed_runner(tmp_path, "with the CPU's instructions")
+    assert forms_of(packed) == {"Q8_0"}
+    assert_logits_equal(packed, model.float(), 0.05)
+
+
+@pytest.mark.skipif(not amx.available(), reason="2026-11-23: products in bfloat16 need AMX")
+def test_floats_are_multiplied_in_bfloat16_for_any_number_of_tokens(tmp_path):
+    """So the bits of a token do not depend on the tokens beside it."""
+    model = rounded_model("llama", torch.bfloat16)
+    write_gguf(model, tmp_path / "m.gguf", "BF16")
+    packed, tokens = packed_runner(tmp_path / "m.gguf", "with the CPU's instructions"), text(40, 0)
+    single = all_logits(packed, tokens)
+    step = torch.cat([run(packed, [(tokens, range(40), i, 1, i)])[0] for i in range(40)])
+    assert torch.equal(step, single)
