@@ -22,7 +22,7 @@ class ByteTrie:
     """The prefix tree of `entries`, pairs of (number, non-empty byte string); strings may occur twice.
 
     `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the edge into a node, and `entry_offsets` [N+1]
-    bounds each node's slice of `entry_ids`, the entries that end at the node.
+    bounds each node's slice of `entry_ids`, the entries that end at the node. `parent` [N] is -1 for the root.
 
     >>> trie = ByteTrie([(7, b"aa"), (8, b"ac"), (9, b"b")])
     >>> len(trie), trie.child_offsets.tolist(), trie.entry_ids.tolist()
@@ -46,6 +46,7 @@ class ByteTrie:
             labels.append(label[is_new])
             count += int(is_new.sum())
         parent = np.concatenate(parents)
+        self.parent: Int32Array = parent.astype(np.int32)
         self.byte: NDArray[np.uint8] = np.concatenate(labels)
         bounds = np.arange(count + 1)
         self.child_offsets: Int32Array = np.searchsorted(parent, bounds).astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.constrained.byte_trie import ByteTrie
+from plait.constrained.dfa.token_trie import SINGLE_BYTES, TokenTries
 from plait.constrained.guidance.completion_search import CompletionSearch
 from plait.constrained.guidance.number_limiter import NumberLimiter
 
@@ -80,8 +82,14 @@ class Vocabulary:
         ends = frozenset(self.eos_ids)
         return ByteTrie((i, token) for i, token in enumerate(self.token_bytes) if token and i not in ends)
 
+    @cached_property
+    def token_tries(self) -> TokenTries:
+        """The prefix trees of the same tokens under partitions of the bytes; see TokenTrie."""
+        return TokenTries(self.trie, len(self))
+
     def warm_up(self) -> None:
         """Computes the cached properties now; some tens of ms each for 49,152 tokens."""
+        self.token_tries.get(SINGLE_BYTES)
         self.is_proper_prefix_of_token(b"a")
         len(self.byte_rank)
         len(self.ids_by_last_byte)
@@ -93,18 +101,18 @@ class Vocabulary:
         >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).is_proper_prefix_of_token(b"a")
         True
         """
-        return 0 < len(text) < self.max_token_bytes and text in self._proper_token_prefixes
+        place = bisect_right(self._sorted_tokens, text)  # equal ones come before
+        return bool(text) and place < len(self._sorted_tokens) and self._sorted_tokens[place].startswith(text)
+
+    @cached_property
+    def _sorted_tokens(self) -> list[bytes]:
+        """The tokens that add text, without end tokens, in byte order."""
+        return [self.token_bytes[token] for token in self.trie.sorted_entry_ids.tolist()]
 
     @cached_property
     def max_token_bytes(self) -> int:
         """The length of the longest token in bytes."""
         return max(map(len, self.token_bytes), default=0)
-
-    @cached_property
-    def _proper_token_prefixes(self) -> frozenset[bytes]:
-        ends = frozenset(self.eos_ids)
-        adding = (token for i, token in enumerate(self.token_bytes) if i not in ends)
-        return frozenset(token[:end] for token in adding for end in range(1, len(token)))
 
     @cached_property
     def ids_by_bytes(self) -> dict[bytes, int]:

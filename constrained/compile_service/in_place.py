@@ -1,4 +1,5 @@
-"""Compiles what is certainly small in the calling process, so that it waits for no worker: numbers, dates, few choices.
+"""Compiles what is certainly small in the calling process, so that it waits for no worker: names, dates, few choices,
+plain objects.
 
 All work has a fixed bound, a few milliseconds; what exceeds it is left to a worker, which gives the same automaton.
 """
@@ -7,25 +8,27 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from plait.constrained.dfa.choices import compile_choices
-from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_dfa
+from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, build_table_dfa
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, is_warm
+from plait.constrained.json_schema.compiler import compile_json
+from plait.constrained.json_schema.small_schema import is_small_schema
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
-from plait.constrained.specs import Choices, GrammarError, Regex, Spec
+from plait.constrained.specs import Choices, GrammarError, JsonObject, JsonSchema, Regex, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_CHOICES_BYTES = 512
 MAX_PATTERN_CHARS = 256
 MAX_WORK = 2000
-MAX_FOLLOWING_BYTES = 24  # of a state; one that letters may follow has tens of thousands of tokens
-MAX_EDGES = 50_000
+LIMITS = WalkLimits(edges=50_000, pairs=100_000)
 _COSTLY_SYNTAX = re.compile(r"\\[a-zA-Z]|\(\?[^:]|\[\^|\{\d{3,}")  # named classes take tens of ms the first time
 
 
-def compile_in_place(spec: Spec, vocabulary: Vocabulary) -> TokenDfa | None:
-    """Returns the token automaton of a small spec; None for any other one, and for one that is refused.
+def compile_in_place(spec: Spec, vocabulary: Vocabulary) -> TokenDfa | LlguidanceSource | None:
+    """Returns a small spec compiled; None for any other one, and for one that is refused.
+
+    Schemas are compiled only once llguidance's tokenizer of the vocabulary is built, which takes longer than they do.
 
     >>> compile_in_place(Choices(("yes", "no")), vocabulary)              # doctest: +SKIP
     """
@@ -37,6 +40,8 @@ def compile_in_place(spec: Spec, vocabulary: Vocabulary) -> TokenDfa | None:
             return compile_choices(spec, vocabulary) if is_small else None
         if isinstance(spec, Regex):
             return _compile_regex(spec.pattern, vocabulary)
+        if isinstance(spec, JsonSchema | JsonObject):
+            return compile_json(spec, vocabulary) if is_warm(vocabulary) and is_small_schema(spec) else None
     except (GrammarError, DfaTooLarge, ValueError):
         pass  # a worker says why
     return None
@@ -46,6 +51,4 @@ def _compile_regex(pattern: str, vocabulary: Vocabulary) -> TokenDfa | None:
     if len(pattern) > MAX_PATTERN_CHARS or _COSTLY_SYNTAX.search(pattern):
         return None
     transitions, start, accepting = build_small_dfa(to_plain_pattern(pattern).pattern, MAX_WORK)
-    if int((transitions >= 0).sum(axis=1, dtype=np.int64).max()) > MAX_FOLLOWING_BYTES:
-        return None
-    return build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary.trie, MAX_EDGES)
+    return build_table_dfa(transitions, start, accepting, vocabulary, LIMITS)

@@ -40,10 +40,13 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class TokenDfaArrays(msgspec.Struct, frozen=True, tag="arrays"):
-    """From the worker: the arrays of a TokenDfa, int32 little-endian; `accepting` is one byte for each state."""
+    """From the worker: a TokenDfa. Arrays are int32 little-endian; `accepting` and `partition_of` have one byte for
+    each state."""
 
+    partitions: list[bytes]
+    partition_of: bytes
     row_offsets: bytes
-    tokens: bytes
+    nodes: bytes
     next_states: bytes
     accepting: bytes
     distance: bytes
@@ -100,13 +103,17 @@ def pop_frame(buffer: bytearray) -> bytes | None:
 
 def pack_dfa(table: TokenDfa) -> TokenDfaArrays:
     """Returns the arrays of `table` as bytes."""
-    columns = (table.row_offsets, table.tokens, table.next_states, table.distance)
-    row_offsets, tokens, next_states, distance = (column.astype("<i4").tobytes() for column in columns)
-    return TokenDfaArrays(row_offsets, tokens, next_states, table.accepting.astype(np.uint8).tobytes(), distance)
+    columns = (table.row_offsets, table.nodes, table.next_states, table.distance)
+    row_offsets, nodes, next_states, distance = (column.astype("<i4").tobytes() for column in columns)
+    accepting = table.accepting.astype(np.uint8).tobytes()
+    partition_of = table.partition_of.tobytes()
+    return TokenDfaArrays(list(table.partitions), partition_of, row_offsets, nodes, next_states, accepting, distance)
 
 
 def unpack_dfa(arrays: TokenDfaArrays) -> TokenDfa:
     """Returns the TokenDfa that `pack_dfa` encoded, as read-only views of its bytes."""
-    columns = (arrays.row_offsets, arrays.tokens, arrays.next_states, arrays.distance)
-    row_offsets, tokens, next_states, distance = (np.frombuffer(column, "<i4") for column in columns)
-    return TokenDfa(row_offsets, tokens, next_states, np.frombuffer(arrays.accepting, np.bool_), distance)
+    columns = (arrays.row_offsets, arrays.nodes, arrays.next_states, arrays.distance)
+    row_offsets, nodes, next_states, distance = (np.frombuffer(column, "<i4") for column in columns)
+    accepting = np.frombuffer(arrays.accepting, np.bool_)
+    partition_of = np.frombuffer(arrays.partition_of, np.uint8)
+    return TokenDfa(tuple(arrays.partitions), partition_of, row_offsets, nodes, next_states, accepting, distance)

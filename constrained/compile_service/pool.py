@@ -223,12 +223,12 @@ class CompilePool:
         start = monotonic()
         if not self._compiles_in_place or start < self._next_in_place:
             return None
+        grammar = None
         compiled = compile_in_place(spec, self.vocabulary)
+        if compiled is not None:
+            grammar = build_grammar(compiled, self.vocabulary)
+            self.cache.put(spec, grammar, grammar.nbytes)
         self._next_in_place = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
-        if compiled is None:
-            return None
-        grammar = build_grammar(compiled, self.vocabulary)
-        self.cache.put(spec, grammar, grammar.nbytes)
         return grammar
 
     def _add_pending(self, spec: Spec, tenant: str) -> PendingSpec | None:
@@ -361,13 +361,17 @@ class CompilePool:
         answer = result.answer
         if isinstance(answer, CompileRefused):
             self._cache_and_finish(pending, GrammarError(answer.reason, answer.where))
-        elif self._background is not None and (
-            not self._is_warm or (isinstance(answer, LlguidanceSource) and result.spent_s > BACKGROUND_BUILD_S)
-        ):
+        elif self._background is not None and not (self._is_warm and self._is_quick_to_build(answer, result.spent_s)):
             self._building.add(pending)
             self._background.begin(pending, lambda: self._build(answer))
         else:
             self._cache_and_finish(pending, _grammar(answer, self.vocabulary))
+
+    def _is_quick_to_build(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
+        """Returns whether the grammar of `answer`, which took a worker `spent_s`, can be built in the caller's loop."""
+        if isinstance(answer, LlguidanceSource):
+            return spent_s <= BACKGROUND_BUILD_S
+        return all(partition in self.vocabulary.token_tries for partition in answer.partitions)
 
     def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
         """Builds a grammar in a thread."""

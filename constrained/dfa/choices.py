@@ -23,7 +23,7 @@ def compile_choices(spec: Choices, vocabulary: Vocabulary) -> TokenDfa:
         raise GrammarError(f"the choice is longer than {MAX_CHOICE_BYTES} bytes", long)
     words = ByteTrie(enumerate(texts))
     try:
-        table = build_token_dfa(words.step, 0, words.is_terminal, vocabulary.trie)
+        table = build_token_dfa(words.step, 0, words.is_terminal, vocabulary)
     except DfaTooLarge:
         raise GrammarError("the choices are too many or too long to compile") from None
     if table is None or int(table.accepting.sum()) < len(texts):

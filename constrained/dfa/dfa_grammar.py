@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
+from numpy.typing import NDArray
 
 from plait.constrained.dfa.forced_bytes import forced_bytes, tokenize_forced_bytes
-from plait.constrained.dfa.token_dfa import TokenDfa, shortest_completion
+from plait.constrained.dfa.token_dfa import TokenDfa
+from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.vocabulary import Vocabulary
 
@@ -25,13 +25,10 @@ class DfaGrammar(Grammar):
 
     def __init__(self, table: TokenDfa, vocabulary: Vocabulary) -> None:
         self.table = table
+        self.dfa = VocabularyDfa(table, vocabulary)
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
-        # Indexing a memoryview gives Python ints and is several times faster than indexing a numpy array.
-        self.row_offsets = np.ascontiguousarray(table.row_offsets).data
-        self.tokens = np.ascontiguousarray(table.tokens).data
-        self.next_states = np.ascontiguousarray(table.next_states).data
-        self.accepting = table.accepting.tolist()
+        self.accepting = self.dfa.accepting
         self.eos_mask = self._pack_mask(np.array(vocabulary.eos_ids, np.int64))
         self._masks: dict[int, Int32Array] = {_TERMINATED: self.eos_mask}
         self._forced: dict[int, bytes] = {}
@@ -40,10 +37,9 @@ class DfaGrammar(Grammar):
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.table.row_offsets, self.table.tokens, self.table.next_states, self.table.distance)
         num_states = len(self.accepting)
         masks = min(num_states + 1, self._max_masks) * (self.eos_mask.nbytes + 200)
-        return sum(array.nbytes for array in arrays) + 200 * num_states + masks + 1000
+        return self.dfa.nbytes + 200 * num_states + masks + 1000
 
     def matcher(self) -> Matcher:
         return DfaMatcher(self)
@@ -52,8 +48,7 @@ class DfaGrammar(Grammar):
         """Returns the mask of `state`, int32 [ceil(V/32)]; read-only."""
         mask = self._masks.get(state)
         if mask is None:
-            allowed = self.table.tokens[self.row_offsets[state] : self.row_offsets[state + 1]]
-            mask = self._pack_mask(allowed)
+            mask = self._pack_mask(self.dfa.allowed(state))
             if self.accepting[state]:
                 mask = mask | self.eos_mask
             if len(self._masks) >= self._max_masks:
@@ -65,7 +60,7 @@ class DfaGrammar(Grammar):
         """Returns the bytes that every continuation from `state` begins with."""
         forced = self._forced.get(state)
         if forced is None:
-            forced = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
+            forced = self._forced[state] = forced_bytes(self.dfa, state)
         return forced
 
     def forced_tokens(self, state: int) -> list[int]:
@@ -74,27 +69,21 @@ class DfaGrammar(Grammar):
         if tokens is None:
             text = self.forced(state)
             tokens = tokenize_forced_bytes(text, False, self.vocabulary) if text else []
-            reached = self._state_after(state, tokens)
+            reached = self.dfa.state_after(state, tokens)
             if text and (all_tokens := tokenize_forced_bytes(text, True, self.vocabulary)):
-                end = self._state_after(state, all_tokens)
-                if end is not None and self.row_offsets[end] == self.row_offsets[end + 1]:
+                end = self.dfa.state_after(state, all_tokens)
+                if end is not None and not self.dfa.has_edges(end):
                     tokens, reached = all_tokens, end
             tokens = self._forced_tokens[state] = tokens if reached is not None else []
         return tokens
 
-    def _state_after(self, state: int, tokens: list[int]) -> int | None:
-        """Returns the state after `tokens`; None if they are not allowed."""
-        for token in tokens:
-            end = self.row_offsets[state + 1]
-            place = bisect_left(self.tokens, token, self.row_offsets[state], end)
-            if place == end or self.tokens[place] != token:
-                return None
-            state = self.next_states[place]
-        return state
-
-    def _pack_mask(self, tokens: Int32Array | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Int32Array:
+    def _pack_mask(self, allowed: NDArray[np.signedinteger] | NDArray[np.bool_]) -> Int32Array:
+        """Returns the mask of the tokens `allowed`: their ids, or whether each is, bool [V]."""
         bits = np.zeros(mask_words(len(self.vocabulary)) * 32, np.bool_)
-        bits[tokens] = True
+        if allowed.dtype == np.bool_:
+            bits[: len(allowed)] = allowed
+        else:
+            bits[allowed] = True
         return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
@@ -117,11 +106,10 @@ class DfaMatcher(Matcher):
         elif state == _TERMINATED:
             return False
         else:
-            end = grammar.row_offsets[state + 1]
-            place = bisect_left(grammar.tokens, token, grammar.row_offsets[state], end)
-            if place == end or grammar.tokens[place] != token:
+            after = grammar.dfa.next_state(state, token)
+            if after is None:
                 return False
-            reached = grammar.next_states[place]
+            reached = after
         self._states.append(state)
         self._state = reached
         return True
@@ -145,8 +133,8 @@ class DfaMatcher(Matcher):
     def completion(self, limit: int) -> list[int] | None:
         if self._state == _TERMINATED:
             return []
-        table = self._grammar.table
-        return shortest_completion(table, self._state) if table.distance[self._state] <= limit else None
+        dfa = self._grammar.dfa
+        return dfa.shortest_completion(self._state) if dfa.table.distance[self._state] <= limit else None
 
     @property
     def is_accepting(self) -> bool:

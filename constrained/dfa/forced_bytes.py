@@ -5,17 +5,19 @@ Many token sequences spell one text, so all of them are followed until two texts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 import numpy as np
 
-from plait.constrained.dfa.token_dfa import TokenDfa
+from plait.constrained.byte_trie import Int32Array
+from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_FORCED_BYTES = 4096
 
 
-def forced_bytes(table: TokenDfa, state: int, vocabulary: Vocabulary) -> bytes:
+def forced_bytes(dfa: VocabularyDfa, state: int) -> bytes:
     """Returns the longest common prefix of all complete continuations from `state`, at most 4096 bytes.
 
     Returns b"" if the text may end at `state`. Takes tens of microseconds, more with the length.
@@ -24,10 +26,10 @@ def forced_bytes(table: TokenDfa, state: int, vocabulary: Vocabulary) -> bytes:
     todo, seen = [(0, state)], {(0, state)}  # (bytes passed, state), shortest first
     while todo and todo[0][0] < limit:
         at, state = heappop(todo)
-        if table.accepting[state]:
+        if dfa.accepting[state]:
             limit = at
             break
-        longest, common, inside = _common_prefix(table, state, vocabulary)
+        longest, common, inside = _common_prefix(dfa, state)
         agreed = _common_prefix_length(text[at:limit], longest)
         if at + len(longest) > len(text) and at + agreed == len(text):
             text = text[:at] + longest
@@ -43,27 +45,33 @@ def forced_bytes(table: TokenDfa, state: int, vocabulary: Vocabulary) -> bytes:
     return text[:limit]
 
 
-def _common_prefix(table: TokenDfa, state: int, vocabulary: Vocabulary) -> tuple[bytes, int, list[tuple[int, int]]]:
+def _common_prefix(dfa: VocabularyDfa, state: int) -> tuple[bytes, int, list[tuple[int, int]]]:
     """Returns (the longest token, how many of its bytes are common, (length, next state) of each token within those).
 
     Tokens that extend beyond the common part all share it, and so do the texts after tokens that end within it.
     """
-    row = slice(int(table.row_offsets[state]), int(table.row_offsets[state + 1]))
-    ranks = vocabulary.byte_rank[table.tokens[row]]
-    if not len(ranks):
+    (trie, nodes, _), vocabulary = dfa.row(state), dfa.vocabulary
+    if not len(nodes):
         return b"", 0, []
-    low, high = int(ranks.argmin()), int(ranks.argmax())
-    tokens, next_states = table.tokens[row], table.next_states[row]
-    last = vocabulary.token_bytes[int(tokens[high])]
-    if vocabulary.token_bytes[int(tokens[low])][:1] != last[:1]:
+    first = _extreme(trie.first_token[nodes], vocabulary, np.argmin)
+    last = _extreme(trie.last_token[nodes], vocabulary, np.argmax)
+    if first[:1] != last[:1]:
         return last, 0, []
+    tokens = trie.tokens_at(nodes)
     inside: list[tuple[int, int]] = []
-    for place in np.argsort(ranks, kind="stable").tolist():
-        token = vocabulary.token_bytes[int(tokens[place])]
+    for place in np.argsort(vocabulary.byte_rank[tokens], kind="stable").tolist():
+        token = vocabulary.token_bytes[tokens[place]]
         if not last.startswith(token):
             return last, _common_prefix_length(token, last), inside
-        inside.append((len(token), int(next_states[place])))
+        after = dfa.next_state(state, int(tokens[place]))
+        assert after is not None
+        inside.append((len(token), after))
     return last, MAX_FORCED_BYTES, inside
+
+
+def _extreme(tokens: Int32Array, vocabulary: Vocabulary, choose: Callable[[Int32Array], np.intp]) -> bytes:
+    """Returns the first or the last of `tokens` in byte order, as `choose` does of their ranks."""
+    return vocabulary.token_bytes[tokens[choose(vocabulary.byte_rank[tokens])]]
 
 
 def _common_prefix_length(left: bytes, right: bytes) -> int:

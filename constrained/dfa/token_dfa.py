@@ -5,20 +5,24 @@ States from which the tokens cannot complete a text are removed, so no mask lead
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import ByteTrie, Int32Array, expand_slices
+from plait.constrained.byte_trie import Int32Array, expand_slices
+from plait.constrained.dfa.byte_partitions import StatePartitions, single_bytes, state_partitions
+from plait.constrained.dfa.token_trie import TokenTrie
+from plait.constrained.vocabulary import Vocabulary
 
 ByteTransition: TypeAlias = Callable[[Int32Array, NDArray[np.uint8]], Int32Array]
 """(states int32 [n], bytes uint8 [n]) -> next states int32 [n], -1 where there is none."""
 
 TokenEdges: TypeAlias = tuple[Int32Array, Int32Array, Int32Array]
-"""From state, token, to state; each int32 [E]."""
+"""From state, node of a token trie, to state; each int32 [E]."""
 
 MAX_EDGES = 1_500_000
 EDGES_BEFORE_PROJECTION = 400_000  # from here on the final number is projected from the rate so far
@@ -27,85 +31,156 @@ UNREACHABLE = np.iinfo(np.int32).max
 
 
 class DfaTooLarge(Exception):
-    """The token automaton has, or is projected to have, more than `max_edges` edges."""
+    """The token automaton has, or is projected to have, more edges than allowed, or takes too much work to build."""
+
+
+class WalkLimits(NamedTuple):
+    """The most edges of a token automaton, and the most pairs of a state and a trie node visited to find them."""
+
+    edges: int = MAX_EDGES
+    pairs: float = math.inf
+
+
+NO_LIMITS = WalkLimits()  # but that of memory
 
 
 @dataclass(frozen=True, eq=False)
 class TokenDfa:
     """A token automaton in CSR form: the edges of state s are `row_offsets[s] .. row_offsets[s + 1]`; state 0 starts.
 
-    `row_offsets` int32 [S+1], `tokens` int32 [E] ascending within a row, `next_states` int32 [E], `accepting` bool [S],
-    and `distance` int32 [S], the fewest tokens from each state to an accepting one.
+    An edge leads from a state along all tokens that end at one node of a TokenTrie: of the one for
+    `partitions[partition_of[s]]` (uint8 [S]). `row_offsets` int32 [S+1], `nodes` int32 [E] ascending within a row,
+    `next_states` int32 [E], `accepting` bool [S], and `distance` int32 [S], the fewest tokens from each state to an
+    accepting one.
     """
 
+    partitions: tuple[bytes, ...]
+    partition_of: NDArray[np.uint8]
     row_offsets: Int32Array
-    tokens: Int32Array
+    nodes: Int32Array
     next_states: Int32Array
     accepting: NDArray[np.bool_]
     distance: Int32Array
 
 
 def build_token_dfa(
-    step: ByteTransition, start: int, accepting: NDArray[np.bool_], trie: ByteTrie, max_edges: int = MAX_EDGES
+    step: ByteTransition,
+    start: int,
+    accepting: NDArray[np.bool_],
+    vocabulary: Vocabulary,
+    states: StatePartitions | None = None,
+    limits: WalkLimits = NO_LIMITS,
 ) -> TokenDfa | None:
     """Returns the token automaton of a byte automaton, or None if the tokens can spell none of its texts.
 
-    `accepting` is bool [states of the byte automaton]. Raises DfaTooLarge as soon as more than `max_edges` edges are
-    projected. Method: states and token trie are traversed together (Willard and Louf 2023, arXiv:2307.09702), many
-    states at a time.
+    `accepting` is bool [states of the byte automaton]; `states` says which bytes each state distinguishes (None: all).
+    Raises DfaTooLarge as soon as more than `limits` are projected. Method: states and token trie are traversed together
+    (Willard and Louf 2023, arXiv:2307.09702), many states at a time, each with the trie of its partition.
 
-    >>> words = ByteTrie([(0, b"ab"), (1, b"a")])
-    >>> tokens = ByteTrie([(5, b"a"), (6, b"b"), (7, b"ab")])
-    >>> table = build_token_dfa(words.step, 0, words.is_terminal, tokens)
-    >>> table.row_offsets.tolist(), table.tokens.tolist(), table.accepting.tolist()
-    ([0, 2, 3, 3], [5, 7, 6], [False, True, True])
+    >>> build_token_dfa(words.step, 0, words.is_terminal, vocabulary).accepting.tolist()          # doctest: +SKIP
+    [False, True, True]
     """
-    edges = _explore_edges(step, start, len(accepting), trie, max_edges)
+    states = states or single_bytes(len(accepting))
+    walk = _Walk(step, states, vocabulary, limits)
+    edges = walk.explore(start)
     distance = _distances_to_accept(edges, accepting)
     if distance[start] == UNREACHABLE:
         return None
-    return _to_csr(edges, distance, accepting, start, int(trie.entry_ids.max(initial=0)) + 1)
+    return _to_csr(edges, distance, accepting, start, states, max(map(len, walk.tries.values())))
 
 
-def _explore_edges(step: ByteTransition, start: int, num_states: int, trie: ByteTrie, max_edges: int) -> TokenEdges:
-    seen = np.zeros(num_states, np.bool_)
-    seen[start] = True
-    todo, batch_size, num_edges, num_walked = np.array([start], np.int32), 4, 0, 0
-    parts: list[TokenEdges] = []
-    while len(todo):
-        batch, todo = todo[:batch_size], todo[batch_size:]
-        part, pairs = _expand_states(step, batch, trie)
-        num_edges += len(part[0])
-        num_walked += len(batch)
-        parts.append(part)
-        new_states = _distinct(part[2], num_states)
-        new_states = new_states[~seen[new_states]]
-        seen[new_states] = True
-        todo = np.concatenate((todo, new_states))
-        projected_edges = num_edges * (1 + len(todo) / num_walked) if num_edges > EDGES_BEFORE_PROJECTION else num_edges
-        if projected_edges > max_edges:
-            raise DfaTooLarge
-        batch_size = max(1, min(4 * batch_size, 4096, len(batch) * MAX_PAIRS_PER_BATCH // (pairs + 1)))
-    sources, tokens, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return sources, tokens, targets
+def build_table_dfa(
+    transitions: Int32Array,
+    start: int,
+    accepting: NDArray[np.bool_],
+    vocabulary: Vocabulary,
+    limits: WalkLimits = NO_LIMITS,
+) -> TokenDfa | None:
+    """Returns `build_token_dfa` of a byte automaton given by its next states, int32 [S, 256], -1 where there is none.
+
+    Bytes that a state and all states after it treat alike are walked once.
+    """
+    transitions = _without_dead_states(transitions, accepting)
+    states = state_partitions(transitions)
+    return build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary, states, limits)
 
 
-def _expand_states(step: ByteTransition, sources: Int32Array, trie: ByteTrie) -> tuple[TokenEdges, int]:
-    """Returns the edges out of `sources`, and the number of (state, trie node) pairs visited."""
-    origin = np.arange(len(sources), dtype=np.int32)  # the index in `sources` that each pair belongs to
-    states, nodes = sources, np.zeros(len(sources), np.int32)
-    parts: list[TokenEdges] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))]
-    pairs = 0
-    while len(nodes):
-        children, parents = expand_slices(trie.child_offsets, nodes)
-        reached = step(states[parents], trie.byte[children])
-        valid = np.flatnonzero(reached >= 0)
-        origin, states, nodes = origin[parents[valid]], reached[valid], children[valid].astype(np.int32)
-        ended, pair = expand_slices(trie.entry_offsets, nodes)
-        parts.append((sources[origin[pair]], trie.entry_ids[ended], states[pair]))
-        pairs += len(children)
-    source, token, target = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return (source, token, target), pairs
+def _without_dead_states(transitions: Int32Array, accepting: NDArray[np.bool_]) -> Int32Array:
+    """Returns the transitions without those into states from which no accepting one can be reached."""
+    sources, labels = np.nonzero(transitions >= 0)
+    targets = transitions[sources, labels]
+    order = np.argsort(targets, kind="stable")
+    before = sources[order].astype(np.int32)
+    row_offsets = np.searchsorted(targets[order], np.arange(len(accepting) + 1)).astype(np.int32)
+    is_live = accepting.copy()
+    frontier = np.flatnonzero(accepting).astype(np.int32)
+    while len(frontier):
+        reached = np.unique(before[expand_slices(row_offsets, frontier)[0]])
+        frontier = reached[~is_live[reached]]
+        is_live[frontier] = True
+    return transitions if is_live.all() else np.where((transitions >= 0) & is_live[transitions], transitions, -1)
+
+
+class _Walk:
+    """Traverses a byte automaton and the token tries of its partitions together."""
+
+    def __init__(
+        self, step: ByteTransition, states: StatePartitions, vocabulary: Vocabulary, limits: WalkLimits
+    ) -> None:
+        self._step, self._states, self._vocabulary, self._limits = step, states, vocabulary, limits
+        self.tries: dict[int, TokenTrie] = {}  # of the partitions met
+        self._max_batch = int(min(MAX_PAIRS_PER_BATCH, limits.pairs))
+
+    def explore(self, start: int) -> TokenEdges:
+        """Returns the edges out of all states that tokens reach from `start`. Raises DfaTooLarge."""
+        num_states = len(self._states.of_state)
+        seen = np.zeros(num_states, np.bool_)
+        seen[start] = True
+        todo, num_edges, num_walked, num_pairs = np.array([start], np.int32), 0, 0, 0
+        sizes: dict[int, int] = {}  # of the next batch with each partition
+        parts: list[TokenEdges] = []
+        while len(todo):
+            partition = int(self._states.of_state[todo[0]])
+            trie = self._trie(partition)
+            size = sizes.get(partition) or max(1, self._max_batch // len(trie))
+            is_alike = self._states.of_state[todo] == partition
+            batch, todo = todo[is_alike][:size], np.concatenate((todo[~is_alike], todo[is_alike][size:]))
+            part, pairs = self._expand(batch, trie)
+            num_edges, num_walked, num_pairs = num_edges + len(part[0]), num_walked + len(batch), num_pairs + pairs
+            parts.append(part)
+            new_states = _distinct(part[2], num_states)
+            new_states = new_states[~seen[new_states]]
+            seen[new_states] = True
+            todo = np.concatenate((todo, new_states))
+            is_large = num_edges > EDGES_BEFORE_PROJECTION
+            projected_edges = num_edges * (1 + len(todo) / num_walked) if is_large else num_edges
+            if projected_edges > self._limits.edges or num_pairs > self._limits.pairs:
+                raise DfaTooLarge
+            sizes[partition] = max(1, min(4 * size, 4096, len(batch) * self._max_batch // (pairs + 1)))
+        sources, nodes, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return sources, nodes, targets
+
+    def _trie(self, partition: int) -> TokenTrie:
+        if partition not in self.tries:
+            self.tries[partition] = self._vocabulary.token_tries.get(self._states.partitions[partition])
+        return self.tries[partition]
+
+    def _expand(self, sources: Int32Array, trie: TokenTrie) -> tuple[TokenEdges, int]:
+        """Returns the edges out of `sources`, and the number of (state, trie node) pairs visited."""
+        origin = np.arange(len(sources), dtype=np.int32)  # the index in `sources` that each pair belongs to
+        states, nodes = sources, np.zeros(len(sources), np.int32)
+        parts: list[TokenEdges] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))]
+        byte, pairs = trie.byte_of_class[trie.label], 0
+        while len(nodes):
+            children, parents = expand_slices(trie.child_offsets, nodes)
+            reached = self._step(states[parents], byte[children])
+            valid = np.flatnonzero(reached >= 0)
+            origin, states, nodes = origin[parents[valid]], reached[valid], children[valid].astype(np.int32)
+            ended = np.flatnonzero(trie.has_tokens[nodes])
+            parts.append((sources[origin[ended]], nodes[ended], states[ended]))
+            pairs += len(children)
+        source, node, target = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return (source, node, target), pairs
 
 
 def _distances_to_accept(edges: TokenEdges, accepting: NDArray[np.bool_]) -> Int32Array:
@@ -132,12 +207,19 @@ def _distinct(numbers: NDArray[np.signedinteger], end: int) -> NDArray[np.signed
     return np.flatnonzero(marked).astype(numbers.dtype)
 
 
-def _to_csr(edges: TokenEdges, distance: Int32Array, accepting: NDArray[np.bool_], start: int, width: int) -> TokenDfa:
-    sources, tokens, targets = edges
+def _to_csr(
+    edges: TokenEdges,
+    distance: Int32Array,
+    accepting: NDArray[np.bool_],
+    start: int,
+    partitions: StatePartitions,
+    width: int,
+) -> TokenDfa:
+    sources, nodes, targets = edges
     alive = distance != UNREACHABLE
     is_live_edge = alive[sources] & alive[targets]
     if not is_live_edge.all():
-        sources, tokens, targets = sources[is_live_edge], tokens[is_live_edge], targets[is_live_edge]
+        sources, nodes, targets = sources[is_live_edge], nodes[is_live_edge], targets[is_live_edge]
     is_state = np.zeros(len(alive), np.bool_)
     for column in (start, sources, targets):
         is_state[column] = True
@@ -145,11 +227,20 @@ def _to_csr(edges: TokenEdges, distance: Int32Array, accepting: NDArray[np.bool_
     states = np.concatenate((np.array([start], np.int32), states[states != start]))
     number = np.zeros(len(alive), np.int32)
     number[states] = np.arange(len(states), dtype=np.int32)
-    places = number[sources].astype(np.int64) * width + tokens
+    places = number[sources].astype(np.int64) * width + nodes
     sorted_places, next_states = _sort_by_place(places, number[targets], len(states) * width)
     row_offsets = np.searchsorted(sorted_places, np.arange(len(states) + 1) * width).astype(np.int32)
-    tokens = (sorted_places % width).astype(np.int32)
-    return TokenDfa(row_offsets, tokens, next_states, accepting[states], distance[states])
+    nodes = (sorted_places % width).astype(np.int32)
+    used, partition_of = np.unique(partitions.of_state[states], return_inverse=True)
+    return TokenDfa(
+        tuple(partitions.partitions[index] for index in used.tolist()),
+        partition_of.astype(np.uint8),
+        row_offsets,
+        nodes,
+        next_states,
+        accepting[states],
+        distance[states],
+    )
 
 
 def _sort_by_place(places: NDArray[np.int64], values: Int32Array, end: int) -> tuple[NDArray[np.int64], Int32Array]:
@@ -161,18 +252,3 @@ def _sort_by_place(places: NDArray[np.int64], values: Int32Array, end: int) -> t
     dense[places] = values
     sorted_places = np.flatnonzero(dense >= 0)
     return sorted_places, dense[sorted_places]
-
-
-def shortest_completion(table: TokenDfa, state: int) -> list[int]:
-    """Returns the tokens of a shortest path from `state` to an accepting state; of equal ones, the lowest ids.
-
-    >>> shortest_completion(table, 0)                   # doctest: +SKIP
-    [5, 7]
-    """
-    tokens: list[int] = []
-    while table.distance[state]:
-        row = slice(int(table.row_offsets[state]), int(table.row_offsets[state + 1]))
-        best = int(table.distance[table.next_states[row]].argmin())
-        tokens.append(int(table.tokens[row][best]))
-        state = int(table.next_states[row][best])
-    return tokens

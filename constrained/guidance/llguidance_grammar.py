@@ -327,8 +327,14 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 def warm_up(vocabulary: Vocabulary) -> None:
-    """Builds what the first grammar for `vocabulary` would otherwise wait for."""
-    _tokenizer(vocabulary)
+    """Builds what the first grammar for `vocabulary` would otherwise wait for; nothing if it names no end token."""
+    if vocabulary.eos_ids:
+        _tokenizer(vocabulary)
+
+
+def is_warm(vocabulary: Vocabulary) -> bool:
+    """Returns whether `warm_up` has been called for `vocabulary`."""
+    return vocabulary in _tokenizers
 
 
 def _limits() -> llguidance.LLParserLimits:

@@ -17,7 +17,7 @@ import outlines_core
 from numpy.typing import NDArray
 
 from plait.constrained.byte_trie import Int32Array
-from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_dfa
+from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_table_dfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, regex_source
 from plait.constrained.regex.python_syntax import PlainPattern, to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
@@ -61,7 +61,7 @@ def compile_plain_pattern(
         return regex_source(plain.pattern, vocabulary)
     try:
         transitions, start, accepting = _small_dfa(plain) or (states or build_byte_dfa)(plain.pattern)
-        table = build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary.trie)
+        table = build_table_dfa(transitions, start, accepting, vocabulary)
     except (DfaTooLarge, ValueError):
         return regex_source(plain.pattern, vocabulary)
     if table is None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
+from plait.constrained.guidance.llguidance_grammar import warm_up
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -68,4 +69,5 @@ def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
     except PlaitError:
         return None
     tokenizer.vocabulary.warm_up()
+    warm_up(tokenizer.vocabulary)
     return tokenizer
