@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.models.registry import config_from_hf
+from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = config_from_hf(read_json_object(folder / "config.json"))
-        self.handles: dict[tuple[str, str], Any] = {}
+        self.handles: dict[tuple[str, str | None], Any] = {}
         self.file_by_tensor = self._map_tensors_to_files()
         self._lacks_model_prefix = "norm.weight" in self.file_by_tensor
         if (
@@ -57,7 +58,7 @@ class SafetensorsCheckpoint:
 
     def stored_type(self, name: str) -> str:
         part, _ = self._stored_parts(name, shape_of(name, self.shapes))[0]
-        kind: str = self._open(self.file_by_tensor[part], "cpu").get_slice(part).get_dtype()
+        kind: str = self._open(self.file_by_tensor[part]).get_slice(part).get_dtype()
         return kind
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
@@ -71,6 +72,7 @@ class SafetensorsCheckpoint:
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
+        require_torch(f"reading {name} of a safetensors file")
         import torch
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
@@ -101,7 +103,7 @@ class SafetensorsCheckpoint:
     def _map_tensors_to_files(self) -> dict[str, str]:
         """Stored tensor name -> file name, from the index or the single file."""
         if not (self.folder / _INDEX).exists():
-            return dict.fromkeys(self._open(_SINGLE, "cpu").keys(), _SINGLE)
+            return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
         file_by_tensor = read_json_object(self.folder / _INDEX).get("weight_map")
         if not isinstance(file_by_tensor, dict):
             raise CorruptModel(f"{_INDEX} has no weight_map")
@@ -110,11 +112,13 @@ class SafetensorsCheckpoint:
                 raise CorruptModel(f"{_INDEX} names {file!r:.80}, which is not a safetensors file of its folder")
         return file_by_tensor
 
-    def _open(self, file: str, device: str) -> Any:
+    def _open(self, file: str, device: str | None = None) -> Any:
+        """The handle of a file: of its header, or of tensors on a torch device. Only the latter imports torch."""
         handle = self.handles.get((file, device))
         if handle is None:
+            framework = "np" if device is None else "pt"
             try:
-                handle = safe_open(str(self.folder / file), framework="pt", device=device)
+                handle = safe_open(str(self.folder / file), framework=framework, device=device or "cpu")
             except FileNotFoundError as error:
                 raise ModelNotFound(f"{self.folder} has no {file}") from error
             except (SafetensorError, OSError) as error:
@@ -124,7 +128,7 @@ class SafetensorsCheckpoint:
 
     def _stored_shape(self, file: str, name: str) -> list[int] | None:
         try:
-            shape: list[int] = self._open(file, "cpu").get_slice(name).get_shape()
+            shape: list[int] = self._open(file).get_slice(name).get_shape()
         except SafetensorError:
             return None
         return shape
