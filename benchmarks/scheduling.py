@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+import numpy as np
 
 from plait.constrained import CompilePool, Vocabulary
+from plait.runtime.arrays import Float32Array
 from plait.runtime.batch import request_metrics
 from plait.runtime.config import engine_config
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Welcome
@@ -72,16 +73,16 @@ class Model:
     num_pages: int = PAGES
     max_batch_tokens: int = 256
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: Any) -> Float32Array:
         num_prompt_tokens = sum(row.count for row in batch.rows if row.count > 1)
         self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * num_prompt_tokens
-        return torch.zeros(batch.num_logits, 1)
+        return np.zeros((batch.num_logits, 1), np.float32)
 
-    def argmax_tokens(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
+    def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
         return [1.0] * len(hidden), [1] * len(hidden)
 
-    def logits(self, hidden: torch.Tensor, allowed_ids: Any) -> torch.Tensor:
-        logits = torch.zeros(len(hidden), VOCAB)
+    def logits(self, hidden: Float32Array, allowed_ids: Any) -> Float32Array:
+        logits = np.zeros((len(hidden), VOCAB), np.float32)
         logits[:, 1] = 1.0
         return logits
 

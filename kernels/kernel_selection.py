@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from plait.kernels.operators import DenseLinearOp, Kernels, PagedAttentionOp
+from plait.kernels.packed_support import describe_packed_weights
 from plait.kernels.reference import batch_invariant_linear as batch_invariant
 from plait.kernels.reference import ops
 from plait.kernels.reference.matmul import dequantize_rows, make_linear
@@ -55,19 +56,6 @@ def select_kernels(
             "attention": attention_name,
             "matrix products": "torch, blocks of fixed size" if deterministic else "torch",
             "norm, rotary, activation": "torch reference",
-            "packed weights": _describe_packed_weights(device),
+            "packed weights": describe_packed_weights(device.type),
         },
     )
-
-
-def _describe_packed_weights(device: torch.device) -> str:
-    """Whether the packed CPU decoder can run here. If it can, 4- and 8-bit models use none of the operators above."""
-    if device.type != "cpu":
-        return "none: they are for CPUs"
-    try:
-        from plait.kernels.cpu.decoder import instruction_set, missing_features
-    except ImportError as error:
-        return f"none: numba cannot be imported ({error})"
-    if missing := missing_features():
-        return f"none: this CPU has no {', '.join(missing)}"
-    return f"numba, {instruction_set()}, a step is one call"

@@ -64,8 +64,18 @@ def _embeddings(path: Path) -> str:
 def _weights(path: Path, weights: WeightFormat | None) -> str:
     """Returns the weight format that would run here, and why. Raises InputError for one that cannot run here."""
     from plait.runtime.config import engine_config
-    from plait.runtime.executor.backend_selection import resolve_weight_format
+    from plait.runtime.executor.backend_selection import (
+        require_torch_for,
+        require_torch_for_rounding,
+        resolve_weight_format,
+    )
     from plait.runtime.weights.checkpoint import open_checkpoint
 
-    chosen = resolve_weight_format(engine_config(weights=weights), open_checkpoint(path))
+    config = engine_config(weights=weights)
+    checkpoint = open_checkpoint(path)
+    chosen = resolve_weight_format(config, checkpoint)
+    if chosen.packed:
+        require_torch_for_rounding(checkpoint, chosen.weight_format)
+    else:
+        require_torch_for(config, path)
     return f"{chosen.weight_format} ({chosen.reason})"

@@ -19,7 +19,17 @@ MAY_IMPORT = {
 }
 # The packages of runtime/, lowest first: a package imports itself and the packages before it.
 RUNTIME_ORDER = (
-    *("arrays", "portable_error", "errors", "log_writer", "config", "sampling_params", "seed_path", "messages"),
+    *(
+        "arrays",
+        "portable_error",
+        "errors",
+        "torch_import",
+        "log_writer",
+        "config",
+        "sampling_params",
+        "seed_path",
+        "messages",
+    ),
     *("model_files", "tokenizer", "transport"),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process", "server"),
 )

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def main() -> int:
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
+    if find_spec("torch") is None:
+        parser.error("every part needs torch. It is not installed: pip install 'plait[gpu]'")
     out = arguments.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="plait-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * arguments.minutes

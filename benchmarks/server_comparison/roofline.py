@@ -16,9 +16,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import torch
 from server_comparison.workloads import Done
 
+from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
 READ_BYTES = 1 << 29
@@ -82,7 +82,10 @@ def describe(path: Path) -> Model:
 
 
 def measure() -> Machine:
-    """Measures the machine for some seconds, in which nothing else should run."""
+    """Measures the machine for some seconds, in which nothing else should run. Raises InputError without torch."""
+    require_torch("the roofline's rate of matrix products")
+    import torch
+
     threads = torch.get_num_threads()
     return Machine(_read_bytes_per_s(threads), _bf16_flops(), threads)
 
@@ -112,6 +115,8 @@ def _sum(values: np.ndarray) -> int:
 
 
 def _bf16_flops() -> float:
+    import torch
+
     best = 0.0
     for rows, inner, columns in ((2048, 2048, 2048), (1024, 576, 3072), (1024, 1536, 576)):
         a, b = torch.ones(rows, inner, dtype=torch.bfloat16), torch.ones(columns, inner, dtype=torch.bfloat16)

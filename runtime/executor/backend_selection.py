@@ -7,19 +7,62 @@ from pathlib import Path
 from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.executor.host_machine import may_have_gpu
 from plait.runtime.models.checkpoint_interface import Checkpoint
-from plait.runtime.models.quantization import FormatChoice, choose_weight_format
+from plait.runtime.models.quantization import (
+    MULTIPLIED_BY_TORCH,
+    WEIGHT_BITS,
+    FormatChoice,
+    choose_weight_format,
+    matrix_names,
+)
+from plait.runtime.torch_import import require_torch, torch_is_installed
 from plait.runtime.weights.checkpoint import open_checkpoint
+from plait.runtime.weights.gguf_checkpoint import FLOAT_DTYPES
 
 
 def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpoint | None:
     """Returns the checkpoint if the packed CPU backend runs the model, None if torch does.
 
-    Raises as `open_checkpoint` and `choose_weight_format` do.
+    Raises as `open_checkpoint` and `choose_weight_format` do, and InputError for weights that only torch can round
+    where torch is not installed.
     """
     if config.weights == "bf16":
         return None
     checkpoint = open_checkpoint(model_path)
-    return checkpoint if resolve_weight_format(config, checkpoint).packed else None
+    chosen = resolve_weight_format(config, checkpoint)
+    if not chosen.packed:
+        return None
+    require_torch_for_rounding(checkpoint, chosen.weight_format)
+    return checkpoint
+
+
+def require_torch_for(config: EngineConfig, model_path: Path, reason: str = "") -> None:
+    """Imports torch for a model that the packed CPU backend does not run, for a `reason` if it is known.
+
+    Raises InputError, which names what needs torch, if torch cannot be imported.
+    """
+    device = config.device if config.device != "auto" else "cpu"
+    if config.weights == "bf16":
+        require_torch("weights='bf16'", device)
+    elif config.dtype not in ("auto", "bfloat16"):
+        require_torch(f"dtype={config.dtype!r}", device)
+    elif reason or torch_is_installed():
+        require_torch("this model", device, reason)
+    else:
+        chosen = resolve_weight_format(config, open_checkpoint(model_path))
+        require_torch("this model", device, chosen.reason.partition(f"{MULTIPLIED_BY_TORCH}: ")[2])
+
+
+def require_torch_for_rounding(checkpoint: Checkpoint, weight_format: WeightFormat) -> None:
+    """Raises InputError if torch is not installed and a matrix cannot be rounded to the packed format without it."""
+    if weight_format not in WEIGHT_BITS or torch_is_installed():
+        return
+    from plait.kernels.cpu.gemm.forms import FORMS
+
+    for name in matrix_names(checkpoint):
+        stored = checkpoint.stored_type(name)
+        is_kept = stored in FORMS and FORMS[stored].bits <= WEIGHT_BITS[weight_format]
+        if checkpoint.container != "gguf" or not (is_kept or stored in FLOAT_DTYPES):
+            require_torch(f"weights={weight_format!r}", reason=f"to round {name}, which is stored as {stored}")
 
 
 def resolve_weight_format(config: EngineConfig, checkpoint: Checkpoint) -> FormatChoice:
@@ -45,12 +88,12 @@ def torch_weight_format(config: EngineConfig, checkpoint: Checkpoint, device: st
 def resolve_device_type(name: str) -> str:
     """Returns the device type ("cpu", "cuda", ...) of a device name.
 
-    Imports torch only for other names than "cpu", and for "auto" only if there may be a GPU. Raises InputError.
+    Imports torch only for other names than "cpu", and for "auto" only if there may be a GPU; without torch, "auto" is
+    the CPU. Raises InputError.
     """
-    if name == "auto" and not may_have_gpu():
+    if name == "cpu" or (name == "auto" and not (may_have_gpu() and torch_is_installed())):
         return "cpu"
-    if name == "cpu":
-        return name
+    require_torch(f"device={name!r}", name)
     from plait.runtime.executor.torch_device import choose_device
 
     return str(choose_device(name).type)
@@ -67,6 +110,8 @@ def _cpu_has_bfloat16() -> bool:
     try:
         from plait.kernels.cpu.decoder import has_bfloat16
     except ImportError:  # without numba, ask torch
+        if not torch_is_installed():
+            return False
         from plait.runtime.executor.torch_device import cpu_has_bfloat16
 
         return cpu_has_bfloat16()

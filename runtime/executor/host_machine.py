@@ -20,6 +20,11 @@ def may_have_gpu() -> bool:
     return True
 
 
+def has_nvidia_driver() -> bool:
+    """Whether the driver of an NVIDIA GPU is loaded, on Linux."""
+    return Path(GPU_DEVICE_NODES[0]).exists()
+
+
 def num_threads() -> int:
     """Threads for one computation: OMP_NUM_THREADS, else one per physical core that this process may use.
 

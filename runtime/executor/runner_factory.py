@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu
+from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu, require_torch_for
 from plait.runtime.executor.runner import LoadedRunner, StartupProgress
 from plait.runtime.executor.step import AsyncStepLauncher
 from plait.runtime.sampling.sampler import Sampler
@@ -23,9 +23,9 @@ def make_runner(
     Torch is imported only if the model needs it; the packed CPU runner works without. `before_weights` is called once
     the modules are imported, and may start threads: the weights of a packed model are read without Python's
     interpreter lock.
-    Raises ModelError or InputError.
+    Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
-    checkpoint = checkpoint_for_packed_cpu(config, model_path)
+    checkpoint, not_packable = checkpoint_for_packed_cpu(config, model_path), ""
     if checkpoint is not None:
         from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
         from plait.runtime.models.loading.cpu_weights import NotPackable
@@ -34,8 +34,9 @@ def make_runner(
         before_weights = lambda: None  # noqa: E731
         try:
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
-        except NotPackable:
-            pass  # "as-stored" with a matrix that only reading shows not to fit its form: use torch
+        except NotPackable as error:  # "as-stored" with a matrix that only reading shows not to fit its form: use torch
+            not_packable = str(error)
+    require_torch_for(config, model_path, not_packable)
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner
     from plait.runtime.sampling.torch_ops import TorchLogitOperations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from plait.runtime.arrays import IntArray
@@ -25,6 +27,14 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"device {name!r} cannot be used here ({reason}); `plait check` shows what can") from None
     return device
+
+
+def describe_device(device: torch.device) -> str:
+    """The device with the name of the GPU, or the threads and the instructions that torch uses on the CPU."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{device} ({torch.get_num_threads()} threads of {os.cpu_count()} processors, {instructions})"
 
 
 def cpu_has_bfloat16() -> bool:

@@ -36,7 +36,10 @@ class Checkpoint(Protocol):
         """A new tensor with the shape and row order of transformers. Raises CorruptModel or UnsupportedModel."""
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        """`tensor` in float32 on the host. Does not import torch for F32, F16 and BF16."""
+        """`tensor` in float32 on the host.
+
+        F32, F16 and BF16 are read without torch; for other types InputError where torch is missing.
+        """
 
     def stored_type(self, name: str) -> str:
         """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header."""

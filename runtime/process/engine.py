@@ -17,6 +17,7 @@ from plait.runtime.client.embedding import embed_texts
 from plait.runtime.config import engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.builder import build_engine_loop
+from plait.runtime.process.unused_gpu import warn_of_unused_gpu
 from plait.runtime.tokenizer.chat_template import check_template
 from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
@@ -32,6 +33,7 @@ class Engine:
         config = engine_config(model_path=model_path, **settings)
         if config.chat_template:
             check_template(config.chat_template)
+        warn_of_unused_gpu(config.device)
         self._server_transport = LocalServerTransport()
         self.engine_loop = build_engine_loop(config, locate_model(config.model_path or None), self._server_transport)
         self._client_transport = LocalClientTransport(

@@ -22,6 +22,7 @@ from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
+from plait.runtime.process.unused_gpu import warn_of_unused_gpu
 from plait.runtime.transport.fork import register_after_fork_in_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
@@ -80,6 +81,7 @@ class Runtime:
             from plait.runtime.tokenizer.chat_template import check_template
 
             check_template(config.chat_template)
+        warn_of_unused_gpu(config.device)
         located_path = locate_model(config.model_path or None)
         self.address = tempfile.mkdtemp(prefix="plait-")  # created with mode 0700
         self._log = Path(self.address) / "runtime.log"

@@ -57,7 +57,7 @@ def main() -> int:
 def _serve(args: WorkerArgs) -> int:
     is_loaded = threading.Event()
     threading.Thread(target=_exit_with_owner, args=(args.directory, is_loaded), daemon=True).start()
-    _send_status(progress=0.0, doing="loading torch")
+    _send_status(progress=0.0, doing="starting")
     from plait.runtime.process.builder import build_engine_loop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
 
