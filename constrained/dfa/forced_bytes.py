@@ -71,7 +71,8 @@ def _common_prefix(dfa: VocabularyDfa, state: int) -> tuple[bytes, int, list[tup
 
 def _extreme(tokens: Int32Array, vocabulary: Vocabulary, choose: Callable[[Int32Array], np.intp]) -> bytes:
     """Returns the first or the last of `tokens` in byte order, as `choose` does of their ranks."""
-    return vocabulary.token_bytes[tokens[choose(vocabulary.byte_rank[tokens])]]
+    extreme: bytes = vocabulary.token_bytes[tokens[choose(vocabulary.byte_rank[tokens])]]
+    return extreme
 
 
 def _common_prefix_length(left: bytes, right: bytes) -> int:

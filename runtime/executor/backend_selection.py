@@ -6,6 +6,7 @@ from pathlib import Path
 
 from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.executor.host_machine import may_have_gpu
+from plait.runtime.model_files.safetensors_bytes import BYTES
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.quantization import (
     MULTIPLIED_BY_TORCH,
@@ -16,7 +17,6 @@ from plait.runtime.models.quantization import (
 )
 from plait.runtime.torch_import import require_torch, torch_is_installed
 from plait.runtime.weights.checkpoint import open_checkpoint
-from plait.runtime.weights.gguf_checkpoint import FLOAT_DTYPES
 
 
 def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpoint | None:
@@ -61,7 +61,7 @@ def require_torch_for_rounding(checkpoint: Checkpoint, weight_format: WeightForm
     for name in matrix_names(checkpoint):
         stored = checkpoint.stored_type(name)
         is_kept = stored in FORMS and FORMS[stored].bits <= WEIGHT_BITS[weight_format]
-        if checkpoint.container != "gguf" or not (is_kept or stored in FLOAT_DTYPES):
+        if not (is_kept or stored in BYTES):
             require_torch(f"weights={weight_format!r}", reason=f"to round {name}, which is stored as {stored}")
 
 
