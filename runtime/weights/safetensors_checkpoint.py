@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
-from plait.runtime.models.registry import config_from_hf
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
+from plait.runtime.models.registry import config_from_hf
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from plait.kernels.cpu.gemm.packed_weights import PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
 from plait.kernels.cpu.vector_ops import GELU, SILU
 from plait.runtime.config import WeightFormat
+from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import PackedLayer
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.rope import partial_rotary_permutation
-from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 
 Floats = npt.NDArray[np.float32]
 
