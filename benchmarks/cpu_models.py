@@ -42,6 +42,7 @@ SHAPES = {  # hidden size, layers, MLP size, heads, KV heads, head size
 # Where a block of a type has its float16 scales and minima; all other bytes are random.
 FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+FLOAT_TYPES = ("F16", "BF16", "F32")
 PROMPT, STREAMS = 512, 16
 LLAMA_CPP = """
 import sys, time
@@ -214,6 +215,11 @@ def copy_tokenizer(writer: gguf.GGUFWriter) -> int:
 def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind: str) -> None:
     """Adds a matrix of random blocks; a type whose blocks do not divide the columns is replaced as in llama.cpp."""
     values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if kind in FLOAT_TYPES:
+        numbers = np.random.default_rng(rows * columns).normal(size=(rows, columns)).astype(np.float32)
+        stored = gguf.quants.quantize(numbers * np.float32(0.02), gguf.GGMLQuantizationType[kind])
+        writer.add_tensor(f"{name}.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+        return
     if columns % values:
         kind = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(kind, "Q8_0")
         values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]

@@ -21,7 +21,7 @@ from plait.kernels.cpu import amx, vector_ops
 from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.gemm import amx_kernel
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, RESULT_BYTES, TILE_BYTES
-from plait.kernels.cpu.gemm.form_calls import call_dequantize, call_dequantize_pair
+from plait.kernels.cpu.gemm.form_calls import call_dequantize, call_pass
 from plait.kernels.cpu.gemm.forms import HALF_TILE, TILE_OUTPUTS
 from plait.kernels.cpu.jit import inner_njit
 
@@ -30,7 +30,6 @@ PASSES_PER_GROUP = 8  # passes whose incomplete sums the scratch holds
 GLU_ROWS = 4  # rows of one call of the GLU
 NO_ACTIVATION = -1
 RING_MASK, WHOLE_MASK = 3, -1  # a panel that only one pass reads is a ring of its last four blocks
-DEQUANTIZED_BLOCKS = 2  # blocks that one call dequantizes
 # A thread's scratch: a panel; the sums of two passes for the GLU; the incomplete sums of a group of passes.
 GLU_OFFSET = amx.PANELS_OFFSET + MAX_CHUNK_BLOCKS * PANEL_BYTES
 SUMS_OFFSET = GLU_OFFSET + 2 * RESULT_BYTES
@@ -41,7 +40,7 @@ class TileStream(NamedTuple):
     """The tiles of a packed weight: the address of the first, and the bytes from one to the next."""
 
     dequantize: int  # addresses of its form's functions (`form_kernels`)
-    dequantize_pair: int
+    multiply_pass: int
     tiles: int
     stride: int
 
@@ -63,7 +62,7 @@ class GemmTask(NamedTuple):
 class PanelChunk(NamedTuple):
     """The packed blocks of a chunk: for each half of a panel the form's function, the tile and which half of it."""
 
-    pair: int  # the function for both halves; 0: their forms differ
+    multiply_pass: int  # the function for a pass over both halves; 0: their forms differ
     dequantize: int
     tile: int
     half: int
@@ -140,7 +139,7 @@ def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: in
         half = other_half = columns % 2
         tile = columns // 2
     return PanelChunk(
-        weight.dequantize_pair if weight.dequantize == other.dequantize else 0,
+        weight.multiply_pass if weight.dequantize == other.dequantize else 0,
         weight.dequantize,
         weight.tiles + tile * weight.stride,
         half,
@@ -180,19 +179,17 @@ def _pass(
         amx_kernel.load_accumulators(1, sums, 4 * TILE_OUTPUTS)
     else:
         amx_kernel.zero_accumulators(1)
-    groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
-    if dequantize:
-        _dequantize_blocks(chunk, np.int64(0))  # a literal argument would compile it twice
-    for block in range(chunk.blocks):
-        if dequantize and block % DEQUANTIZED_BLOCKS == 0 and block + DEQUANTIZED_BLOCKS < chunk.blocks:
-            _dequantize_blocks(chunk, block + DEQUANTIZED_BLOCKS)
-        panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
-        if two_tiles:
-            amx_kernel.multiply_block(2, x + TILE_BYTES * block, x_stride, panel)
-        else:
-            amx_kernel.multiply_block(1, x + TILE_BYTES * block, x_stride, panel)
-        if pending.num_groups:
-            _glu_rows(activation, pending, block * groups_per_block, (block + 1) * groups_per_block)
+    if dequantize and chunk.multiply_pass:
+        _glu_rows(activation, pending, np.int64(0), PASS_ROWS // GLU_ROWS)  # a literal would compile it twice
+        call_pass(
+            chunk.multiply_pass,
+            (
+                chunk.tile, chunk.half, chunk.other_tile, chunk.other_half, chunk.begin, chunk.blocks, chunk.panel,
+                chunk.mask, x, x_stride, np.int64(two_tiles),
+            ),
+        )  # fmt: skip
+    else:
+        _multiply_blocks(two_tiles, dequantize, x, x_stride, chunk, activation, pending)
     if two_tiles:
         amx_kernel.store_accumulators(2, out, stride)
     else:
@@ -200,19 +197,37 @@ def _pass(
 
 
 @inner_njit
-def _dequantize_blocks(chunk: PanelChunk, begin: int) -> None:
-    """Dequantizes the next DEQUANTIZED_BLOCKS blocks of a chunk, as far as there are so many, to its panel."""
-    count = min(DEQUANTIZED_BLOCKS, chunk.blocks - begin)
-    panel, index = chunk.panel + PANEL_BYTES * (begin & chunk.mask), chunk.begin + begin
-    if chunk.pair:
-        call_dequantize_pair(
-            chunk.pair, chunk.tile, chunk.half, chunk.other_tile, chunk.other_half, index, count, panel
-        )
-        return
-    for i in range(count):
-        target = panel + PANEL_BYTES * i
-        call_dequantize(chunk.dequantize, chunk.tile, index + i, chunk.half, target)
-        call_dequantize(chunk.other_dequantize, chunk.other_tile, index + i, chunk.other_half, target + TILE_BYTES)
+def _multiply_blocks(
+    two_tiles: bool,
+    dequantize: bool,
+    x: int,
+    x_stride: int,
+    chunk: PanelChunk,
+    activation: int,
+    pending: PendingGlu,
+) -> None:
+    """Multiplies with the blocks of a chunk; dequantizes them one ahead if `dequantize`, as two forms do it."""
+    groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
+    if dequantize:
+        _dequantize_block(chunk, np.int64(0))
+    for block in range(chunk.blocks):
+        if dequantize and block + 1 < chunk.blocks:
+            _dequantize_block(chunk, block + 1)
+        panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
+        if two_tiles:
+            amx_kernel.multiply_block(2, x + TILE_BYTES * block, x_stride, panel)
+        else:
+            amx_kernel.multiply_block(1, x + TILE_BYTES * block, x_stride, panel)
+        if pending.num_groups:
+            _glu_rows(activation, pending, block * groups_per_block, (block + 1) * groups_per_block)
+
+
+@inner_njit
+def _dequantize_block(chunk: PanelChunk, block: int) -> None:
+    """Dequantizes a block of a chunk to its panel."""
+    panel, index = chunk.panel + PANEL_BYTES * (block & chunk.mask), chunk.begin + block
+    call_dequantize(chunk.dequantize, chunk.tile, index, chunk.half, panel)
+    call_dequantize(chunk.other_dequantize, chunk.other_tile, index, chunk.other_half, panel + TILE_BYTES)
 
 
 @inner_njit

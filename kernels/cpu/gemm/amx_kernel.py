@@ -82,13 +82,14 @@ def multiply_block(context: Any, count: Any, x: Any, x_stride: Any, panel: Any) 
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAS_AMX:
-            _multiply_block(b, count.literal_value, *values[1:])
+            generate_multiply_block(b, count.literal_value, *values[1:])
         return context.get_dummy_value()
 
     return types.void(count, *([types.int64] * 3)), generate
 
 
-def _multiply_block(b: Any, count: int, x: Any, x_stride: Any, panel: Any) -> None:
+def generate_multiply_block(b: Any, count: int, x: Any, x_stride: Any, panel: Any) -> None:
+    """Generates `multiply_block`."""
     for i in range(count):
         _load(b, LEFT[i], b.add(x, x_stride) if i else x, "t1")
         for half in range(2):

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs
+from plait.kernels.cpu.gemm.panel_kernel import PassArgs
 
 
 def _call(b: Any, address: Any, arguments: list[Any]) -> None:
@@ -18,10 +19,8 @@ def _call(b: Any, address: Any, arguments: list[Any]) -> None:
     b.call(b.inttoptr(address, kind.as_pointer()), arguments)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call_product(context: Any, function: Any, arguments: Any) -> Any:
-    """`int8_kernel.generate_product`; `arguments` are the fields of ProductArgs, all int64."""
-    count = len(ProductArgs._fields)
+def _call_with_record(count: int) -> Any:
+    """Returns the type of a call whose `count` int64 are passed as the address of a record, and its generator."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         memory = cgutils.alloca_once(b, ir.ArrayType(v.I64, count))
@@ -34,6 +33,18 @@ def call_product(context: Any, function: Any, arguments: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def call_product(context: Any, function: Any, arguments: Any) -> Any:
+    """`int8_kernel.generate_product`; `arguments` are the fields of ProductArgs, all int64."""
+    return _call_with_record(len(ProductArgs._fields))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_pass(context: Any, function: Any, arguments: Any) -> Any:
+    """`panel_kernel.generate_pass`; `arguments` are the fields of PassArgs, all int64."""
+    return _call_with_record(len(PassArgs._fields))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: Any, out: Any) -> Any:
     """`panel_kernel.generate_dequantize`."""
 
@@ -42,27 +53,6 @@ def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: An
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def call_dequantize_pair(
-    context: Any,
-    function: Any,
-    tile: Any,
-    half: Any,
-    other_tile: Any,
-    other_half: Any,
-    block: Any,
-    count: Any,
-    out: Any,
-) -> Any:
-    """`panel_kernel.generate_dequantize_pair`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _call(b, values[0], [*values[1:]])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -25,7 +25,7 @@ from plait.kernels.cpu.amx import HAS_AMX
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.gemm.forms import FORMS, Form
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
-from plait.kernels.cpu.gemm.panel_kernel import generate_dequantize, generate_dequantize_pair, generate_output
+from plait.kernels.cpu.gemm.panel_kernel import PassArgs, generate_dequantize, generate_output, generate_pass
 from plait.kernels.cpu.parallel import thread_pool
 
 CHECKSUM_BYTES = 4
@@ -34,13 +34,13 @@ CHECKSUM_BYTES = 4
 class FormKernel(NamedTuple):
     """The addresses of a form's functions. All arguments are int64.
 
-    `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `dequantize_pair` (tile, half, other
-    tile, other half, block, count, out), `output` (tile, lane, blocks, out). Without AMX the middle two are empty.
+    `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `multiply_pass` (address of
+    `PassArgs`), `output` (tile, lane, blocks, out). Without AMX the middle two are empty.
     """
 
     product: int
     dequantize: int
-    dequantize_pair: int
+    multiply_pass: int
     output: int
 
 
@@ -101,9 +101,9 @@ def _optimized(form: Form, machine: Any) -> Any:
     if HAS_AMX:
         generate_dequantize(b, form, *arguments)
     b.ret_void()
-    b, arguments = _begin(module, "dequantize_pair", 7)
+    b, (address,) = _begin(module, "multiply_pass", 1)
     if HAS_AMX:
-        generate_dequantize_pair(b, form, *arguments)
+        generate_pass(b, form, PassArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(PassArgs._fields)))))
     b.ret_void()
     b, arguments = _begin(module, "output", 4)
     generate_output(b, form, *arguments)

@@ -23,7 +23,7 @@ from plait.kernels.cpu.vector_ops import address_of
 
 # A weight is one or several parts, whose outputs follow each other and whose forms may differ. Columns of a part: the
 # address of its first tile, the bytes from one tile to the next, its tiles, and its form's functions (`FormKernel`).
-TILES_AT, TILE_STRIDE, NUM_TILES, PRODUCT, DEQUANTIZE, DEQUANTIZE_PAIR, OUTPUT, PART_COLUMNS = range(8)
+TILES_AT, TILE_STRIDE, NUM_TILES, PRODUCT, DEQUANTIZE, MULTIPLY_PASS, OUTPUT, PART_COLUMNS = range(8)
 
 
 @inner_njit
@@ -43,7 +43,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
         begin = np.int64(0)  # the first tile of the part
         for i in range(0, len(parts), PART_COLUMNS):
             stream = TileStream(
-                parts[i + DEQUANTIZE], parts[i + DEQUANTIZE_PAIR], parts[i + TILES_AT], parts[i + TILE_STRIDE]
+                parts[i + DEQUANTIZE], parts[i + MULTIPLY_PASS], parts[i + TILES_AT], parts[i + TILE_STRIDE]
             )
             tiles, target = parts[i + NUM_TILES], address_of(out) + 4 * TILE_OUTPUTS * begin
             part_first, part_last = max(first - begin, 0), min(last - begin, tiles)
@@ -107,9 +107,9 @@ def gate_up_linear(
     blocks = x.scales.shape[1]
     items = out.qvalues.shape[1] // TILE_OUTPUTS
     count = items_per_claim(items, ctx)
-    gate = TileStream(parts[DEQUANTIZE], parts[DEQUANTIZE_PAIR], parts[TILES_AT], parts[TILE_STRIDE])
+    gate = TileStream(parts[DEQUANTIZE], parts[MULTIPLY_PASS], parts[TILES_AT], parts[TILE_STRIDE])
     second = parts[PART_COLUMNS:]
-    up = TileStream(second[DEQUANTIZE], second[DEQUANTIZE_PAIR], second[TILES_AT], second[TILE_STRIDE])
+    up = TileStream(second[DEQUANTIZE], second[MULTIPLY_PASS], second[TILES_AT], second[TILE_STRIDE])
     while True:
         first, last = claim_local_work(ctx.counters, phase, count, items, ctx.thread_id, ctx.num_threads)
         if first >= items:

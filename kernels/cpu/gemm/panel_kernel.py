@@ -1,5 +1,7 @@
 """Dequantizes packed weights: blocks of 16 outputs to bfloat16 panels for AMX, and single outputs to float32.
 
+A pass dequantizes the blocks of a chunk and multiplies rows with them.
+
 scale * integer + minimum is rounded once, to the nearest bfloat16. Half a block of a panel is
 
     16 pairs of inputs x 16 outputs x (even input, odd input) of bfloat16, 1,024 bytes
@@ -7,9 +9,10 @@ scale * integer + minimum is rounded once, to the nearest bfloat16. Half a block
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, TILE_BYTES, generate_multiply_block
 from plait.kernels.cpu.gemm.block_values import (
     BlockPlace,
     BlockQvalues,
@@ -86,15 +89,48 @@ def generate_dequantize(b: Any, form: Form, tile: Any, block: Any, half: Any, ou
             v.store(b, _bf16_pairs(b, floats[i], floats[i + 1]), out, LINE * ((index * per_word + i) // 2))
 
 
-def generate_dequantize_pair(
-    b: Any, form: Form, tile: Any, half: Any, other_tile: Any, other_half: Any, block: Any, count: Any, out: Any
-) -> None:
-    """Dequantizes `count` blocks from `block` on, at least one, to blocks of a panel: both halves, of the same form."""
-    loop = v.Loop(b, count)
-    index, target = b.add(block, loop.i), b.add(out, b.mul(loop.i, v.I64(2 * HALF_BLOCK_BYTES)))
-    generate_dequantize(b, form, tile, index, half, target)
-    generate_dequantize(b, form, other_tile, index, other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
+class PassArgs(NamedTuple):
+    """The arguments of `generate_pass`, int64 addresses and numbers."""
+
+    tile: Any  # of the panel's first half, and which half of it
+    half: Any
+    other_tile: Any  # of the second half
+    other_half: Any
+    block: Any  # the first block
+    blocks: Any  # at least one
+    panel: Any
+    mask: Any  # block i of the chunk is written to block i & mask of the panel
+    x: Any  # bfloat16 tiles of 16 rows, the next 16 rows `x_stride` bytes further
+    x_stride: Any
+    two_tiles: Any  # 32 rows; 0: 16
+
+
+def generate_pass(b: Any, form: Form, args: PassArgs) -> None:
+    """Dequantizes the blocks of a chunk to a panel, both halves of the same form, and multiplies rows with them.
+
+    The matrix registers must hold the sums so far. A block is multiplied after the next one was dequantized, when its
+    stores have reached the cache: matrix registers do not read what has not.
+    """
+    loop = v.Loop(b, b.add(args.blocks, v.I64(1)))
+    with b.if_then(b.icmp_signed("<", loop.i, args.blocks)):
+        index = b.add(args.block, loop.i)
+        target = _panel_block(b, args, loop.i)
+        generate_dequantize(b, form, args.tile, index, args.half, target)
+        generate_dequantize(b, form, args.other_tile, index, args.other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
+    with b.if_then(b.icmp_signed(">", loop.i, v.I64(0))):
+        before = b.sub(loop.i, v.I64(1))
+        operands = b.add(args.x, b.mul(before, v.I64(TILE_BYTES))), args.x_stride, _panel_block(b, args, before)
+        with b.if_else(b.icmp_signed("!=", args.two_tiles, v.I64(0))) as (two, one):
+            with two:
+                generate_multiply_block(b, 2, *operands)
+            with one:
+                generate_multiply_block(b, 1, *operands)
     loop.end()
+
+
+def _panel_block(b: Any, args: PassArgs, block: Any) -> Any:
+    """The address of a chunk's block in the panel."""
+    return b.add(args.panel, b.mul(b.and_(block, args.mask), v.I64(PANEL_BYTES)))
 
 
 def _prefetch_scales(b: Any, form: Form, place: BlockPlace) -> None:
