@@ -36,10 +36,7 @@ class Checkpoint(Protocol):
         """A new tensor with the shape and row order of transformers. Raises CorruptModel or UnsupportedModel."""
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        """`tensor` in float32 on the host.
-
-        Only the F32 and F16 tensors of a GGUF file are read without torch; for others InputError where it is missing.
-        """
+        """`tensor` in float32 on the host. Does not import torch for the F32 and F16 tensors of a GGUF file."""
 
     def stored_type(self, name: str) -> str:
         """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header."""

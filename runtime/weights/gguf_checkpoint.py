@@ -15,7 +15,6 @@ from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
-from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _LAYER_TENSOR_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-FLOAT_DTYPES = {"F32": "<f4", "F16": "<f2"}  # GGUF types that `float32_array` reads without torch
+_FLOAT_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
@@ -98,9 +97,8 @@ class GGUFCheckpoint:
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         quantization, rows, shape = self.raw_blocks(name)
-        if quantization in FLOAT_DTYPES:
-            return np.ascontiguousarray(rows).view(FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
-        require_torch(f"reading {name}, which is stored as {quantization},")
+        if quantization in _FLOAT_DTYPES:
+            return np.ascontiguousarray(rows).view(_FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
         import torch
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()

@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.models.registry import config_from_hf
-from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class SafetensorsCheckpoint:
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        require_torch(f"reading {name} of a safetensors file")
         import torch
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
