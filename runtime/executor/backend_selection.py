@@ -8,15 +8,9 @@ from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.executor.host_machine import may_have_gpu
 from plait.runtime.model_files.safetensors_bytes import BYTES
 from plait.runtime.models.checkpoint_interface import Checkpoint
-from plait.runtime.models.quantization import (
-    MULTIPLIED_BY_TORCH,
-    WEIGHT_BITS,
-    FormatChoice,
-    choose_weight_format,
-    matrix_names,
-)
+from plait.runtime.models.quantization import WEIGHT_BITS, FormatChoice, choose_weight_format
 from plait.runtime.torch_import import require_torch, torch_is_installed
-from plait.runtime.weights.checkpoint import open_checkpoint
+from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
 
 def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpoint | None:
@@ -49,7 +43,7 @@ def require_torch_for(config: EngineConfig, model_path: Path, reason: str = "") 
         require_torch("this model", device, reason)
     else:
         chosen = resolve_weight_format(config, open_checkpoint(model_path))
-        require_torch("this model", device, chosen.reason.partition(f"{MULTIPLIED_BY_TORCH}: ")[2])
+        require_torch("this model", device, chosen.reason.partition("multiplied by torch: ")[2])
 
 
 def require_torch_for_rounding(checkpoint: Checkpoint, weight_format: WeightFormat) -> None:
@@ -58,7 +52,7 @@ def require_torch_for_rounding(checkpoint: Checkpoint, weight_format: WeightForm
         return
     from plait.kernels.cpu.gemm.forms import FORMS
 
-    for name in matrix_names(checkpoint):
+    for name in (name for name, shape in expected_shapes(checkpoint.config).items() if len(shape) > 1):
         stored = checkpoint.stored_type(name)
         is_kept = stored in FORMS and FORMS[stored].bits <= WEIGHT_BITS[weight_format]
         if not (is_kept or stored in BYTES):

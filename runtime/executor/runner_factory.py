@@ -36,6 +36,10 @@ def make_runner(
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
         except NotPackable as error:  # "as-stored" with a matrix that only reading shows not to fit its form: use torch
             not_packable = str(error)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            not_packable = "its file has tensors that only torch reads"
     require_torch_for(config, model_path, not_packable)
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner

@@ -38,7 +38,7 @@ class Checkpoint(Protocol):
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         """`tensor` in float32 on the host.
 
-        F32, F16 and BF16 are read without torch; for other types InputError where torch is missing.
+        F32, F16 and BF16 are read without torch.
         """
 
     def stored_type(self, name: str) -> str:

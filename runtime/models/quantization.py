@@ -17,7 +17,6 @@ from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
 GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # GGUF types that GPU kernels read directly -> bits
-MULTIPLIED_BY_TORCH = "multiplied by torch"  # in the reason of a format that the packed CPU decoder does not run
 LoadProgress = Callable[[float], None]
 
 
@@ -39,14 +38,14 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     if weight_format == "auto":
         weight_format = _default_format(weights, dtype, device)
     if weight_format == "bf16":
-        return FormatChoice("bf16", False, f"{dtype}, {MULTIPLIED_BY_TORCH}")
+        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch")
     reason = unsupported_reason(weights.config, dtype, device)
     if reason is not None and weight_format in WEIGHT_BITS:
         raise InputError(f"weights cannot be {weight_format}: {reason}")
     if reason is None and weight_format == "as-stored":
         reason = cpu_storage_mismatch(weights) if device == "cpu" else _gpu_storage_mismatch(weights)
     if reason is not None:
-        return FormatChoice("bf16", False, f"{dtype}, {MULTIPLIED_BY_TORCH}: {reason}")
+        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch: {reason}")
     if device != "cpu":
         return FormatChoice(weight_format, False, _describe_gpu_format(weight_format, dtype))
     from plait.kernels.cpu.decoder import instruction_set
@@ -91,7 +90,7 @@ def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """Names the first matrix whose stored type the packed decoder does not read; None if it reads all."""
     from plait.kernels.cpu.gemm.forms import FORMS
 
-    for name in matrix_names(weights):
+    for name in _matrix_names(weights):
         stored_type = weights.stored_type(name)
         if stored_type not in FORMS:
             return f"{name} is stored as {stored_type}, not as {', '.join(FORMS)}"
@@ -100,12 +99,11 @@ def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
 
 def stored_forms(weights: Checkpoint) -> str:
     """Names the types in which the matrices are stored, the most frequent first."""
-    counts = Counter(weights.stored_type(name) for name in matrix_names(weights))
+    counts = Counter(weights.stored_type(name) for name in _matrix_names(weights))
     return ", ".join(name for name, _ in counts.most_common())
 
 
-def matrix_names(weights: Checkpoint) -> list[str]:
-    """The names of all tensors that are multiplied or looked up; norms and biases are not."""
+def _matrix_names(weights: Checkpoint) -> list[str]:
     return [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
 
 
@@ -133,7 +131,7 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
 
 def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """The reason why a GPU reads none of the stored matrices directly; None if it reads some."""
-    matrices = matrix_names(weights)
+    matrices = _matrix_names(weights)
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None
     return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"

@@ -16,7 +16,6 @@ from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
-from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ class GGUFCheckpoint:
         quantization, rows, shape = self.raw_blocks(name)
         if quantization in BYTES:
             return widen(quantization, rows, shape)
-        require_torch(f"reading {name}, which is stored as {quantization},")
         import torch
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()

@@ -19,6 +19,7 @@ from plait.runtime.process import unused_gpu
 from plait.runtime.process.engine import Engine
 from plait.runtime.torch_import import require_torch
 from plait.runtime.weights.checkpoint import open_checkpoint
+from plait.runtime.weights.gguf_checkpoint import GGUFCheckpoint
 
 CPU_COMMAND = r"pip install 'plait\[torch\]' --extra-index-url https://download\.pytorch\.org/whl/cpu$"
 GPU_COMMAND = r"pip install 'plait\[gpu\]'$"
@@ -67,8 +68,17 @@ def test_an_engine_raises_it_before_it_has_a_client() -> None:
 def test_headers_of_safetensors_are_read_without_torch(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     assert {checkpoint.stored_type(name) for name in checkpoint.names()} == {"F32"}
-    with pytest.raises(InputError, match=r"model\.norm\.weight"):
-        checkpoint.float32_array("model.norm.weight")
+
+
+def test_a_tensor_that_only_torch_reads_is_found_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: GGUFCheckpoint, name: str) -> None:
+        import torch
+
+        raise AssertionError(torch)
+
+    monkeypatch.setattr(GGUFCheckpoint, "float32_array", read)
+    with pytest.raises(InputError, match=rf"this model needs torch \(its file has tensors .*{CPU_COMMAND}"):
+        make_runner(engine_config(max_pages=16), locate_model())
 
 
 def test_the_device_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
