@@ -21,7 +21,7 @@ from plait.constrained.compile_service.template_control import REAP, receive_con
 from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_grammar import warm_up
-from plait.constrained.regex.char_classes import warm_up_classes
+from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.vocabulary import Vocabulary
 
 NICENESS = 10
@@ -64,7 +64,7 @@ def _load(init: WorkerInit) -> Vocabulary:
     vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes))
     len(vocabulary.trie)
     vocabulary.token_tries.get(SINGLE_BYTES)
-    warm_up_classes()
+    to_plain_pattern(r"\w|\d|\s")  # computes these classes
     warm_up(vocabulary, masks_quickly=False)
     return vocabulary
 

@@ -63,8 +63,8 @@ def named_ranges(name: str, flags: int) -> Ranges:
 
 @cache
 def warm_up_classes() -> None:
-    """Computes the named classes, which takes 50 ms the first time."""
-    for name in (r"\d", r"\s", r"\w"):
+    """Computes `\\d` and `\\s`, which takes 30 ms the first time."""
+    for name in (r"\d", r"\s"):
         named_ranges(name, int(re.UNICODE))
 
 

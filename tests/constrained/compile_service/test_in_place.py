@@ -29,6 +29,8 @@ OTHERS: list[Spec] = [
     Regex(r"\w+"),
     Regex("(?i)a"),
     Regex(".{1,60}"),
+    Regex("." * 100),
+    Regex(r"\s" * 9),
     Regex("[01]*1" + "[01]" * 15),
     Regex("(?:0{90}){90}"),
     Regex("("),
