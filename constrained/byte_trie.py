@@ -23,6 +23,7 @@ class ByteTrie:
 
     `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the edge into a node, and `entry_offsets` [N+1]
     bounds each node's slice of `entry_ids`, the entries that end at the node. `parent` [N] is -1 for the root.
+    `num_by_first_byte` [256] counts the entries.
 
     >>> trie = ByteTrie([(7, b"aa"), (8, b"ac"), (9, b"b")])
     >>> len(trie), trie.child_offsets.tolist(), trie.entry_ids.tolist()
@@ -55,6 +56,7 @@ class ByteTrie:
         self.entry_ids: Int32Array = entry_ids[by_node]
         self.entry_offsets: Int32Array = np.searchsorted(node[by_node], bounds).astype(np.int32)
         self.sorted_entry_ids: Int32Array = entry_ids
+        self.num_by_first_byte: Int32Array = np.bincount(text[offsets], minlength=256).astype(np.int32)
         self._keys: NDArray[np.int64] = parent * 256 + self.byte
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, b
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, is_warm
 from plait.constrained.json_schema.compiler import compile_json
 from plait.constrained.json_schema.small_schema import is_small_schema
+from plait.constrained.regex.char_classes import are_classes_warm
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import Choices, GrammarError, JsonObject, JsonSchema, Regex, Spec
@@ -21,8 +22,12 @@ from plait.constrained.vocabulary import Vocabulary
 MAX_CHOICES_BYTES = 512
 MAX_PATTERN_CHARS = 256
 MAX_WORK = 2000
-LIMITS = WalkLimits(edges=50_000, pairs=100_000)
-_COSTLY_SYNTAX = re.compile(r"\\[a-zA-Z]|\(\?[^:]|\[\^|\{\d{3,}")  # named classes take tens of ms the first time
+MAX_BYTE_STATES = 256
+LIMITS = WalkLimits(edges=30_000, pairs=60_000)
+_COSTLY_SYNTAX = re.compile(r"\\[wW]|\(\?[^:]|\{\d{3,}")  # `\w` has hundreds of ranges of characters
+_NAMED_CLASS = re.compile(r"\\[dDsS]")  # up to 64 ranges; 0.3 ms each to write and to read again
+MAX_NAMED_CLASSES = 8
+MAX_PLAIN_CHARS = 4000  # of the pattern with its classes written as ranges
 
 
 def compile_in_place(spec: Spec, vocabulary: Vocabulary) -> TokenDfa | LlguidanceSource | None:
@@ -50,5 +55,13 @@ def compile_in_place(spec: Spec, vocabulary: Vocabulary) -> TokenDfa | Llguidanc
 def _compile_regex(pattern: str, vocabulary: Vocabulary) -> TokenDfa | None:
     if len(pattern) > MAX_PATTERN_CHARS or _COSTLY_SYNTAX.search(pattern):
         return None
-    transitions, start, accepting = build_small_dfa(to_plain_pattern(pattern).pattern, MAX_WORK)
+    num_named = len(_NAMED_CLASS.findall(pattern))
+    if num_named > (MAX_NAMED_CLASSES if are_classes_warm() else 0):  # computing them takes longer than the rest
+        return None
+    plain = to_plain_pattern(pattern).pattern
+    if len(plain) > MAX_PLAIN_CHARS:
+        return None
+    transitions, start, accepting = build_small_dfa(plain, MAX_WORK)
+    if len(transitions) > MAX_BYTE_STATES:
+        return None
     return build_table_dfa(transitions, start, accepting, vocabulary, LIMITS)

@@ -28,6 +28,7 @@ from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, warm_up
+from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import CompileQueueFull, GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
@@ -312,6 +313,7 @@ class CompilePool:
             if not self._is_warm:
                 self.vocabulary.warm_up()
                 warm_up(self.vocabulary)
+                warm_up_classes()
                 self._is_warm = True
 
     def _finish_job(self, pending: PendingSpec, outcome: CompileResult | JobFailure) -> None:

@@ -19,8 +19,8 @@ import msgspec
 from plait.constrained.compile_service.messages import WorkerInit, WorkerReady, encode_frame
 from plait.constrained.compile_service.template_control import REAP, receive_control
 from plait.constrained.compile_service.worker import run_worker
+from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_grammar import warm_up
-from plait.constrained.regex.compiler import build_byte_dfa
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.vocabulary import Vocabulary
 
@@ -63,9 +63,9 @@ def _load(init: WorkerInit) -> Vocabulary:
     token_bytes = tuple(init.token_bytes)
     vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes))
     len(vocabulary.trie)
-    build_byte_dfa(to_plain_pattern(r"\w|\d|\s").pattern)
-    if vocabulary.eos_ids:
-        warm_up(vocabulary)
+    vocabulary.token_tries.get(SINGLE_BYTES)
+    to_plain_pattern(r"\w|\d|\s")  # computes these classes
+    warm_up(vocabulary, masks_quickly=False)
     return vocabulary
 
 

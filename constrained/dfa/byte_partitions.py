@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_trie import DEAD_CLASS, SINGLE_BYTES
 
-MAX_SINGLE_BYTES = 24  # a state with at most so many bytes to follow has few tokens; they are walked byte by byte
+FEW_TOKENS = 16  # a state that at most 1/16 of the tokens may follow, by their first bytes, is walked byte by byte
+MAX_LABELS = 200_000  # states times distinct columns of the transitions; 1 us each
 MAX_CLASSES = 64  # with more, the tree of the tokens hardly shrinks
 MAX_PARTITIONS = 6
 
@@ -35,23 +36,25 @@ def single_bytes(num_states: int) -> StatePartitions:
     return StatePartitions((SINGLE_BYTES,), np.zeros(num_states, np.uint8))
 
 
-def state_partitions(transitions: Int32Array) -> StatePartitions:
+def state_partitions(transitions: Int32Array, num_tokens: Int32Array) -> StatePartitions:
     """Returns a partition for each state of a byte automaton: next states int32 [S, 256], -1 where there is none.
 
-    States with few bytes to follow get single bytes. At most MAX_PARTITIONS others are used; further states share one
-    that distinguishes all that any state distinguishes.
+    `num_tokens` [256] says how many tokens begin with each byte. States that few tokens may follow get single bytes. At
+    most MAX_PARTITIONS others are used; further states share one that distinguishes all that any state distinguishes.
 
     >>> transitions = np.full((2, 256), -1, np.int32)
     >>> transitions[:, ord("a") : ord("z") + 1] = 1
-    >>> found = state_partitions(transitions)
+    >>> found = state_partitions(transitions, np.ones(256, np.int32))
     >>> found.of_state.tolist(), list(found.partitions[1][95:99])
     ([1, 1], [0, 0, 1, 1])
     """
     found = single_bytes(len(transitions))
-    wide = np.flatnonzero((transitions >= 0).sum(axis=1, dtype=np.int32) > MAX_SINGLE_BYTES).tolist()
+    wide = np.flatnonzero((transitions >= 0) @ num_tokens > num_tokens.sum() // FEW_TOKENS).tolist()
     if not wide:
         return found
     column_of_byte, columns = _distinct_columns(transitions)
+    if len(columns) * len(transitions) > MAX_LABELS:
+        return found
     labels_of_state = _labels(columns)
     common = tuple(label + 1 for label in range(len(columns)))
     counts = Counter(labels_of_state[state] for state in wide)

@@ -60,7 +60,7 @@ def _common_prefix(dfa: VocabularyDfa, state: int) -> tuple[bytes, int, list[tup
     tokens = trie.tokens_at(nodes)
     inside: list[tuple[int, int]] = []
     for place in np.argsort(vocabulary.byte_rank[tokens], kind="stable").tolist():
-        token = vocabulary.token_bytes[tokens[place]]
+        token = vocabulary.token_bytes[int(tokens[place])]
         if not last.startswith(token):
             return last, _common_prefix_length(token, last), inside
         after = dfa.next_state(state, int(tokens[place]))
@@ -71,8 +71,7 @@ def _common_prefix(dfa: VocabularyDfa, state: int) -> tuple[bytes, int, list[tup
 
 def _extreme(tokens: Int32Array, vocabulary: Vocabulary, choose: Callable[[Int32Array], np.intp]) -> bytes:
     """Returns the first or the last of `tokens` in byte order, as `choose` does of their ranks."""
-    extreme: bytes = vocabulary.token_bytes[tokens[choose(vocabulary.byte_rank[tokens])]]
-    return extreme
+    return vocabulary.token_bytes[int(tokens[choose(vocabulary.byte_rank[tokens])])]
 
 
 def _common_prefix_length(left: bytes, right: bytes) -> int:

@@ -101,7 +101,7 @@ def build_table_dfa(
     Bytes that a state and all states after it treat alike are walked once.
     """
     transitions = _without_dead_states(transitions, accepting)
-    states = state_partitions(transitions)
+    states = state_partitions(transitions, vocabulary.trie.num_by_first_byte)
     return build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary, states, limits)
 
 
@@ -170,10 +170,10 @@ class _Walk:
         origin = np.arange(len(sources), dtype=np.int32)  # the index in `sources` that each pair belongs to
         states, nodes = sources, np.zeros(len(sources), np.int32)
         parts: list[TokenEdges] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))]
-        byte, pairs = trie.byte_of_class[trie.label], 0
+        pairs = 0
         while len(nodes):
             children, parents = expand_slices(trie.child_offsets, nodes)
-            reached = self._step(states[parents], byte[children])
+            reached = self._step(states[parents], trie.byte[children])
             valid = np.flatnonzero(reached >= 0)
             origin, states, nodes = origin[parents[valid]], reached[valid], children[valid].astype(np.int32)
             ended = np.flatnonzero(trie.has_tokens[nodes])

@@ -316,20 +316,29 @@ class _TokenizerAdapter:
 _tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDictionary()
 
 
-def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """Returns llguidance's tokenizer of the vocabulary, built once; about 0.1 s for 49,152 tokens."""
+def _tokenizer(vocabulary: Vocabulary, masks_quickly: bool = True) -> llguidance.LLTokenizer:
+    """Returns llguidance's tokenizer of the vocabulary, built once; about 0.2 s for 49,152 tokens.
+
+    Half of that is for the tables (slices) with which it masks the tokens of strings quickly.
+    """
     tokenizer = _tokenizers.get(vocabulary)
     if tokenizer is None:
         adapter = _TokenizerAdapter(vocabulary)
-        tokenizer = llguidance.LLTokenizer(adapter, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids))
+        slices = None if masks_quickly else list[str]()
+        tokenizer = llguidance.LLTokenizer(
+            adapter, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids), slices=slices
+        )
         _tokenizers[vocabulary] = tokenizer
     return tokenizer
 
 
-def warm_up(vocabulary: Vocabulary) -> None:
-    """Builds what the first grammar for `vocabulary` would otherwise wait for; nothing if it names no end token."""
+def warm_up(vocabulary: Vocabulary, *, masks_quickly: bool = True) -> None:
+    """Builds what the first grammar for `vocabulary` would otherwise wait for; nothing if it names no end token.
+
+    Without `masks_quickly`, in a process that only checks grammars, it takes half as long.
+    """
     if vocabulary.eos_ids:
-        _tokenizer(vocabulary)
+        _tokenizer(vocabulary, masks_quickly)
 
 
 def is_warm(vocabulary: Vocabulary) -> bool:

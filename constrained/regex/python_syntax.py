@@ -17,6 +17,7 @@ from plait.constrained.regex.char_classes import (
     class_ranges,
     escape_code_point,
     merge_ranges,
+    named_ranges,
     write_class,
 )
 from plait.constrained.specs import GrammarError
@@ -165,16 +166,17 @@ class PlainPatternWriter:
             return merge_ranges([] if flags & re.DOTALL else [(10, 10)], negated=True)
         members: list[ParseItem] = value if op == "IN" else [("LITERAL", value)]
         negated = op == "NOT_LITERAL" or str(members[0][0]) == "NEGATE"
-        spans, named = list[tuple[int, int]](), ""
+        spans, named = list[tuple[int, int]](), list[str]()
         for kind, content in members:
             if str(kind) == "CATEGORY":
-                named += CATEGORIES[str(content)]
+                named.append(CATEGORIES[str(content)])
             elif str(kind) != "NEGATE":
                 spans.append((content, content) if str(kind) == "LITERAL" else tuple(content))
-        if not named and not flags & re.IGNORECASE:
+        if not flags & re.IGNORECASE:
+            spans += (span for name in named for span in named_ranges(name, flags & CLASS_FLAGS))
             return merge_ranges(spans, negated)
         text = "".join(f"{escape_code_point(low)}-{escape_code_point(high)}" for low, high in spans)
-        return class_ranges(f"[{'^' if negated else ''}{text}{named}]", flags & CLASS_FLAGS)
+        return class_ranges(f"[{'^' if negated else ''}{text}{''.join(named)}]", flags & CLASS_FLAGS)
 
     def _refusal(self, op: str) -> GrammarError:
         reason, kind, ends = _REFUSED.get(op, (f"{op.lower()} is not supported", "", ""))

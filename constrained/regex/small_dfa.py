@@ -1,8 +1,9 @@
-"""Builds the byte automaton of a small pattern of ASCII classes, within a fixed bound on the work.
+"""Builds the byte automaton of a small pattern, within a fixed bound on the work.
 
 outlines-core takes time exponential in n for some patterns as plain as `[1-9][0-9]{0,n}`. Here the pattern's Glushkov
 automaton (one state for each character written out, no empty transitions) is made deterministic by subsets, and given
-up when it grows beyond a limit. Other patterns are left to outlines-core.
+up when it grows beyond a limit; characters beyond ASCII are then spelled in bytes. Other patterns are left to
+outlines-core.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 
 from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge
+from plait.constrained.regex.char_classes import Ranges
 from plait.constrained.regex.python_syntax import MAXREPEAT, ParseItem, parse_regex
+from plait.constrained.regex.utf8_rows import split_classes, utf8_rows
 
 MAX_POSITIONS = 512
-MAX_WORK = 20_000  # pairs of a state and one of its positions or of eight bytes; about 1 us each
+MAX_WORK = 20_000  # pairs of a state and one of its positions or of eight bytes, rows of bytes; about 1 us each
+RANGE_WORK = 3  # for each range of characters beyond ASCII, once for each set of classes
 _START = -1
 
 
@@ -33,7 +37,7 @@ class _Fragment(NamedTuple):
 def build_small_dfa(plain: str, max_work: int = MAX_WORK) -> tuple[Int32Array, int, NDArray[np.bool_]]:
     """Returns the byte automaton of a plain pattern: next states [S, 256] (-1: none), start, accepting [S].
 
-    Raises DfaTooLarge for a pattern with a class beyond ASCII, or one that exceeds the bound.
+    Raises DfaTooLarge for a pattern that exceeds the bound.
 
     >>> states, start, accepting = build_small_dfa("ab|a")
     >>> bool(accepting[states[start, ord("a")]])
@@ -44,14 +48,16 @@ def build_small_dfa(plain: str, max_work: int = MAX_WORK) -> tuple[Int32Array, i
         whole = builder.sequence(parse_regex(plain))
     except RecursionError:
         raise DfaTooLarge from None
-    return _determinize(builder, whole, max_work)
+    return _Determinizer(builder, whole, max_work).build()
 
 
 class _Builder:
-    """The positions so far: the bytes that each one accepts, and the positions that may follow it."""
+    """The positions so far: the ASCII characters and the ranges beyond them that each one accepts, and the positions
+    that may follow it."""
 
     def __init__(self) -> None:
         self.accepts: list[frozenset[int]] = []
+        self.accepts_beyond: list[Ranges] = []
         self.follow: list[set[int]] = []
 
     def sequence(self, items: Iterable[ParseItem]) -> _Fragment:
@@ -63,12 +69,9 @@ class _Builder:
     def _item(self, op: str, value: Any) -> _Fragment:
         match op:
             case "LITERAL":
-                fragment = _Fragment()
-                for byte in chr(value).encode():
-                    fragment = self._concat(fragment, self._position(frozenset((byte,))))
-                return fragment
+                return self._position([(value, value)])
             case "IN":
-                return self._position(_ascii_members(value))
+                return self._position(_members(value))
             case "SUBPATTERN":
                 return self.sequence(value[3])
             case "BRANCH":
@@ -82,10 +85,11 @@ class _Builder:
                 return self._repeat(*value)
         raise DfaTooLarge
 
-    def _position(self, accepted: frozenset[int]) -> _Fragment:
+    def _position(self, accepted: list[tuple[int, int]]) -> _Fragment:
         if len(self.accepts) >= MAX_POSITIONS:
             raise DfaTooLarge
-        self.accepts.append(accepted)
+        self.accepts.append(frozenset(char for low, high in accepted for char in range(low, min(high + 1, 0x80))))
+        self.accepts_beyond.append(tuple((max(low, 0x80), high) for low, high in accepted if high >= 0x80))
         self.follow.append(set())
         here = frozenset((len(self.accepts) - 1,))
         return _Fragment(here, here, False)
@@ -121,43 +125,113 @@ class _Builder:
         return self._concat(before, tail)
 
 
-def _ascii_members(members: list[ParseItem]) -> frozenset[int]:
-    accepted = set[int]()
-    for kind, content in members:
-        if str(kind) not in ("LITERAL", "RANGE"):
-            raise DfaTooLarge
-        low, high = (content, content) if str(kind) == "LITERAL" else content
-        if high >= 0x80:
-            raise DfaTooLarge
-        accepted |= set(range(low, high + 1))
-    return frozenset(accepted)
+def _members(members: list[ParseItem]) -> list[tuple[int, int]]:
+    """Returns the ranges of a class; that of no character is written as the complement of all characters."""
+    if str(members[0][0]) == "NEGATE":
+        if [content for _, content in members[1:]] != [(0, 0x10FFFF)]:
+            raise DfaTooLarge  # not a plain pattern
+        return []
+    return [(content, content) if str(kind) == "LITERAL" else content for kind, content in members]
 
 
-def _determinize(builder: _Builder, whole: _Fragment, max_work: int) -> tuple[Int32Array, int, NDArray[np.bool_]]:
-    start = frozenset((_START,))
-    number = {start: 0}
-    rows: list[dict[int, int]] = []
-    todo, work = [start], 0
-    for subset in todo:  # grows
-        following = whole.first if subset is start else frozenset().union(*(builder.follow[at] for at in subset))
-        work += 1 + len(following) + sum(len(builder.accepts[at]) for at in following) // 8
-        if work > max_work:
+class _Spelling(NamedTuple):
+    """Disjoint classes beyond ASCII spelled in bytes (see utf8_rows), and the given classes that each belongs to."""
+
+    rows: Int32Array
+    members: list[tuple[int, ...]]
+
+
+class _Determinizer:
+    """Makes the states of one pattern: sets of positions, and between them the rows for the bytes of a character."""
+
+    def __init__(self, builder: _Builder, whole: _Fragment, max_work: int) -> None:
+        self._builder, self._whole = builder, whole
+        self._work_left = max_work
+        self._todo = [frozenset((_START,))]
+        self._number = {self._todo[0]: 0}
+        self._spellings: dict[tuple[Ranges, ...], _Spelling] = {}
+
+    def build(self) -> tuple[Int32Array, int, NDArray[np.bool_]]:
+        ascii_rows: list[dict[int, int]] = []
+        beyond: list[tuple[int, _Spelling, tuple[int, ...]]] = []  # a state, and the states that its classes lead to
+        for index, subset in enumerate(self._todo):  # grows
+            following = self._following(subset)
+            ascii_rows.append(self._ascii_row(following))
+            spelling, targets = self._beyond(following)
+            if spelling is not None:
+                beyond.append((index, spelling, targets))
+        parts = [np.full((len(ascii_rows), 256), -1, np.int32)]
+        for index, row in enumerate(ascii_rows):
+            if row:
+                parts[0][index, list(row)] = list(row.values())
+        self._add_rows(parts, beyond)
+        states = np.concatenate(parts)
+        accepting = np.zeros(len(states), np.bool_)
+        accepting[: len(self._todo)] = [
+            self._whole.is_optional,
+            *(not self._whole.last.isdisjoint(subset) for subset in self._todo[1:]),
+        ]
+        return states, 0, accepting
+
+    def _spend(self, work: int) -> None:
+        self._work_left -= work
+        if self._work_left < 0:
             raise DfaTooLarge
+
+    def _following(self, subset: frozenset[int]) -> frozenset[int]:
+        follow, accepts = self._builder.follow, self._builder.accepts
+        is_start = _START in subset
+        following = self._whole.first if is_start else frozenset().union(*(follow[at] for at in subset))
+        self._spend(1 + len(following) + sum(len(accepts[at]) for at in following) // 8)
+        return following
+
+    def _state(self, positions: Iterable[int]) -> int:
+        target = frozenset(positions)
+        if target not in self._number:
+            self._number[target] = len(self._number)
+            self._todo.append(target)
+        return self._number[target]
+
+    def _ascii_row(self, following: frozenset[int]) -> dict[int, int]:
         reached: dict[int, set[int]] = {}
         for position in following:
-            for byte in builder.accepts[position]:
+            for byte in self._builder.accepts[position]:
                 reached.setdefault(byte, set()).add(position)
-        row: dict[int, int] = {}
-        for byte, positions in reached.items():
-            target = frozenset(positions)
-            if target not in number:
-                number[target] = len(number)
-                todo.append(target)
-            row[byte] = number[target]
-        rows.append(row)
-    states = np.full((len(rows), 256), -1, np.int32)
-    for index, row in enumerate(rows):
-        if row:
-            states[index, list(row)] = list(row.values())
-    accepting = [whole.is_optional, *(not whole.last.isdisjoint(subset) for subset in todo[1:])]
-    return states, 0, np.array(accepting, np.bool_)
+        return {byte: self._state(positions) for byte, positions in reached.items()}
+
+    def _beyond(self, following: frozenset[int]) -> tuple[_Spelling | None, tuple[int, ...]]:
+        """Returns how the characters beyond ASCII are spelled that may follow, and the states after them."""
+        positions: dict[Ranges, list[int]] = {}
+        for position in sorted(following):
+            if self._builder.accepts_beyond[position]:
+                positions.setdefault(self._builder.accepts_beyond[position], []).append(position)
+        if not positions:
+            return None, ()
+        classes = tuple(sorted(positions))
+        spelling = self._spellings.get(classes)
+        if spelling is None:
+            self._spend(RANGE_WORK * sum(map(len, classes)))
+            pieces = split_classes(classes)
+            spelling = _Spelling(utf8_rows([ranges for ranges, _ in pieces]), [members for _, members in pieces])
+            self._spellings[classes] = spelling
+        reached = [
+            self._state(position for member in members for position in positions[classes[member]])
+            for members in spelling.members
+        ]
+        return spelling, tuple(reached)
+
+    def _add_rows(self, parts: list[Int32Array], beyond: list[tuple[int, _Spelling, tuple[int, ...]]]) -> None:
+        """Appends the rows for the later bytes of characters to `parts`, and fills in those for the first bytes."""
+        first: dict[tuple[int, tuple[int, ...]], Int32Array] = {}
+        count = len(parts[0])
+        for state, spelling, targets in beyond:
+            key = id(spelling), targets
+            if key not in first:
+                self._spend(len(spelling.rows))
+                later = np.arange(count, count + len(spelling.rows) - 1)
+                where_to = np.array([*reversed(targets), -1, -1, *later], np.int32)  # of the entries -2 - k .. R - 1
+                rows = where_to[spelling.rows + len(targets) + 1]
+                first[key] = rows[0]
+                parts.append(rows[1:])
+                count += len(rows) - 1
+            parts[0][state, 0x80:] = first[key][0x80:]

@@ -9,6 +9,7 @@ from plait.constrained import Choices, CompilePool, JsonSchema, Regex, Vocabular
 from plait.constrained.compile_service.in_place import compile_in_place
 from plait.constrained.compiler import compile_spec
 from plait.constrained.dfa.token_dfa import TokenDfa
+from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import Spec
 
 SMALL: list[Spec] = [
@@ -19,12 +20,17 @@ SMALL: list[Spec] = [
     Regex("1[0-9]{3}|20[0-9]{2}"),
     Regex("[A-Za-z ]{5,30}"),
     Regex("Name: [A-Za-z ]{5,30}"),
+    Regex(r"\d{3}-\d{4}"),
+    Regex("[^\n]+"),
+    Regex("é|.{2}"),
 ]
 OTHERS: list[Spec] = [
     Choices(("a" * 600, "b")),
-    Regex(r"\d+"),
+    Regex(r"\w+"),
     Regex("(?i)a"),
-    Regex("[^a]"),
+    Regex(".{1,60}"),
+    Regex("." * 100),
+    Regex(r"\s" * 9),
     Regex("[01]*1" + "[01]" * 15),
     Regex("(?:0{90}){90}"),
     Regex("("),
@@ -35,6 +41,7 @@ OTHERS: list[Spec] = [
 
 @pytest.mark.parametrize("spec", SMALL)
 def test_the_automaton_is_that_of_a_worker(smollm: Vocabulary, spec: Spec) -> None:
+    warm_up_classes()
     one, other = compile_in_place(spec, smollm), compile_spec(spec, smollm)
     assert one is not None and isinstance(other, TokenDfa)
     assert one.partitions == other.partitions

@@ -118,9 +118,9 @@ def test_many_different_wide_states_share_partitions(seed: int) -> None:
         row[97 + state] = rng.randrange(state, count)
         row[rng.randrange(256)] = rng.randrange(count)
     automaton = transitions, 0, np.array([False] * (count - 1) + [True])
-    states = state_partitions(transitions)
-    assert len(states.partitions) <= MAX_PARTITIONS + 2
     vocabulary = random_vocabulary(rng)
+    states = state_partitions(transitions, vocabulary.trie.num_by_first_byte)
+    assert len(states.partitions) <= MAX_PARTITIONS + 2
     assert_equal_to_reference(build_table_dfa(*automaton, vocabulary), automaton, vocabulary)
 
 
@@ -162,7 +162,7 @@ def test_letters_that_are_alike_are_merged_only_where_they_are_alike(smollm: Voc
     transitions = np.full((3, 256), -1, np.int32)
     transitions[0, ord("x")] = 1
     transitions[1:, ord("a") : ord("z") + 1] = 2
-    states = state_partitions(transitions)
+    states = state_partitions(transitions, smollm.trie.num_by_first_byte)
     assert states.partitions[0] == SINGLE_BYTES
     assert states.of_state.tolist() == [0, 1, 1]
     assert len(smollm.token_tries.get(states.partitions[1])) < 50 < len(smollm.trie)
