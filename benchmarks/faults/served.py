@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ import httpx
 import psutil
 from faults.figures import wait_until
 
+AUTOGROUP = Path("/proc/self/autogroup")
 KEYS = ("first-key", "second-key")
 CANARIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "ignore_eos": True}),
@@ -128,7 +130,7 @@ def serve(
                 stderr=log_file if log is None else log,
                 text=True,
                 env={**os.environ, "TMPDIR": str(folder or own_folder)},
-                preexec_fn=before_exec,
+                preexec_fn=partial(_begin_session, _scheduling_priority(), before_exec),
                 start_new_session=True,
             )
         try:
@@ -146,6 +148,23 @@ def serve(
             end(process)
     finally:
         shutil.rmtree(own_folder, ignore_errors=True)
+
+
+def _scheduling_priority() -> str:
+    """The nice value of this session's scheduling group, which Linux gives every session; "" without groups."""
+    try:
+        return AUTOGROUP.read_text().split()[-1]
+    except OSError:
+        return ""
+
+
+def _begin_session(priority: str, before_exec: Callable[[], None] | None) -> None:
+    """Runs in the new process: its session gets the priority of the suite's."""
+    if priority:
+        with contextlib.suppress(OSError):  # a higher priority needs a privilege
+            AUTOGROUP.write_text(priority)
+    if before_exec is not None:
+        before_exec()
 
 
 def end(process: subprocess.Popen[str]) -> None:

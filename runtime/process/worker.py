@@ -17,8 +17,10 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +28,11 @@ from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
 
+if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
+    from plait.runtime.scheduler.engine_loop import EngineLoop
+    from plait.runtime.transport.zmq_server import ZmqServerTransport
+
+COMPILE_PROCESSES_AFTER_S = 0.3  # or when the first constraint comes, if that is earlier
 OWNER_CHECK_MS = 200  # how soon the watch of the owner ends after the model is loaded
 MAX_ARGS_BYTES = 1 << 20
 
@@ -74,11 +81,9 @@ def _serve(args: WorkerArgs) -> int:
     log = LogWriter(sys.stderr.fileno())
     engine_loop.error_log.write = log.put
     _send_status(ready=True)
-    engine_loop.compiler.start_workers()  # in the background, so that the first constraint does not wait for them
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
-        while not transport.should_stop:
-            engine_loop.step(timeout_s=None)
+        _run(engine_loop, transport)
     finally:
         engine_loop.compiler.close()
         log.flush()
@@ -86,6 +91,20 @@ def _serve(args: WorkerArgs) -> int:
         if transport.should_stop:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)
     return 0
+
+
+def _run(engine_loop: EngineLoop, transport: ZmqServerTransport) -> None:
+    """Serves until the owner has exited.
+
+    The compile processes start in the background, so that the first constraint does not wait for them. That takes a
+    fifth of a second, in which the loop is slow, so it begins when the owner has had the time to connect.
+    """
+    start_at: float | None = time.monotonic() + COMPILE_PROCESSES_AFTER_S
+    while not transport.should_stop:
+        engine_loop.step(timeout_s=None if start_at is None else max(0.0, start_at - time.monotonic()))
+        if start_at is not None and time.monotonic() >= start_at:
+            start_at = None
+            engine_loop.compiler.start_workers()
 
 
 def _exit_with_owner(directory: str, is_loaded: threading.Event) -> None:

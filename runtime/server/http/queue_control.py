@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
-IDLE_ROWS = 8  # a server is idle when at most one row in so many is occupied
+IDLE_ROWS = 32  # a server is idle when at most one row in so many is occupied: under load that is rare
 BURST_S = 1.0  # after it was idle, in which calls that find a free row may wait longer
 BURST_FACTOR = 10  # times max_queue_time_s
 MIN_EVENTS = 4  # before a rate counts as measured
+STEP_S = 0.01  # events within so much busy time of each other are of one step
 TOKEN_WINDOW = 64  # begun calls that the token rate is measured over
 OLD_EVENT_S = 5.0  # older events are dropped, except for the last KEPT_EVENTS
 KEPT_EVENTS = 16
@@ -59,11 +60,27 @@ class Refusal:
     is_own_share: bool = False  # the key's own requests fill its share, while other keys wait
 
 
+@dataclass(slots=True)
+class StepEvents:
+    """The events of one step of the runtime: their number and amount, and the time and busy time of the first one."""
+
+    count: int
+    amount: float
+    busy_s: float
+    time: float
+
+
 class BusyRate:
-    """The amount per second of the last events, over the time in which there was enough work."""
+    """The amount per second of about the last `window` events, over the time in which there was enough work.
+
+    One step of the runtime causes several events at once, and the time before them is the time of all. So only complete
+    steps count, and the first one only gives the start of the time.
+    """
 
     def __init__(self, window: int) -> None:
-        self._events: deque[tuple[float, float, float]] = deque(maxlen=window + 1)  # (amount, busy seconds, time)
+        self.window = window
+        self._steps: deque[StepEvents] = deque()
+        self._num_events = 0
         self._busy_s = self._updated = 0.0
         self._is_busy = False
 
@@ -71,30 +88,45 @@ class BusyRate:
         """Sets whether there is enough work from now on."""
         self._update(now)
         self._is_busy = is_busy
-        if is_busy and not self._events:
-            self._events.append((0.0, self._busy_s, now))
+        if is_busy and not self._steps:
+            self._steps.append(StepEvents(0, 0.0, self._busy_s, now))
 
     def add(self, amount: float, now: float) -> None:
         """Counts an event, if there is enough work."""
         self._update(now)
-        if self._is_busy:
-            self._events.append((amount, self._busy_s, now))
+        if not self._is_busy:
+            return
+        last = self._steps[-1]
+        if last.count and self._busy_s - last.busy_s <= STEP_S:
+            last.count, last.amount = last.count + 1, last.amount + amount
+        else:
+            self._steps.append(StepEvents(1, amount, self._busy_s, now))
+        self._num_events += 1
+        while len(self._steps) > 2 and self._num_after(1) >= self.window:
+            self._drop_first()
 
     def per_second(self, now: float) -> float | None:
         """The rate. None until it is measured."""
         self._update(now)
-        if len(self._events) <= MIN_EVENTS:
+        if self._num_events < MIN_EVENTS or len(self._steps) < 2:
             return None
-        seconds = self._busy_s - self._events[0][1]
-        amount = sum(amount for amount, *_ in self._events) - self._events[0][0]
+        seconds = self._busy_s - self._steps[0].busy_s
+        amount = sum(step.amount for step in self._steps) - self._steps[0].amount
         return amount / seconds if seconds > 0 and amount > 0 else None
 
     def _update(self, now: float) -> None:
         if self._is_busy:
             self._busy_s += max(0.0, now - self._updated)
         self._updated = max(self._updated, now)
-        while len(self._events) > KEPT_EVENTS and self._events[0][2] < now - OLD_EVENT_S:
-            self._events.popleft()
+        while len(self._steps) > 2 and self._steps[0].time < now - OLD_EVENT_S and self._num_after(0) >= KEPT_EVENTS:
+            self._drop_first()
+
+    def _num_after(self, position: int) -> int:
+        """The number of events after the first step (0), or after the second one (1)."""
+        return self._num_events - sum(self._steps[index].count for index in range(position + 1))
+
+    def _drop_first(self) -> None:
+        self._num_events -= self._steps.popleft().count
 
 
 class QueueControl:

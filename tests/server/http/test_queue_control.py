@@ -163,6 +163,17 @@ def test_old_events_are_dropped() -> None:
     assert rate.per_second(101.6) == pytest.approx(100)
 
 
+@pytest.mark.parametrize("calls_per_step", [1, 12, 48, 200])
+def test_only_complete_steps_count(calls_per_step) -> None:
+    """The last 64 calls begin within a step. What is left of it came without the time before it."""
+    rate = BusyRate(64)
+    rate.set_busy(True, 0.0)
+    for step in range(1, 101):
+        for number in range(calls_per_step):  # their messages arrive within some milliseconds
+            rate.add(10, step / 2 + number / 100_000)
+    assert rate.per_second(50 + calls_per_step / 100_000) == pytest.approx(calls_per_step * 20, rel=0.01)
+
+
 def test_idle_time_does_not_lower_the_rate() -> None:
     rate, now = BusyRate(64), 0.0
     for _ in range(10):
