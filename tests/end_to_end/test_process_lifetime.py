@@ -22,6 +22,8 @@ from plait.runtime.errors import (
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
 
+pytestmark = pytest.mark.usefixtures("starts_small_model")
+
 
 def test_sessions_of_a_killed_client_are_dropped(runtime):
     before = runtime.client.status()

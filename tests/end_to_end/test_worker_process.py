@@ -16,6 +16,7 @@ from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
 
+pytestmark = pytest.mark.usefixtures("starts_small_model")
 WORKER = [sys.executable, "-P", "-m", "plait.runtime.process.worker"]
 
 
@@ -59,7 +60,7 @@ def test_signals_to_the_process_group_leave_the_runtime_to_its_owner():
         "for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, lambda *a: None)\n"
         "r = Runtime(progress=False, max_pages=500)\n"
         "def generate():\n s = r.client.open_session(); s.append('a')\n"
-        " return s.generate(sampling_params(max_tokens=40, ignore_eos=True))\n"
+        " return s.generate(sampling_params(max_tokens=400, ignore_eos=True))\n"
         "call = generate()\nprint(r.pid, flush=True)\nsys.stdin.readline()\n"
         "print(len(call.result().token_ids), len(generate().result().token_ids), flush=True)\nr.shutdown()"
     )
@@ -71,7 +72,7 @@ def test_signals_to_the_process_group_leave_the_runtime_to_its_owner():
     for number in (signal.SIGTERM, signal.SIGINT):
         os.killpg(owner.pid, number)
     output, _ = owner.communicate("\n", timeout=120)
-    assert output.split() == ["40", "40"]
+    assert output.split() == ["400", "400"]
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 

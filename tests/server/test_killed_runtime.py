@@ -138,22 +138,26 @@ class Asked:
         return self._answers[0]
 
 
-@pytest.mark.parametrize("name", ["completion", "chat", "program"])
-def test_killed_before_the_request(served, kill, expected, name) -> None:
-    kill()
-    path, body = REQUESTS[name]
-    assert content(Asked(served, path, body).answer()) == expected[name]
+def ask_all(served) -> dict[str, Asked]:
+    """Sends all kinds of requests but the long prompt; they run side by side."""
+    return {name: Asked(served, *REQUESTS[name]) for name in ("completion", "chat", "program")}
 
 
-@pytest.mark.parametrize("name", ["completion", "program"])
-def test_killed_while_queued(served, kill, expected, name) -> None:
-    path, body = REQUESTS[name]
-    os.kill(served[1].client.model.server_pid, signal.SIGSTOP)  # so that it does not begin
-    asked = Asked(served, path, body)
-    asked.wait_for(lambda record: record.calls)
+def test_killed_before_the_requests(served, kill, expected) -> None:
     kill()
-    assert content(asked.answer()) == expected[name]
-    assert asked.record.num_runs == 2 and asked.record.code is None and asked.record.failure() is None
+    for name, asked in ask_all(served).items():
+        assert content(asked.answer()) == expected[name], name
+
+
+def test_killed_while_queued(served, kill, expected) -> None:
+    os.kill(served[1].client.model.server_pid, signal.SIGSTOP)  # so that none begins
+    requests = ask_all(served)
+    for asked in requests.values():
+        asked.wait_for(lambda record: record.calls)
+    kill()
+    for name, asked in requests.items():
+        assert content(asked.answer()) == expected[name], name
+        assert asked.record.num_runs == 2 and asked.record.code is None and asked.record.failure() is None, name
 
 
 def test_killed_while_prefilling(served, kill, expected) -> None:
@@ -169,15 +173,21 @@ def test_killed_while_prefilling(served, kill, expected) -> None:
     assert asked.record.num_runs == (1 if was_answered else 2)
 
 
-@pytest.mark.parametrize("name", ["completion", "chat", "program"])
-@pytest.mark.parametrize("num_tokens", [1, 8, 23])
+@pytest.mark.parametrize(("name", "num_tokens"), [("completion", 1), ("chat", 8), ("program", 23)])
 def test_killed_while_decoding(served, kill, expected, name, num_tokens) -> None:
-    """23 is the last token but one of an answer. A fast answer may be complete before the kill."""
-    path, body = REQUESTS[name]
-    asked = Asked(served, path, body)
-    asked.wait_for(lambda record: record.num_tokens >= num_tokens)
+    """All kinds of requests run; the kill comes when one has so many tokens. A fast answer may be complete before."""
+    requests = ask_all(served)
+    requests[name].wait_for(lambda record: record.num_tokens >= num_tokens)
     kill()
-    assert content(asked.answer()) == expected[name]
+    for other, asked in requests.items():
+        assert content(asked.answer()) == expected[other], other
+
+
+def test_killed_before_the_last_token(served, kill, expected) -> None:
+    asked = Asked(served, *CHAT)
+    asked.wait_for(lambda record: record.num_tokens >= SEEDED["max_tokens"] - 1)
+    kill()
+    assert content(asked.answer()) == expected["chat"]
 
 
 def test_stream_that_sent_nothing_is_run_again(served, kill, expected) -> None:

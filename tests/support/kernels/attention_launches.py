@@ -1,7 +1,7 @@
 """The attention kernels' launches for sm_80 and sm_90: layers, batches and caches of real models on `meta` tensors.
 
-Each case calls the operator with the tile sizes of the architecture; `ptx_compile` compiles what it launches. For sm_80
-each kind of kernel is compiled once, see `_kind`.
+Each case calls the operator with the tile sizes of the architecture; `ptx_compile` compiles what it launches. Each kind
+of kernel is compiled once (`_kind`), except that for sm_90 every kernel with matrix products is compiled that differs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ CASES = {
     "Llama 3, shared": Case(128, 4, shared=True, rows=64),
     "Llama 3, short prompts": Case(128, 4, q_len=12, chips=(80,)),
     "Llama 3, drafts": Case(128, 4, q_len=5, page_size=16, chips=(90,)),
-    "big pages, prompts": Case(128, 8, page_size=64, q_len=4096, chips=(90,)),
     "fp8, shared": Case(128, 4, cache=FP8, shared=True),
     "int8": Case(128, 8, F16, cache=INT8, chips=(80,)),
     "int8, prompts": Case(128, 8, cache=INT8, page_size=32, q_len=4096, chips=(90,)),
@@ -111,7 +110,7 @@ CASES = {
     "Gemma 3, fp8 prompts": Case(256, 4, cache=FP8, window=512, kv_heads=1, q_len=1024),
     "SmolLM2": Case(64, 3, F16, kv_heads=3, chips=(90,)),
     "SmolLM2, prompts": Case(64, 3, F16, kv_heads=3, q_len=1024, chips=(80,)),
-    "Phi-2's heads, prompts": Case(80, 1, kv_heads=32, q_len=4096, page_size=2, chips=(90,)),
+    "Phi-2's heads, prompts in big pages": Case(80, 1, kv_heads=32, q_len=4096, page_size=64, chips=(90,)),
     "96 channels": Case(96, 16, F16, kv_heads=2, chips=(90,)),
     "float32": Case(64, 2, F32, chips=(90,)),
     "float32, prompts": Case(128, 2, F32, q_len=100, chips=(90,)),
@@ -128,19 +127,22 @@ WRITES = {
 
 
 def jobs() -> list[Job]:
-    """Every kernel that differs for sm_90, and every kind of kernel for sm_80, once."""
+    """Every kernel with matrix products that differs for sm_90, and every kind of the others, once."""
     calls = [(name, case, partial(attend, case)) for name, case in CASES.items()]
     calls += [(name, case, partial(write, case, rotary_dim, norm)) for name, (case, rotary_dim, norm) in WRITES.items()]
     compiled: dict[tuple[int, str], Job] = {}
+    launched = set[str]()  # on sm_90
     for name, case, call in calls:
         for arch in case.chips:
             for launch in launches_on(arch, call):
-                key = launch.key() if arch == 90 else _kind(launch)
-                compiled.setdefault((arch, key), job(name, launch, arch))
+                must_differ = arch == 90 and launch.kernel.__name__ in MATRIX_KERNELS
+                compiled.setdefault((arch, launch.key() if must_differ else _kind(launch)), job(name, launch, arch))
+                if arch == 90:
+                    launched.add(launch.key())
     for name, sizes in SAME_KERNEL_SIZES.items():
         for rows in sizes:
             for launch in launches_on(90, partial(attend, replace(CASES[name], rows=rows))):
-                if launch.kernel.__name__ != "_plan_kernel":
+                if launch.kernel.__name__ != "_plan_kernel" and launch.key() not in launched:
                     compiled.setdefault((90, launch.key()), job(f"{OTHER_SIZES} of {name}", launch, 90))
     return [*compiled.values(), faulty_job()]
 
