@@ -58,14 +58,17 @@ def _common_prefix(dfa: VocabularyDfa, state: int) -> tuple[bytes, int, list[tup
     if first[:1] != last[:1]:
         return last, 0, []
     tokens = trie.tokens_at(nodes)
+    ranks = vocabulary.byte_rank[tokens]
     inside: list[tuple[int, int]] = []
-    for place in np.argsort(vocabulary.byte_rank[tokens], kind="stable").tolist():
+    for _ in range(len(tokens)):  # in byte order; it ends at the first token that is no beginning of the last one
+        place = int(ranks.argmin())
         token = vocabulary.token_bytes[int(tokens[place])]
         if not last.startswith(token):
             return last, _common_prefix_length(token, last), inside
         after = dfa.next_state(state, int(tokens[place]))
         assert after is not None
         inside.append((len(token), after))
+        ranks[place] = len(vocabulary)
     return last, MAX_FORCED_BYTES, inside
 
 
