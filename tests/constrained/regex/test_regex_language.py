@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,17 +21,25 @@ from plait.constrained.regex.compiler import MAX_WEIGHT
 from plait.constrained.regex.python_syntax import to_plain_pattern
 
 
+@cache
+def ids_of_tokens(vocabulary: Vocabulary) -> dict[bytes, list[int]]:
+    """The ids of all tokens with the same bytes, without EOS."""
+    ids: dict[bytes, list[int]] = {}
+    for token, piece in enumerate(vocabulary.token_bytes):
+        if piece and token not in vocabulary.eos_ids:
+            ids.setdefault(piece, []).append(token)
+    return ids
+
+
 def random_tokens(text: bytes, vocabulary: Vocabulary, rng: random.Random) -> list[int] | None:
     """Randomly chosen tokens that join to `text`, or None if no tokens do."""
-    candidates = [
-        (i, t) for i, t in enumerate(vocabulary.token_bytes) if t and i not in vocabulary.eos_ids and t in text
-    ]
-    dead = set[int]()
+    ids, dead = ids_of_tokens(vocabulary), set[int]()
 
     def rest(at: int) -> list[int] | None:
         if at == len(text):
             return []
-        fitting = [pair for pair in candidates if text.startswith(pair[1], at)]
+        pieces = [text[at:end] for end in range(at + 1, len(text) + 1)]
+        fitting = sorted((token, piece) for piece in pieces for token in ids.get(piece, ()))
         rng.shuffle(fitting)
         for token, piece in fitting:
             if at + len(piece) not in dead and (tail := rest(at + len(piece))) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from functools import cache
 
 import jsonschema
 import numpy as np
@@ -140,9 +141,17 @@ def calls_in(parts):
     return [(a[2], b[2]) for a, b in itertools.pairwise(parts) if a[0] == "call" and b[0] == "arguments"]
 
 
+@cache
+def plain_tokens(vocabulary):
+    """Which tokens are ASCII and do not end the text, bool [tokens]."""
+    is_plain = np.array([token.isascii() for token in vocabulary.token_bytes])
+    is_plain[list(vocabulary.eos_ids)] = False
+    return is_plain
+
+
 def walk(grammar, vocabulary, openers, rng, limit=80):
     """Returns a random text that the constraint allows. After `limit` tokens it ends as soon as it may."""
-    matcher, data = grammar.matcher(), b""
+    matcher, data, is_plain = grammar.matcher(), b"", plain_tokens(vocabulary)
     row = np.zeros((len(vocabulary) + 31) // 32, dtype=np.int32)
     for step in range(limit * 20):
         if matcher.is_accepting and (step > limit or rng.random() < 0.02):
@@ -156,11 +165,10 @@ def walk(grammar, vocabulary, openers, rng, limit=80):
             if num_accepted:
                 continue
         matcher.fill_mask(row)
-        bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        allowed = [int(t) for t in bits if t not in vocabulary.eos_ids and vocabulary.token_bytes[t].isascii()]
-        if not allowed:
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: len(is_plain)] & is_plain)
+        if not len(allowed):
             return data.decode("utf-8", "replace")
-        token = rng.choice(allowed)
+        token = int(rng.choice(allowed))
         assert matcher.accept(token)
         data += vocabulary.token_bytes[token]
     raise AssertionError("the text did not end")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import httpx
 
 from plait.runtime.server.protocols.programs import branch as branch_module
+from plait.runtime.server.protocols.programs import program_run
 from plait.runtime.server.protocols.programs.branch import ProgramBranch
 
 
@@ -60,11 +61,12 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
     assert threads == [True] * 33 + [False] * 7
 
 
-def test_too_many_turns_are_refused(serve) -> None:
+def test_too_many_turns_are_refused(serve, monkeypatch) -> None:
+    monkeypatch.setattr(program_run, "MAX_RENDERED_TURNS", 500)  # 31 turns render 496
     address, state = serve()
-    turns = [{"role": "user", "content": [{"text": "a"}]}] * 400
+    turns = [{"role": "user", "content": [{"text": "a"}]}] * 40
     program = [*turns, {"gen": {"max_tokens": 1}}]
     answer = httpx.post(f"{address}/v1/programs", json={"program": program}, timeout=60)
     assert answer.status_code == 400 and "too many turns" in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"].startswith("program[3")
+    assert answer.json()["error"]["param"].startswith("program[31]")
     assert state.in_flight.num_admitted == 0
