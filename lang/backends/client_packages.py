@@ -19,7 +19,7 @@ def client_package(module: str, needed_by: str) -> Any:
         if error.name != module:
             raise
         raise InputError(
-            f"{needed_by} needs the package {module!r}, which is not installed: pip install {module}"
+            f"{needed_by} needs the package {module!r}, which is not installed: pip install 'plait[{module}]'"
         ) from None
 
 

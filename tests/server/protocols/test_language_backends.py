@@ -306,7 +306,8 @@ def test_refusals_of_anthropic(chats):
 @pytest.mark.parametrize(("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm")])
 def test_missing_client_package(monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(plait.InputError, match=f"{name} needs the package '{package}'.*pip install {package}"):
+    message = rf"{name} needs the package '{package}'.*pip install 'plait\[{package}\]'$"
+    with pytest.raises(plait.InputError, match=message):
         getattr(plait, name)("m")
 
 
