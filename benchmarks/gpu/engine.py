@@ -10,6 +10,7 @@ change the times.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import math
@@ -23,12 +24,14 @@ from typing import Any
 import machine
 import numpy as np
 import torch
+from roofline import Machine, ceiling
 from workbench import SHAPES, Workbench, prompts, workbench
 
 from plait.constrained import JsonSchema
 from plait.runtime.weights.checkpoint import expected_shapes
 
-sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
+with contextlib.suppress(ValueError):
+    sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
 
 SCHEMA = {
     "type": "object",
@@ -42,6 +45,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 Figure = dict[str, Any]
+COMPILATIONS = machine.CompilationCounter()
 
 
 def figure(name: str, value: float, unit: str, goal: float | None = None, **more: Any) -> Figure:
@@ -88,10 +92,11 @@ def decode(bench: Workbench, device: str) -> Iterator[Figure]:
     bandwidth, _ = limits(device)
     count, length = (60, 1000) if device != "cpu" else (4, 20)
     for rows, goal in ((64, 0.7), (1, 0.8), (16, None)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
-        seconds = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
+        seconds, before = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
+        name = f"decode, {rows} rows of {length}"
+        yield steady(name, bench, before)
         held = sum(len(row.seq) for row in bench.engine_loop.batch_scheduler.running)
         roofline = (weight_bytes(bench) + held * bench.runner.page_bytes) / bandwidth
-        name = f"decode, {rows} rows of {length}"
         yield figure(f"{name}: share of the memory roofline", roofline / seconds, "", goal, step_ms=seconds * 1e3)
         yield figure(f"{name}: output", rows / seconds, "tok/s")
         alone = replay_seconds(bench, rows)
@@ -101,17 +106,20 @@ def decode(bench: Workbench, device: str) -> Iterator[Figure]:
         bench.flush()
 
 
-def step_seconds(bench: Workbench, texts: list[list[int]], count: int) -> float:
-    """Seconds of a step in which all these rows decode; they are decoding still when it returns."""
+def step_seconds(bench: Workbench, texts: list[list[int]], count: int) -> tuple[float, dict[str, int]]:
+    """Seconds of a step in which all these rows decode, and the `counts` before the timed steps.
+
+    The rows are decoding still when it returns.
+    """
     for text in texts:
         bench.call(text, 5 * count)
     bench.until_decoding()
     for _ in range(10 if bench.runner.device.type == "cuda" else 1):
         bench.step()
-    begun = now(bench)
+    before, begun = counts(bench), now(bench)
     for _ in range(count):
         bench.step()
-    return (now(bench) - begun) / count
+    return (now(bench) - begun) / count, before
 
 
 def shared(bench: Workbench, device: str) -> Iterator[Figure]:
@@ -124,7 +132,7 @@ def shared(bench: Workbench, device: str) -> Iterator[Figure]:
     for kind, used in (("once", prefix_sharing), ("by each row", None)):
         bench.runner.prefix_sharing = used
         spared = bench.runner.num_spared_tokens
-        seconds[kind] = step_seconds(bench, texts, count)
+        seconds[kind], _ = step_seconds(bench, texts, count)
         name, spared = f"{rows} rows over a prefix of {prefix}, read {kind}", bench.runner.num_spared_tokens - spared
         bench.flush()
         yield figure(name, rows / seconds[kind], "tok/s", step_ms=seconds[kind] * 1e3, spared=spared)
@@ -153,7 +161,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
     _, rate = limits(device)
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
-    layers = sum(math.prod(shape) for name, shape in expected_shapes(model).items() if ".layers." in name)
+    layers = layer_weights(bench)
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
         for prompt in prompts([length] * 4, model.vocab_size, seed):
             bench.call(prompt, 1)
@@ -214,15 +222,49 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
     seconds = now(bench) - begun
     answers, read = (sum(x[i] for x in lengths) for i in (1, 0))
     more = {name: value - before[name] for name, value in counts(bench).items()} | {"seconds": seconds}
-    yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", 17000.0, **more)
+    yield steady(f"{len(lengths)} chats", bench, before)
+    yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", None, **more)
+    yield from shares_of_ceilings(bench, device, lengths, answers / seconds)
     yield figure(f"{len(lengths)} chats: all tokens", (answers + read) / seconds, "tok/s")
     bench.flush()
 
 
+CHAT_ROWS = (64, 256, 512, 1000)
+
+
+def shares_of_ceilings(bench: Workbench, device: str, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
+    """The output speed over the most that the load allows at several numbers of rows; the goal is for the engine's."""
+    bandwidth, rate = limits(device)
+    flop, own = 2.0 * layer_weights(bench), bench.engine_loop.batch_scheduler.max_batch_rows
+    gpu = Machine(bandwidth, rate, weight_bytes(bench), bench.runner.page_bytes, flop)
+    for rows in sorted({*CHAT_ROWS, own}):
+        most = ceiling(lengths, rows, bench.runner.max_batch_tokens, gpu)
+        name = f"{len(lengths)} chats: share of the ceiling of {rows} rows"
+        yield figure(name, speed / most, "", 0.95 if rows == own else None, ceiling=most)
+
+
+def layer_weights(bench: Workbench) -> int:
+    """The number of weights in the layers' products; the output head multiplies only sampled tokens."""
+    return sum(math.prod(shape) for name, shape in expected_shapes(bench.runner.config).items() if ".layers." in name)
+
+
 def counts(bench: Workbench) -> dict[str, int]:
-    replayed = bench.steps.num_graph_replays if bench.steps else 0
-    ahead = bench.steps.num_overlapped if bench.steps else 0
-    return {"steps": bench.engine_loop.num_steps, "replayed": replayed, "ahead": ahead}
+    """Counters of the engine. `captured` and `compiled` make a step wait; they do not grow in a steady state."""
+    steps = bench.steps
+    return {
+        "steps": bench.engine_loop.num_steps,
+        "replayed": steps.num_graph_replays if steps else 0,
+        "ahead": steps.num_overlapped if steps else 0,
+        "captured": steps.graphs.num_late_captures if steps and steps.graphs else 0,
+        "compiled": COMPILATIONS.count,
+    }
+
+
+def steady(name: str, bench: Workbench, before: dict[str, int]) -> Figure:
+    """How many graphs were captured and kernels compiled since `before`; none is the goal."""
+    more = {key: value - before[key] for key, value in counts(bench).items()}
+    found = more["captured"] + more["compiled"]
+    return figure(f"{name}: captures and compilations", found, "times", 0.0, **more)
 
 
 def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
@@ -240,9 +282,7 @@ def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
     del bench
     for name, speed in ours.items():
         yield figure(f"plait, {name}", speed, "tok/s")
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
+    release_memory()
     their_speed = transformers_speed(shape, device)
     for name, (texts, goal) in loads.items():
         theirs = their_speed(texts, new)
@@ -310,11 +350,13 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
     """Of the parts, one behind the other on one engine; {"done": part} where one came to its end."""
     bench = None
     for part in parts:
+        has_failed = False
         try:
             if part in OWN_ENGINE_PARTS:
                 if bench is not None:
                     bench.close()
                     bench = None
+                    release_memory()
                 yield from OWN_ENGINE_PARTS[part](shape, device)
             else:
                 bench = bench or workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
@@ -322,10 +364,19 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
             yield {"done": part}
         except Exception:
             traceback.print_exc()
-            bench = None  # who knows what it holds
-            gc.collect()
+            has_failed = True
+        if has_failed:  # not in the `except` block, where the traceback still holds the KV cache
+            bench = None
+            release_memory()
     if bench is not None:
         bench.close()
+
+
+def release_memory() -> None:
+    """Frees the memory of engines that are no longer used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main() -> int:

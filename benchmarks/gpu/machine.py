@@ -85,3 +85,19 @@ def matrix_rate() -> float:
     a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
     out = torch.empty_like(a)
     return 2.0 * size**3 / seconds_of(lambda: torch.mm(a, b, out=out))
+
+
+class CompilationCounter:
+    """Counts the Triton kernels that are compiled, or loaded from the cache on disk, while it exists."""
+
+    def __init__(self) -> None:
+        import triton
+
+        self.count = 0
+        runtime = triton.knobs.runtime
+        self._hook_before = getattr(runtime, "jit_post_compile_hook", None)
+        runtime.jit_post_compile_hook = self._record
+
+    def _record(self, **details: Any) -> Any:
+        self.count += 1
+        return self._hook_before(**details) if self._hook_before is not None else None

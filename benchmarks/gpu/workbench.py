@@ -41,6 +41,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096),
 }
 
+# Runs the kernels of the large model, so that they are compiled only once.
+SHAPES["llama-3-8b-one-layer"] = SHAPES["llama-3-8b"] | dict(num_hidden_layers=1)
+
 
 class RandomCheckpoint:
     """Weights of the right shapes, made on the device."""
@@ -178,7 +181,7 @@ def workbench(shape: str, device: str, **settings: Any) -> Workbench:
     inbox, steps = Inbox(), make_gpu_step_launcher(config, runner)
     if DRY:  # the steps of a GPU, in its buffers, as if it were quick
         steps = GpuStepLauncher(runner, config.max_batch_rows, ImmediateStream(runner.device))
-        steps.graphs.capture_decode_graphs() if steps.graphs is not None else None
+        steps.graphs.capture_all() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
     made = (Sampler(TorchLogitOperations(runner.device)), vocabulary, compiler, inbox, steps)
     return Workbench(runner, EngineLoop(config, welcome, runner, *made), inbox, steps)

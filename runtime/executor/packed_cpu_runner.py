@@ -128,6 +128,9 @@ class PackedCpuRunner:
         """As in `Runner`."""
         return hidden[indices]
 
+    def use_device(self) -> None:
+        """As in `Runner`: a thread of a CPU needs nothing."""
+
     def sum_hidden_states(self, hidden: Float32Array) -> Float64Array:
         """As in `Runner`."""
         quanta: Float64Array = np.rint(hidden * np.float32(1 / SUM_QUANTUM)).sum(axis=0, dtype=np.float64)

@@ -35,6 +35,9 @@ class Runner(Protocol):
     def num_spared_tokens(self) -> int:
         """Token reads that attention over shared prefixes saved: a token read once for n rows counts n - 1."""
 
+    def use_device(self) -> None:
+        """Prepares the calling thread for launching steps, if it is not the thread that made the runner."""
+
     def forward(self, batch: Batch) -> Any:
         """Returns hidden states [batch.num_logits + batch.num_states, C] after the last norm, in row order.
 

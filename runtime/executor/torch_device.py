@@ -17,12 +17,18 @@ GPU_KV_CACHE_FRACTION = 0.85  # of a GPU's free memory
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the torch device `name`. "auto" is CUDA if available, else the CPU. InputError if it cannot be used."""
+    """Returns the torch device `name`. "auto" is CUDA if available, else the CPU. InputError if it cannot be used.
+
+    A CUDA device becomes this thread's current one; see `use_device`.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         torch.empty(0, device=device)
+        use_device(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"device {name!r} cannot be used here ({reason}); `plait check` shows what can") from None
@@ -35,6 +41,16 @@ def describe_device(device: torch.device) -> str:
         return f"{device} ({torch.cuda.get_device_name(device)})"
     instructions = torch.backends.cpu.get_cpu_capability()
     return f"{device} ({torch.get_num_threads()} threads of {os.cpu_count()} processors, {instructions})"
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a CUDA device the current one of this thread. Call it in every thread that launches work on the device.
+
+    Triton and CUDA graphs launch on the thread's current device, whatever the device of their tensors; it is 0 in a new
+    thread.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def cpu_has_bfloat16() -> bool:

@@ -30,7 +30,7 @@ from plait.runtime.executor.runner import (
     fill_logits,
     warm_up,
 )
-from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload, use_device
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import decoder_class
 from plait.runtime.sampling.numpy_ops import row_argmax
@@ -120,8 +120,10 @@ class TorchRunner:
         """Token counts of the warm-up steps: one for each set of kernels that a step can launch."""
         if self.device.type != "cuda":
             return (2,)
-        # decode, short prompts, long prompts
-        return (2, 9, 2 * LARGE_TILE_TOKENS) + (QUANTIZED_WARM_UP_COUNTS if self.weight_format != "bf16" else ())
+        # Decode tiles of all heights, short prompts, long prompts. A tile's height is a power of two.
+        return (1, 2, 4, 8, 9, 2 * LARGE_TILE_TOKENS) + (
+            QUANTIZED_WARM_UP_COUNTS if self.weight_format != "bf16" else ()
+        )
 
     def _check_kv_dtype(self, kind: str) -> str:
         fused = self.kernels.fused
@@ -140,6 +142,10 @@ class TorchRunner:
         """Bytes of one token's KV in all layers."""
         groups, size = self.config.num_kv_heads, self.config.head_dim
         return self.config.num_layers * kv_slot_bytes(self.kv_dtype, self.dtype, groups, size)
+
+    def use_device(self) -> None:
+        """As in `Runner`."""
+        use_device(self.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

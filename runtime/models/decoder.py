@@ -117,8 +117,13 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [n, V] float32 of hidden [n, C]; with token ids `columns` [k], only those columns: [n, k]."""
-        head = self.head if columns is None else self.kernels.dequantize_rows(self.head, columns, self.dtype)
-        return self.kernels.linear(hidden, head, None).float()
+        if columns is None:
+            return self.unconverted_logits(hidden).float()
+        return self.kernels.linear(hidden, self.kernels.dequantize_rows(self.head, columns, self.dtype), None).float()
+
+    def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of hidden [n, C] in the model's dtype."""
+        return self.kernels.linear(hidden, self.head, None)
 
     # -- steps ------------------------------------------------------------------------------------
 

@@ -37,7 +37,10 @@ class Engine:
         self._server_transport = LocalServerTransport()
         self.engine_loop = build_engine_loop(config, locate_model(config.model_path or None), self._server_transport)
         self._client_transport = LocalClientTransport(
-            self.engine_loop.welcome, self._server_transport, self.engine_loop.step
+            self.engine_loop.welcome,
+            self._server_transport,
+            self.engine_loop.step,
+            self.engine_loop.model_runner.use_device,
         )
         self.client = Client(self._client_transport)
 

@@ -30,6 +30,7 @@ MAX_DRAFTING_TOKENS = 32  # running requests and draft tokens of one step togeth
 DRAFT_TOKEN_COST = 0.12
 MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
 MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
+PAGES_PER_DECODING_REQUEST = 2  # free pages without which no step is launched ahead of another's tokens
 RESERVE_TOKENS = 8  # pages kept free for each running request's next tokens when another is admitted
 
 
@@ -80,6 +81,20 @@ class BatchScheduler:
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
+
+    def has_pages_for_next_batch(self) -> bool:
+        """Whether the next batch retracts no running request for lack of pages.
+
+        A decoding request needs one page; a second one is kept free for it. Prompts need their tokens' pages. While
+        waiting requests could be admitted before the rest of a running prompt, the largest batch must fit.
+        """
+        num_available = self.cache.num_available
+        if num_available >= self.max_batch_tokens:
+            return True
+        num_prompt_tokens = sum(request.num_pending for request in self.running if request.num_pending > 1)
+        if num_prompt_tokens and self.waiting:
+            return False
+        return num_available >= num_prompt_tokens + PAGES_PER_DECODING_REQUEST * len(self.running)
 
     # -- the next batch ---------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class EngineLoop:
             return False
         if not self.overlap_controller.is_worthwhile:
             return False
-        return self.cache.num_available >= self.batch_scheduler.max_batch_tokens
+        return self.batch_scheduler.has_pages_for_next_batch()
 
     def launch(self, batch: Batch) -> OverlappedStep:
         """Starts the batch's forward pass. If it must wait for the pending step's tokens, `sample` starts it."""

@@ -69,13 +69,19 @@ class LocalClientTransport:
     """The client's end. Its thread calls `step()` of the scheduler, which delivers the replies, until `close`.
 
     The scheduler has its own thread because an interrupt that reaches a waiting caller must not cut a step in two.
-    `step()` waits for a message when there is nothing to compute.
+    `step()` waits for a message when there is nothing to compute. `begin()` is called first, in the same thread.
     """
 
-    def __init__(self, welcome: Welcome, server: LocalServerTransport, step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        welcome: Welcome,
+        server: LocalServerTransport,
+        step: Callable[[], None],
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
         self.welcome = welcome
         self._server = server
-        self._step = step
+        self._step, self._begin = step, begin
         self._closing = False
         self._stop_reason = CLOSED
         self._thread: threading.Thread | None = None
@@ -112,6 +118,7 @@ class LocalClientTransport:
 
     def _run(self, on_disconnect: Callable[[str], None]) -> None:
         try:
+            self._begin()
             while not self._closing:
                 self._step()
         except Exception as error:

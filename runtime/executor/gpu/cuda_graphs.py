@@ -2,8 +2,8 @@
 
 A step of T tokens in R rows runs in the graph of the next capture size n >= T: n tokens in min(n, max_rows) rows. Rows
 have one token each (decode) or up to MAX_Q_LEN (forced tokens). These two kinds have separate graphs, and so have
-steps in which rows share prefixes. Each step is two graphs, the forward pass and the sampler, so that the forward pass
-runs while the host still fills masks.
+steps in which rows share prefixes. All of them are captured at the start, so that no step waits for a capture. Each
+step is two graphs, the forward pass and the sampler, so that the forward pass runs while the host still fills masks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 
 MAX_Q_LEN = 8  # new tokens of one row
+MAX_PAGE_TABLE_ENTRIES = 1 << 28  # 1 GB; far below 2^31, so that offsets into the table fit in 32 bits
 
 
 class GraphKey(NamedTuple):
@@ -53,15 +54,36 @@ def make_capture_sizes(largest: int) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
+def make_multi_token_capture_sizes(largest: int) -> list[int]:
+    """Returns the powers of two from 2, and `largest` itself: steps of forced tokens are rare, and need few graphs.
+
+    >>> make_multi_token_capture_sizes(12)
+    [2, 4, 8, 12]
+    """
+    return [*(1 << i for i in range(1, largest.bit_length()) if 1 << i < largest), largest]
+
+
+def max_graph_rows(max_rows: int, max_session_tokens: int) -> int:
+    """Returns how many rows the graphs may have, so that the page table stays within MAX_PAGE_TABLE_ENTRIES."""
+    return max(1, min(max_rows, MAX_PAGE_TABLE_ENTRIES // max_session_tokens - 1))
+
+
 class DecodeGraphRunner:
     """Captures and replays decode steps of one model. `runner.kernels.fused` must be set."""
 
     def __init__(self, runner: TorchRunner, sampling: GpuSampler, stream: Stream, max_rows: int) -> None:
         self.runner, self.sampling, self.stream = runner, sampling, stream
-        self.max_rows, max_tokens = max_rows, 2 * max_rows
-        self.capture_sizes = {1: make_capture_sizes(max_rows), MAX_Q_LEN: make_capture_sizes(max_tokens)}
+        self.max_rows = max_rows = max_graph_rows(max_rows, runner.max_session_tokens)
+        max_tokens = 2 * max_rows
+        self.capture_sizes = {
+            1: make_capture_sizes(max_rows),
+            MAX_Q_LEN: make_multi_token_capture_sizes(max_tokens),
+        }
         self.inputs = GraphInputs(max_rows, max_tokens, runner.max_session_tokens, stream)
         self.graphs: dict[GraphKey, CapturedStep] = {}
+        self._logits = torch.empty((max_rows, runner.config.vocab_size), dtype=runner.dtype, device=stream.device)
+        self._samplers: dict[int, DeviceWork] = {}  # by number of rows
+        self.num_late_captures = 0  # during a step; 0 if `capture_all` was called
 
     @property
     def page_table(self) -> DevicePageTable:
@@ -80,23 +102,32 @@ class DecodeGraphRunner:
     def forward(self, batch: Batch, key: GraphKey) -> DeviceWork:
         """Starts the batch's forward pass. Returns the sampling work, to be enqueued once the masks are set."""
         self._fill(batch, key)
-        graph = self.graphs.get(key) or self._capture(key)
+        graph = self.graphs.get(key)
+        if graph is None:
+            self.num_late_captures += 1
+            graph = self._capture(key)
         self.stream.enqueue(graph.forward)
         return graph.sample
 
-    def capture_decode_graphs(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Captures the decode graphs of all sizes, largest first, so that the memory pool does not grow later."""
+    def capture_all(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Captures every graph that `graph_key` can return, largest first: the memory pool does not grow later."""
         self._fill(Batch(0), GraphKey(self.max_rows, 1))
-        kinds = (False,) if self.runner.prefix_sharing is None else (False, True)
-        keys = [
-            GraphKey(size, 1, has_shared_prefixes)
-            for size in self.capture_sizes[1][::-1]
-            for has_shared_prefixes in kinds
-            if size > 1 or not has_shared_prefixes
-        ]
+        keys = self.all_keys()
         for i, key in enumerate(keys):
             self._capture(key)
             progress((i + 1) / len(keys))
+
+    def all_keys(self) -> list[GraphKey]:
+        """Returns the keys of all graphs, those of most tokens first."""
+        kinds = (False,) if self.runner.prefix_sharing is None else (False, True)
+        keys = [
+            GraphKey(size, q_len, has_shared_prefixes)
+            for q_len, sizes in self.capture_sizes.items()
+            for size in sizes
+            for has_shared_prefixes in kinds
+            if size > 1 or not has_shared_prefixes
+        ]
+        return sorted(keys, key=lambda key: -key.tokens)
 
     def _groups(self, batch: Batch, q_len: int) -> list[PrefixGroup]:
         prefix_sharing = self.runner.prefix_sharing
@@ -117,7 +148,7 @@ class DecodeGraphRunner:
         assert fused is not None
         layout = self.inputs.layout(rows, tokens, key.q_len, key.has_shared_prefixes)
         token_ids, output_indices = self.inputs.token_ids(tokens), self.inputs.output_indices(rows)
-        logits: list[torch.Tensor] = []  # keeps the tensor alive, so that its memory is not reused
+        logits = self._logits[:rows]  # shared by all graphs
 
         def forward() -> None:
             self.inputs.write_page_table(layout)
@@ -125,9 +156,10 @@ class DecodeGraphRunner:
             hidden = runner.model.forward(self.sampling.resolve_placeholders(token_ids), planned, runner.kv_cache)
             if key.q_len > 1:
                 hidden = hidden[output_indices]
-            logits[:] = [runner.model.logits(hidden)]
+            logits.copy_(runner.model.unconverted_logits(hidden))
 
         captured_forward = self.stream.capture(forward)
-        graph = CapturedStep(captured_forward, self.stream.capture(lambda: self.sampling.sample(logits[0])))
-        self.graphs[key] = graph
+        if rows not in self._samplers:
+            self._samplers[rows] = self.stream.capture(lambda: self.sampling.sample(logits))
+        graph = self.graphs[key] = CapturedStep(captured_forward, self._samplers[rows])
         return graph

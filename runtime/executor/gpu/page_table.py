@@ -27,9 +27,11 @@ class _TableRow:
 
 
 class DevicePageTable:
-    """Page table for batches of up to `num_rows` rows of up to `length` tokens."""
+    """Page table for batches of up to `num_rows` rows of up to `length` tokens. ValueError if it has 2^31 entries."""
 
     def __init__(self, num_rows: int, length: int, stream: Stream) -> None:
+        if (num_rows + 1) * length >= 1 << 31:
+            raise ValueError(f"a page table of {num_rows} rows of {length} tokens has offsets beyond 32 bits")
         self._stream = stream
         self.length, self.padding_offset = length, num_rows * length
         self.flat = torch.zeros((num_rows + 1) * length, dtype=torch.int32, device=stream.device)

@@ -110,11 +110,11 @@ def _needs_tokens_only(row: ScheduledRequest) -> bool:
 def make_gpu_step_launcher(
     config: EngineConfig, runner: TorchRunner, progress: Callable[[float], None] = lambda fraction: None
 ) -> GpuStepLauncher | None:
-    """Returns a launcher with captured decode graphs; None without CUDA or without Triton's operators."""
+    """Returns a launcher with all graphs captured; None without CUDA or without Triton's operators."""
     if runner.device.type != "cuda" or runner.kernels.fused is None:
         return None
     launcher = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
     if launcher.graphs is not None:
         with torch.inference_mode():
-            launcher.graphs.capture_decode_graphs(progress)
+            launcher.graphs.capture_all(progress)
     return launcher
