@@ -138,19 +138,29 @@ def _gate_up_tiles(
     last: int,
     gate_up_buffer: Any,
 ) -> None:
-    """Computes items of `gate_up_linear` for int8 activations, as many rows at a time as the buffer holds.
+    """Computes items of `gate_up_linear` for int8 activations, as many rows and then items as the buffer holds.
 
-    A tile of the gate and the tile of `up` behind it follow each other, so that weights are read in their order.
+    Tiles of the gate and of `up` alternate, so that weights of one form are one stream, in the order of their memory.
     """
     rows, buffer_rows, buffer = len(x.scales), len(gate_up_buffer), address_of(gate_up_buffer)
-    stride, up_buffer = 8 * TILE_OUTPUTS, buffer + 4 * TILE_OUTPUTS
+    pair_bytes, one_form = 8 * TILE_OUTPUTS, functions[0] == functions[1]
+    both = TileStream(gate.dequantize, gate.multiply_pass, gate.tiles, up.tiles - gate.tiles)
     for begin in range(0, rows, buffer_rows):
         count = min(buffer_rows, rows - begin)
-        for item in range(first, last):
-            multiply_tiles(functions[0], gate, item, item + 1, x, begin, count, buffer, stride, 0)
-            multiply_tiles(functions[1], up, item, item + 1, x, begin, count, up_buffer, stride, 0)
+        step = buffer_rows // count if one_form else 1
+        stride = step * pair_bytes
+        for item in range(first, last, step):
+            end = min(last, item + step)
+            if one_form:
+                multiply_tiles(functions[0], both, 2 * item, 2 * end, x, begin, count, buffer, stride, 4 * TILE_OUTPUTS)
+            else:
+                up_buffer = buffer + 4 * TILE_OUTPUTS
+                multiply_tiles(functions[0], gate, item, end, x, begin, count, buffer, stride, pair_bytes)
+                multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes)
             for row in range(count):
-                _glu_block(activation, buffer + stride * row, out, begin + row, item)
+                for i in range(item, end):
+                    pair = buffer + stride * row + pair_bytes * (i - item)
+                    _glu_block(activation, pair, out, begin + row, i)
 
 
 @inner_njit

@@ -126,7 +126,7 @@ def test_bfloat16_stays_near_float32(family, tmp_path):
     model.save_pretrained(tmp_path)
     tokens = text(40, 2)
     exact = transformers_logits(model, tokens)
-    ours = all_logits(runner(tmp_path, dtype="bfloat16"), tokens)
+    ours = all_logits(runner(tmp_path, dtype="bfloat16", weights="bf16"), tokens)
     rounded = transformers_logits(model.to(torch.bfloat16), tokens).float()
     assert (ours - exact).norm() < 1.2 * (rounded - exact).norm() + 1e-3
 
