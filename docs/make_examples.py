@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ORDER = [
-    *("quickstart", "conversation", "multiple_choice", "endings", "extraction", "react", "rag"),
+    *("quickstart", "conversation", "multiple_choice", "endings", "extraction", "nested_extraction", "react", "rag"),
     *("judge", "skeleton_of_thought", "tree_of_thought", "generative_agents"),
 ]
 INTRO = """# Examples

@@ -22,6 +22,7 @@ class SampledKeywords(TypedDict, total=False):
     stop_token_ids: Collection[int] | None
     stop_regex: Stop | None
     logit_bias: Mapping[int, float] | None
+    token_healing: bool | None
     ignore_eos: bool | None
     seed: int | None
     same_seed: bool | None

@@ -320,8 +320,11 @@ class Program(Generic[P]):
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
-            self._check_async_matches(args[0])
-            return self._body(*args, **self._with_bound_arguments(args[1:], kwargs))
+            async_body = getattr(self._body, "async_body", None)  # agents run in both kinds of programs
+            body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
+            if body is self._body:
+                self._check_async_matches(args[0])
+            return body(*args, **self._with_bound_arguments(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -42,6 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         `engine_config` also takes the path of a file with it.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
+    token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
     check_integrity: verify the page accounting after every step (slow).
     """
 
@@ -65,6 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
     chat_template: str = ""
     prompt_lookup: bool = True
+    token_healing: bool = False
     check_integrity: bool = False
 
 

@@ -19,10 +19,10 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 7  # incremented when the layout of any message changes
+PROTOCOL = 8  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
-MAX_REPLACED = 8  # last tokens of a text that a Select may replace
+MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
 MAX_FORK_CHILDREN = 4096
 MAX_FOLLOWED_BY_BYTES = 256  # of the text behind a value that belongs to its constraint
 MAX_NAME_CHARS = 256  # of a tenant or cache salt
@@ -63,6 +63,9 @@ class Generate(Message, frozen=True):
 
     followed_by: text that the session's text continues with, whether the call ends with a value or not. A value under
         `constraint` ends only where this text can follow. It is no part of the value, of `max_tokens` or of the reply.
+    plain_bytes: bytes at the end of the text before the call that token healing may take back: plain text of one
+        author. Last tokens within them are taken back if a longer token begins with their text; the output then begins
+        with that text, which is no part of the value, of `max_tokens` or of the reply.
     """
 
     session: int
@@ -70,6 +73,7 @@ class Generate(Message, frozen=True):
     sampling: SamplingParams
     constraint: Spec | None = None
     followed_by: str = ""
+    plain_bytes: Annotated[int, Meta(ge=0)] = 0
 
 
 class Select(Message, frozen=True):

@@ -151,6 +151,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     if_it_fits: Annotated[bool, Param(
         "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails",
         stage="output")] = False
+    token_healing: Annotated[bool | None, Param(
+        "Takes back the last tokens of the prompt where a longer token begins with their text, and samples that text "
+        "again with what follows",
+        "gen programs openai sglang", json_type=bool, stage="output")] = None
     # fmt: on
 
     @property
@@ -326,6 +330,10 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
     if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         text = f"{name_in(protocol, 'top_logprobs')} needs {name_in(protocol, 'logprobs')} to be on"
         raise InputError(text, field="top_logprobs")
+    if params.token_healing and params.prompt_logprobs_from is not None:
+        name = name_in(protocol, "prompt_logprobs_from")
+        text = f"token_healing cannot be combined with {name}: it takes back tokens of the prompt"
+        raise InputError(text, field="token_healing")
     if params.if_it_fits and not params.complete:
         raise InputError("if_it_fits needs complete to be on", field="if_it_fits")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):

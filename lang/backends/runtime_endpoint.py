@@ -27,7 +27,13 @@ from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, Inp
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.token_healing import MAX_HEALED_TOKENS, common_prefix_length, heal_choices
+from plait.runtime.tokenizer.token_healing import (
+    MAX_HEALED_TOKENS,
+    common_prefix_length,
+    heal_choices,
+    num_healed_tokens,
+    num_plain_bytes,
+)
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # not in a request's `sampling_params`: `logprob_fields` writes the logprobs; the timeout is the HTTP client's
@@ -130,6 +136,8 @@ class RuntimeEndpoint(RemoteClient):
             | {name: getattr(params, field) for field, name in _SAMPLING_NAMES.items()}
             | _constraint(constraint)
         )
+        if params.token_healing and not self._can_heal(parts):
+            del sampling["token_healing"]
         sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
         sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:
@@ -214,6 +222,15 @@ class RuntimeEndpoint(RemoteClient):
         if self._local_tokenizer is None:
             return {"text": "".join(text for text, _ in parts)}
         return {"input_ids": self._token_ids(parts)}
+
+    def _can_heal(self, parts: Sequence[Part]) -> bool:
+        """Whether token healing on the server takes back text of this program only, and not of the chat template."""
+        num_plain = num_plain_bytes(parts)
+        if self._local_tokenizer is None or not num_plain:
+            return num_plain > 0
+        ids, vocabulary = self._token_ids(parts)[1:][-MAX_HEALED_TOKENS:], self._local_tokenizer.vocabulary
+        without_limit = sum(len(vocabulary.token_bytes[token]) for token in ids)
+        return num_healed_tokens(ids, vocabulary, num_plain) == num_healed_tokens(ids, vocabulary, without_limit)
 
     def _token_ids(self, parts: Sequence[Part]) -> list[int]:
         assert self._local_tokenizer is not None

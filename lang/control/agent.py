@@ -7,11 +7,12 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.state import ProgramState
+from plait.lang.core.state_writer import StateWriter
 from plait.lang.core.tool_calls import ToolResult
 from plait.lang.errors import UnreadableValue
 from plait.lang.program import Program
@@ -20,6 +21,9 @@ from plait.lang.tools.make_tools import ToolSource, make_tools
 from plait.lang.tools.running import check_seconds
 from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.aio.state import AsyncState
 
 MAX_TURNS = 1000
 
@@ -87,7 +91,8 @@ def agent(
       ProgramError whose `__cause__` is the error.
 
     The turns are the variables "agent_1", "agent_2", ... (`name` is the text before the number). Called on the state of
-    another program, `helper(s, task)`, it continues that conversation, and writes no second system turn.
+    another program, `helper(s, task)`, it continues that conversation, and writes no second system turn. In an async
+    program, `await helper(s, task)` does; async tools are then awaited on its event loop.
 
     >>> helper = agent("You answer questions about towns.", [population], type=int)    # doctest: +SKIP
     >>> helper.run("How many people live in Rome?", budget=Budget(tokens=500))["answer"]    # doctest: +SKIP
@@ -106,23 +111,59 @@ def agent(
     body.__name__ = body.__qualname__ = name
     body.__doc__ = "Calls tools until the model gives its answer."
     described = [dataclasses.astuple(settings), [tool.as_json() for tool in offered]]
+
+    async def async_body(s: AsyncState, task: str) -> AgentRun:
+        return await _run_async(s, settings, offered, task)
+
+    body.async_body = async_body  # type: ignore[attr-defined]
     body.settings_text = json.dumps(described)  # type: ignore[attr-defined]
     return Program(body)
 
 
-def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
+def _begin(s: StateWriter, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:
     if not s._branch.turns:
         s += system(settings.instructions, tools=offered)
     s += user(task)
+
+
+def _begin_turn(s: StateWriter, settings: _Settings, offered: tuple[Tool, ...], turn: int) -> tuple[str, bool]:
+    """Starts a turn. Returns its variable, and whether it is the last one."""
+    variable, is_last = f"{settings.name}_{turn}", turn == settings.max_turns
+    s += assistant(gen(variable, tools=offered, tool_choice=offered[-1] if is_last else None))
+    return variable, is_last
+
+
+def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
+    _begin(s, settings, offered, task)
     steps, answer_tool = list[AgentStep](), offered[-1]
     for turn in range(1, settings.max_turns + 1):
-        variable, is_last = f"{settings.name}_{turn}", turn == settings.max_turns
-        s += assistant(gen(variable, tools=offered, tool_choice=answer_tool if is_last else None))
+        variable, is_last = _begin_turn(s, settings, offered, turn)
         call = _read_call(s, variable, is_last)
         if call is not None and call.name == answer_tool.name:
             s.set_var("answer", call.arguments["answer"])
             return AgentRun(s["answer"], steps, "max_turns" if is_last else "answer")
         steps.append(_call(s, variable, settings, call))
+    raise AssertionError("the last turn is the answer")
+
+
+async def _run_async(s: AsyncState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
+    """`_run` for the state of an async program."""
+    _begin(s, settings, offered, task)
+    steps, answer_tool = list[AgentStep](), offered[-1]
+    for turn in range(1, settings.max_turns + 1):
+        variable, is_last = _begin_turn(s, settings, offered, turn)
+        call: ToolCall | None = None
+        try:
+            call = await s[variable]
+        except UnreadableValue:
+            if is_last:
+                raise
+        if call is not None and call.name == answer_tool.name:
+            s.set_var("answer", call.arguments["answer"])
+            return AgentRun(await s["answer"], steps, "max_turns" if is_last else "answer")
+        began_s = time.monotonic()
+        result = await s.call(variable, _tool_timeout(s, settings))
+        steps.append(_step(s, settings, call, result, began_s))
     raise AssertionError("the last turn is the answer")
 
 
@@ -139,11 +180,20 @@ def _read_call(s: ProgramState, variable: str, is_last: bool) -> ToolCall | None
 
 def _call(s: ProgramState, variable: str, settings: _Settings, call: ToolCall | None) -> AgentStep:
     """Runs the tool within its time limit and that of the budget, and appends its result."""
-    tracker, timeout = s._run.budget_tracker, settings.tool_timeout
-    if tracker is not None:
-        timeout = tracker.limit_timeout(timeout)
     began_s = time.monotonic()
-    result = s.call(variable, timeout)
+    return _step(s, settings, call, s.call(variable, _tool_timeout(s, settings)), began_s)
+
+
+def _tool_timeout(s: StateWriter, settings: _Settings) -> float | None:
+    tracker = s._run.budget_tracker
+    return settings.tool_timeout if tracker is None else tracker.limit_timeout(settings.tool_timeout)
+
+
+def _step(
+    s: StateWriter, settings: _Settings, call: ToolCall | None, result: ToolResult | None, began_s: float
+) -> AgentStep:
+    """Returns the record of a call. Raises the error of the tool where that ends the program, or BudgetExceeded."""
+    tracker = s._run.budget_tracker
     assert isinstance(result, ToolResult)
     if tracker is not None and tracker.is_out_of_time():
         raise tracker.exceeded_error()

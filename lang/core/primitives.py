@@ -76,6 +76,7 @@ def gen(
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    token_healing: bool | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
     same_seed: bool | None = None,
@@ -115,6 +116,7 @@ def gen(
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    token_healing: bool | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
     same_seed: bool | None = None,
@@ -148,6 +150,9 @@ def gen(
     - `repetition_penalty`: above 1, tokens of the prompt and the output become less likely: a positive logit is divided
       by it, a negative one multiplied. As in vLLM and transformers, the prompt is all text before the gen.
     - `logit_bias`: token id -> number added to the token's logit, -100 to 100.
+    - `token_healing`: where the text before ends inside a token, as in "http:" before "//", its last tokens are taken
+      back and sampled again together with what follows. None: as the runtime says (`Runtime(token_healing=...)`), which
+      is False by default.
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
       state continues with the first one. `get_meta_info` returns a list with one dict per sample.
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the

@@ -17,6 +17,7 @@ import msgspec
 from plait.constrained import Matcher
 from plait.constrained.followed_matcher import FollowedMatcher
 from plait.runtime.batch.followed_value import FollowedValue
+from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import SeenTokens
@@ -109,6 +110,9 @@ class GenerationRequest(Request):
         self.completion_plan: list[int] | None = None  # with params.complete: tokens that complete the value from here
         self.forced_queue: list[int] = []  # with params.logprobs: forced tokens that are still to be sampled one by one
         self.followed_value: FollowedValue | None = None  # set if text behind the value belongs to the constraint
+        self.healing: Healing | None = None  # while prompt tokens that were taken back are spelled again
+        self.border: BorderToken | None = None  # set if the first output token also spells the end of the prompt
+        self.num_healed = 0  # sampled tokens that only spell the prompt
         self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
 
@@ -148,25 +152,38 @@ class GenerationRequest(Request):
     def take_logprobs(self, end: int) -> list[TokenLogprob] | None:
         """Removes and returns the logprobs to send with the output tokens before index `end`."""
         count = len(self.unsent_logprobs) if self.followed_value is None else end - self.num_sent
+        if self.followed_value is not None and self.border is not None and self.num_sent == 0 < end:
+            count += len(self.border.value_tokens) - 1
         taken = self.unsent_logprobs[:count]
         del self.unsent_logprobs[:count]
         return taken or None
 
     def output_tokens(self, start: int, end: int) -> list[int]:
-        """Returns the ids of output tokens [start, end)."""
+        """Returns the ids of output tokens [start, end). The first may be several, see `BorderToken`."""
+        if start == 0 < end and self.border is not None:
+            return [*self.border.value_tokens, *self.output_tokens(1, end)]
         if end - start == 1:
             return [self.seq.tokens.at(self.output_start + start)]
         token_ids: list[int] = self.seq.tokens.view()[self.output_start + start : self.output_start + end].tolist()
         return token_ids
 
-    def append(self, token: int, token_bytes: bytes) -> None:
-        """Appends a token to the output."""
-        tokens, ends = self.seq.tokens, self.byte_ends
-        self.logits_from = tokens.size
-        tokens.append(token)
-        ends.append(ends[-1] + len(token_bytes) if ends else len(token_bytes))
+    def append(self, token: int, num_bytes: int) -> None:
+        """Appends a token to the output. `num_bytes`: its length, without a part that belongs to the prompt."""
+        self._append_to_text(token)
+        ends = self.byte_ends
+        ends.append(ends[-1] + num_bytes if ends else num_bytes)
         if self.needs_output_counts:
             self.output_counts[token] = self.output_counts.get(token, 0) + 1
+
+    def append_to_prompt(self, token: int) -> None:
+        """Appends a token to the prompt; the output is empty."""
+        self._append_to_text(token)
+        self.output_start = self.seq.tokens.size
+        self.metrics.num_prompt += 1
+
+    def _append_to_text(self, token: int) -> None:
+        self.logits_from = self.seq.tokens.size
+        self.seq.tokens.append(token)
         if self.seen_tokens is not None:
             self.seen_tokens.add(token)
 

@@ -16,6 +16,7 @@ from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
     MAX_CHOICES,
     MAX_FORK_CHILDREN,
+    MAX_REPLACED,
     Abort,
     Append,
     ClientMessage,
@@ -29,7 +30,7 @@ from plait.runtime.messages import (
     followed_by_error,
 )
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
-from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices
+from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices, num_plain_bytes
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -68,6 +69,7 @@ class Session:
         is_empty: bool = True,
         num_sent: int = 0,
         sent_tail: TextTail = UNKNOWN_TAIL,
+        num_plain: int = 0,
     ) -> None:
         self.session_id = session_id
         self._client = client
@@ -75,6 +77,7 @@ class Session:
         self._is_empty = is_empty  # nothing was sent yet, so the BOS token comes first
         self._num_sent = num_sent  # tokens of the text, without the sampled ones
         self._sent_tail = sent_tail  # the end of the text sent; unknown after sampled tokens or `append_tokens`
+        self._num_plain = num_plain  # bytes at the end of the text sent that token healing may take back
         self._closed = False
         self._calls: deque[Call] = deque()  # from the first that may still run on
 
@@ -86,14 +89,17 @@ class Session:
         if text:
             self._parts.append((text, control))
 
-    def append_tokens(self, token_ids: Sequence[int]) -> None:
-        """Appends token ids unchanged, including control tokens. Adds no BOS token."""
+    def append_tokens(self, token_ids: Sequence[int], plain_bytes: int = 0) -> None:
+        """Appends token ids unchanged, including control tokens. Adds no BOS token.
+
+        `plain_bytes`: how many bytes of text at their end token healing may take back, up to a control token.
+        """
         self._flush(None)
         vocab_size = self._client.model.vocab_size
         has_wrong_type = not {int}.issuperset(map(type, token_ids))  # bool is wrong, too
         if has_wrong_type or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size):
             raise InputError(f"token ids are integers from 0 to {vocab_size - 1}")
-        self._sent_tail = UNKNOWN_TAIL
+        self._sent_tail, self._num_plain = UNKNOWN_TAIL, plain_bytes
         self._send_ids(token_ids)
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
@@ -113,9 +119,11 @@ class Session:
         if (error := followed_by_error(followed_by, params, constraint)) is not None:
             raise InputError(error, field="followed_by")
         self._flush("gen")
-        self._sent_tail = UNKNOWN_TAIL
+        plain_bytes = 0 if params.token_healing is False else self._num_plain
+        self._sent_tail, self._num_plain = UNKNOWN_TAIL, len(followed_by.encode())
+        self._num_sent = max(1, self._num_sent - min(plain_bytes, MAX_REPLACED))  # a lower bound
         return self._start_call(
-            lambda call: Generate(self.session_id, call, params, constraint, followed_by),
+            lambda call: Generate(self.session_id, call, params, constraint, followed_by, plain_bytes),
             params.timeout_s,
             constraint if getattr(constraint, "lenient", False) else None,
         )
@@ -145,7 +153,7 @@ class Session:
         self._parts.clear()
         self._send_ids(self._prepend_bos(healed.ids))
         self._require_text("select")
-        self._sent_tail = UNKNOWN_TAIL
+        self._sent_tail, self._num_plain = UNKNOWN_TAIL, 0
         self._num_sent -= num_replaced  # a lower bound, whichever choice wins
         return self._start_call(
             lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),
@@ -153,16 +161,18 @@ class Session:
             scored_choices=ScoredChoices(tuple(choices), token_ids),
         )
 
-    def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
+    def score_tokens(
+        self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None, *, plain_bytes: int = 0
+    ) -> Call:
         """Appends the tokens and scores each one after the text before it.
 
         `result().choice` holds their logprobs and the `top_logprobs` likeliest tokens at each position. The text so far
-        must not be empty.
+        must not be empty. `plain_bytes`: as in `append_tokens`.
         """
         self._require_lm_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # checks both values
         self._flush("a score")
-        self._sent_tail = UNKNOWN_TAIL
+        self._sent_tail, self._num_plain = UNKNOWN_TAIL, plain_bytes
         choices = [list(token_ids)]
         return self._start_call(
             lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
@@ -200,12 +210,14 @@ class Session:
         """Opens `size` sessions that begin with the text of this one as it is now."""
         check_fork_size(size)
         self._flush(None)
-        children = [
-            Session(self._client, self._client.next_id(), self._is_empty, self._num_sent, self._sent_tail)
-            for _ in range(size)
-        ]
+        children = [self._fork_session(self._client.next_id()) for _ in range(size)]
         self._client.send(Fork(self.session_id, [child.session_id for child in children]))
         return children
+
+    def _fork_session(self, session_id: int) -> Session:
+        return Session(
+            self._client, session_id, self._is_empty, self._num_sent, self._sent_tail, num_plain=self._num_plain
+        )
 
     def abort(self) -> None:
         """Ends the session and aborts its calls, also those that still run after `close`. Idempotent.
@@ -242,6 +254,7 @@ class Session:
         if self._parts:
             token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
             self._sent_tail = self._sent_tail.extend(self._parts, token_ids)
+            self._num_plain = num_plain_bytes(self._parts, self._num_plain)
             self._parts.clear()
             self._send_ids(self._prepend_bos(token_ids))
         if needed_by:

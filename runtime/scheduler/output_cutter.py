@@ -17,13 +17,34 @@ class OutputCutter:
     def cut(self, request: GenerationRequest, num_bytes: int) -> None:
         """Ends the output after `num_bytes` bytes, and appends tokens for what is left of the last token."""
         num_kept, rest = self.split(request, num_bytes)
+        if num_kept == 0 and request.border is not None:
+            self._cut_border(request, rest)
+            return
         length = request.output_start + num_kept
         request.seq.tokens.truncate(length)
         if request.seq.num_computed > length:
             self.cache.truncate(request.seq, length)
         del request.byte_ends[num_kept:]
         for token in rest:
-            request.append(token, self.vocabulary.token_bytes[token])
+            request.append(token, len(self.vocabulary.token_bytes[token]))
+
+    def _cut_border(self, request: GenerationRequest, rest: list[int]) -> None:
+        """Replaces the output, whose first token begins in the prompt, by that part of the prompt and `rest`."""
+        self.restore_prompt(request)
+        for token in rest:
+            request.append(token, len(self.vocabulary.token_bytes[token]))
+
+    def restore_prompt(self, request: GenerationRequest) -> None:
+        """Removes the output, but for the part of its first token that belongs to the prompt."""
+        border, start = request.border, request.output_start
+        assert border is not None
+        request.border = None
+        request.seq.tokens.truncate(start)
+        if request.seq.num_computed > start:
+            self.cache.truncate(request.seq, start)
+        request.byte_ends.clear()
+        for token in self._tokenize(border.head):
+            request.append_to_prompt(token)
 
     def split(self, request: GenerationRequest, num_bytes: int) -> tuple[int, list[int]]:
         """Returns how many output tokens the first `num_bytes` bytes hold, and tokens for the rest of these bytes."""

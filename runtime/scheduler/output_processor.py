@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
+
 from plait.constrained import Matcher, Vocabulary
 from plait.constrained.followed_matcher import FollowedMatcher, FollowingText
 from plait.runtime.batch.followed_value import FollowedValue
+from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import TokenLogprob
@@ -62,6 +65,8 @@ class OutputProcessor:
                 raise CompletionDoesNotFit(
                     f"found no complete value of this constraint that fits into {num_left} tokens"
                 )
+        if request.healing is not None:
+            return None  # the value begins when the prompt is spelled
         return self._finish(request, self._append_with_forced(request, []))
 
     def _finish(self, request: GenerationRequest, finish_info: FinishInfo | None) -> FinishInfo | None:
@@ -76,6 +81,8 @@ class OutputProcessor:
         own mask allowed.
         """
         request.num_sampled += 1
+        if request.healing is not None:
+            return self._heal(request, request.healing, token, logprob)
         if logprob is not None:
             request.unsent_logprobs.append(logprob)
         is_end_optional, request.is_end_optional = request.is_end_optional, False
@@ -92,6 +99,39 @@ class OutputProcessor:
             return self._append_token(request, token, is_last=True)
         return self._finish(request, self._append_with_forced(request, [token]))
 
+    def _heal(
+        self, request: GenerationRequest, healing: Healing, token: int, logprob: TokenLogprob | None
+    ) -> FinishInfo | None:
+        """Appends a token that spells prompt text which was taken back, and perhaps the beginning of the value."""
+        data = self.vocabulary.token_bytes[token]
+        if len(data) <= len(healing.left):
+            request.num_healed += 1
+            healing.left = healing.left[len(data) :]
+            request.append_to_prompt(token)
+            if not healing.left:
+                request.healing = None
+            if request.num_tokens_left(self.max_length) <= 0:
+                return FinishInfo("length")
+            if healing.left or request.matcher is None:
+                return None
+            try:
+                return self.begin(request)
+            except CompletionDoesNotFit as error:
+                raise RuntimeError(str(error)) from None
+        if token in request.params.stop_token_ids:
+            return FinishInfo("stop", token)
+        rest = data[len(healing.left) :]
+        spelled = self.token_masks.healer.spell(rest)
+        request.healing, request.border = None, BorderToken(healing.left, spelled, len(rest))
+        if logprob is not None:  # one entry for each token that the client gets
+            first = msgspec.structs.replace(logprob, token_id=spelled[0])
+            request.unsent_logprobs += [first, *(TokenLogprob(other, 0.0) for other in spelled[1:])]
+        if request.matcher is None:
+            return self._append_token(request, token, is_last=True)
+        if not all(request.matcher.accept(part) for part in spelled):
+            raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
+        return self._finish(request, self._append_with_forced(request, [token]))
+
     def _finish_for_token(self, request: GenerationRequest, token: int) -> FinishInfo | None:
         if token in request.params.stop_token_ids:
             if isinstance(request.matcher, FollowedMatcher) and token not in self._eos_ids:
@@ -106,9 +146,14 @@ class OutputProcessor:
     def _append_with_forced(self, request: GenerationRequest, sampled: list[int]) -> FinishInfo | None:
         """Appends the sampled token, if there is one, and the forced tokens after it."""
         tokens = sampled + self._forced_tokens(request, len(sampled))
-        request.hold_following_text(sum(len(self.vocabulary.token_bytes[token]) for token in tokens))
-        if request.completion_plan is not None and tokens and not self._can_complete_within(request, tokens):
-            return self._follow_completion_plan(request, request.completion_plan, len(tokens), bool(sampled))
+        lengths = tuple(self._num_bytes(request, token, index) for index, token in enumerate(tokens))
+        request.hold_following_text(sum(lengths))
+        if request.completion_plan is not None and tokens and not self._can_complete_within(request, lengths):
+            num_accepted = len(tokens)
+            if request.border is not None and not request.num_output:
+                num_accepted += len(request.border.value_tokens) - 1
+                self._cutter.restore_prompt(request)
+            return self._follow_completion_plan(request, request.completion_plan, num_accepted, bool(sampled))
         for index, token in enumerate(tokens):
             if index >= len(sampled):
                 request.count_forced()
@@ -141,17 +186,21 @@ class OutputProcessor:
 
     # -- completion plans -------------------------------------------------------------------------
 
-    def _can_complete_within(self, request: GenerationRequest, new_tokens: list[int]) -> bool:
-        """Whether a complete value still fits after `new_tokens`, which the matcher has accepted, are appended.
+    def _num_bytes(self, request: GenerationRequest, token: int, index: int) -> int:
+        """Returns the length of the token `index` places behind the output, without a part that is in the prompt."""
+        if request.border is not None and not request.num_output + index:
+            return request.border.num_value_bytes
+        return len(self.vocabulary.token_bytes[token])
+
+    def _can_complete_within(self, request: GenerationRequest, new_lengths: tuple[int, ...]) -> bool:
+        """Whether a complete value still fits after tokens of these lengths in bytes, which the matcher has accepted.
 
         If so, updates `completion_plan`.
         """
         assert request.matcher is not None
         if request.is_closing:
             return True
-        num_left = request.num_tokens_left_after(
-            tuple(len(self.vocabulary.token_bytes[token]) for token in new_tokens), self.max_length
-        )
+        num_left = request.num_tokens_left_after(new_lengths, self.max_length)
         completion_plan = request.matcher.completion(num_left) if num_left >= 0 else None
         if completion_plan is None:
             return False
@@ -174,7 +223,8 @@ class OutputProcessor:
         if request.params.logprobs:
             del request.unsent_logprobs[-1:]
             request.forced_queue, request.is_closing = list(completion_plan), True
-            self.cache.truncate(request.seq, len(request.seq) - 1)
+            if request.seq.num_computed >= len(request.seq):
+                self.cache.truncate(request.seq, len(request.seq) - 1)
             return None if request.forced_queue else FinishInfo("stop")
         for token in completion_plan:
             if not request.matcher.accept(token):
@@ -192,7 +242,8 @@ class OutputProcessor:
         `is_last`: the matcher's state is the one directly after this token.
         """
         token_bytes = self.vocabulary.token_bytes[token]
-        request.append(token, token_bytes)
+        token_bytes = token_bytes[len(token_bytes) - self._num_bytes(request, token, 0) :]
+        request.append(token, len(token_bytes))
         scanned = token_bytes if request.followed_value is None else request.followed_value.take_unscanned(token_bytes)
         if request.stop_scanner is not None and (hit := request.stop_scanner.push(scanned)) is not None:
             self._cutter.cut(request, hit.start)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.constrained import Matcher, Vocabulary
+from plait.constrained.token_healing import TokenHealer
 from plait.runtime.arrays import IntArray
 from plait.runtime.batch.request import GenerationRequest, Request
 from plait.runtime.sampling.logit_ops import TokenMask
@@ -28,6 +29,7 @@ class TokenMaskBuilder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.num_words = (len(vocabulary) + 31) // 32
         self._eos_ids = vocabulary.eos_ids
+        self.healer = TokenHealer(vocabulary)
         self._scratch: IntArray = np.zeros(self.num_words, dtype=np.int32)
         self._not_eos: IntArray = np.full(self.num_words, -1, dtype=np.int32)
         _clear_bits(self._not_eos, vocabulary.eos_ids)
@@ -46,8 +48,8 @@ class TokenMaskBuilder:
         """
         rows, masks, allowed_ids = [], [], {}
         for row, (logits_index, request) in enumerate(sampled_requests):
-            if request.matcher is None and not request.params.min_tokens:  # nearly all requests
-                continue
+            if request.matcher is None and not request.params.min_tokens and request.healing is None:
+                continue  # nearly all requests
             if allows_all_tokens(request) or request in discarded:
                 continue
             words = np.empty(self.num_words, dtype=np.int32)
@@ -72,6 +74,9 @@ class TokenMaskBuilder:
             words.fill(0)
             _set_bit(words, request.forced_queue[0])
             return
+        if request.healing is not None:
+            self.healer.fill_mask(request.healing.left, request.matcher, words)
+            return
         if request.matcher is None:
             words.fill(-1)
         else:
@@ -92,7 +97,7 @@ class TokenMaskBuilder:
 
 def allows_all_tokens(request: GenerationRequest) -> bool:
     """Whether the request may sample any token next, so that it needs no mask."""
-    if request.forced_queue:
+    if request.forced_queue or request.healing is not None:
         return False
     return request.is_end_optional or (request.matcher is None and request.num_output >= request.params.min_tokens)
 

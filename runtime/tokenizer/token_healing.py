@@ -1,4 +1,7 @@
-"""Token healing for select: tokenizes choices together with the end of the text before them.
+"""Token healing: a token may span the border between a text and what a call writes behind it.
+
+A gen takes back the last tokens of the text, and the scheduler samples their text again with what follows. Of a select,
+the choices are tokenized together with the end of the text before them.
 
 "It is " and "red" meet in the token " red". A model has hardly ever seen "It is", " ", "red", so with separate
 tokenization the best choice can lose. Therefore the last tokens of the text are tokenized again together with each
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from plait.runtime.messages import MAX_REPLACED
 
 if TYPE_CHECKING:
+    from plait.constrained.vocabulary import Vocabulary
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 MAX_HEALED_TOKENS = MAX_REPLACED  # last tokens of a text that are tokenized again
@@ -43,6 +47,36 @@ class TextTail(NamedTuple):
 
 
 UNKNOWN_TAIL = TextTail()
+
+
+def num_plain_bytes(parts: Sequence[tuple[str, bool]], num_before: int = 0) -> int:
+    """Returns how many bytes at the end of `parts` are plain text. `num_before`: those at the end of the text before.
+
+    >>> num_plain_bytes([("<|im_start|>assistant", True), ("It is", False)])
+    5
+    """
+    plain_texts = [text for text, _ in takewhile(lambda part: not part[1], reversed(parts))]
+    num_bytes = sum(len(text.encode(errors="replace")) for text in plain_texts)
+    return num_bytes + num_before if len(plain_texts) == len(parts) else num_bytes
+
+
+def num_healed_tokens(token_ids: Sequence[int], vocabulary: Vocabulary, max_bytes: int) -> int:
+    """Returns how many last tokens token healing takes back: the most whose text begins some longer token.
+
+    They spell at most `max_bytes` bytes, and none of them is a control token.
+
+    >>> num_healed_tokens(tokenizer.encode_plain("see http:"), tokenizer.vocabulary, 9)     # doctest: +SKIP
+    1
+    """
+    text, found = b"", 0
+    for count, token in enumerate(reversed(token_ids), 1):
+        data = vocabulary.token_bytes[token]
+        text = data + text
+        if not data or len(text) > max_bytes:
+            break
+        if vocabulary.is_proper_prefix_of_token(text):
+            found = count
+    return found
 
 
 class HealedChoices(NamedTuple):

@@ -19,6 +19,10 @@ EXPECTED_OUTPUT = {
     "endings": ["he flips the pancake.", "glides across the rink."],
     "react": [r"population\(.*Paris.*\) -> 2100", r"\d thousand people live", "forced by the tools' schemas"],
     "extraction": [r"Miller & Sons: \d+ items, 179 ", r"Blue Lamp Ltd: \d+ items, 240 ", "forced"],
+    "nested_extraction": [
+        r"John Wood, Bristol, pays by (?:card|cash|transfer)\n  \d+ x ",
+        r"Anna Bell, York, pays by ",
+    ],
     "judge": [r"[1-5]: the clarity is .+\.", r"In all: \d\.\d\. .+"],
     "generative_agents": [
         r"Ada, the baker, goes to the (bakery|library|park|market) and is there ",

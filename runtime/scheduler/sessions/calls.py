@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
 from plait.runtime.batch.followed_value import ValueEnd
+from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.finish_info import FinishInfo
@@ -107,7 +109,8 @@ class CallTracker:
 
     def finish_generation(self, request: GenerationRequest, finish_info: FinishInfo) -> None:
         """Ends a generation and sends the rest of its output."""
-        num_completion, num_forced = request.num_sampled + request.num_forced, request.num_forced
+        num_forced = request.num_forced
+        num_completion = request.num_sampled + num_forced - request.num_healed
         followed = request.followed_value
         if followed is not None and followed.end is not None:
             self._send_value_end(request, followed.end)
@@ -175,6 +178,8 @@ class CallTracker:
             if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
+            if isinstance(call, GenerationRequest) and call.healing is not None:
+                self._restore_prompt(call.seq, call.healing)
             followed = call.followed_value if isinstance(call, GenerationRequest) else None
             if followed is not None and followed.end is None:  # without a value, too, the text behind it follows
                 call.seq.tokens.extend(followed.following.tokens)
@@ -183,6 +188,11 @@ class CallTracker:
             self.compiler.cancel(ticket)
         self._send(session.key.client, reply)
         self._on_call_finished(session)
+
+    def _restore_prompt(self, seq: Sequence, healing: Healing) -> None:
+        """Gives an idle sequence back the tokens that were taken back, since no output followed them."""
+        self.cache.truncate_idle(seq, healing.start)
+        seq.tokens.extend(healing.taken)
 
     def _release_scoring_request(self, request: ScoringRequest) -> None:
         self.batch_scheduler.remove(request)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Structural, Vocabulary
+from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
@@ -16,6 +17,7 @@ from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import (
     MAX_FORK_CHILDREN,
     MAX_NAME_CHARS,
+    MAX_REPLACED,
     Abort,
     Append,
     ClientMessage,
@@ -36,6 +38,7 @@ from plait.runtime.scheduler.sessions.choice_scoring import make_selection
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
 from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOverflow
 from plait.runtime.scheduler.sessions.validation import validate_call
+from plait.runtime.tokenizer.token_healing import num_healed_tokens
 from plait.runtime.transport.base import ClientId
 
 SessionInstruction = Append | SessionCall | Fork | Close
@@ -266,7 +269,9 @@ class SessionManager:
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
         seed = secrets.randbits(63) if params.seed is None else params.seed
+        healing = self._take_back(session, message)
         request = GenerationRequest(session.owner, session.seq, message.call, params, seed)
+        request.healing = healing
         self.calls.start(session, request)
         if message.constraint is not None:
             if message.followed_by:
@@ -278,6 +283,20 @@ class SessionManager:
             # Draft verification returns no logprobs, and its penalties would not count the draft tokens before.
             request.ngram_proposer = NgramProposer()
         self.batch_scheduler.add(request)
+
+    def _take_back(self, session: Session, message: Generate) -> Healing | None:
+        """Removes the last tokens of the text that token healing takes back; None if there are none."""
+        params = message.sampling
+        wish = self.config.token_healing if params.token_healing is None else params.token_healing
+        if not (wish and message.plain_bytes and params.max_tokens) or params.prompt_logprobs_from is not None:
+            return None
+        last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # one token is never taken back
+        count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)
+        if not count:
+            return None
+        taken, start = last[-count:], len(session.seq) - count
+        self.cache.truncate_idle(session.seq, start)
+        return Healing(start, taken, b"".join(self.vocabulary.token_bytes[token] for token in taken))
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
         if not self.calls.is_active(request):

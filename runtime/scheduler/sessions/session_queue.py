@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plait.runtime.messages import MAX_REPLACED, Append, Close, Fork, Select, SessionCall
+from plait.runtime.messages import MAX_REPLACED, Append, Close, Fork, Generate, Select, SessionCall
 
 MAX_WEIGHT = 1 << 18  # tokens of choices plus names of fork children plus one for each instruction
 
@@ -126,7 +126,9 @@ class SessionQueue:
 
 
 def _num_replaced(instruction: Instruction) -> int:
-    """Tokens of the text before it that a Select may replace, within the bounds that are validated when it starts."""
+    """Tokens of the text before it that a call may replace, within the bounds that are validated when it starts."""
+    if isinstance(instruction, Generate):
+        return MAX_REPLACED if instruction.plain_bytes and instruction.sampling.token_healing is not False else 0
     return min(max(0, instruction.replaced), MAX_REPLACED) if isinstance(instruction, Select) else 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from plait.constrained.specs import Spec
@@ -28,6 +29,7 @@ from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
+from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
 MAX_TOOLS = 128
 CONVERT_IN_THREAD_VALUES = 200  # turns and values of the tools' schemas; the work on more takes milliseconds
@@ -38,13 +40,14 @@ class PreparedChat:
     """A conversation that is ready to run.
 
     constraint_param: the request's parameter that a refused constraint came from. new_parser: makes the parser of one
-    answer.
+    answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer.
     """
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
     constraint_param: str | None
     new_parser: Callable[[], OutputParser]
+    plain_bytes: int = 0
 
 
 class ChatOutput:
@@ -102,7 +105,8 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
     tools = (call_format, names) if names else None
-    return PreparedChat(ids, constraint, param, lambda: OutputParser(reasoning, starts_in_reasoning, tools, is_json))
+    new_parser = partial(OutputParser, reasoning, starts_in_reasoning, tools, is_json)
+    return PreparedChat(ids, constraint, param, new_parser, num_plain_bytes(parts))
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:

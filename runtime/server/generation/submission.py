@@ -38,7 +38,8 @@ class Submission:
 
     prompt_ids: all token ids, BOS included. n: the number of answers. tenant, cache_salt: select the prefix cache.
     priority: the rank among waiting calls. prompt_logprobs: how many top tokens to return at each position of the
-    prompt (None: no logprobs of the prompt).
+    prompt (None: no logprobs of the prompt). plain_bytes: of text at the end of the prompt that token healing may take
+    back.
     """
 
     prompt_ids: Sequence[int]
@@ -49,6 +50,7 @@ class Submission:
     cache_salt: str = ""
     priority: int = 0
     prompt_logprobs: int | None = None
+    plain_bytes: int = 0
 
 
 @dataclass
@@ -171,10 +173,13 @@ def check_fits_context(client: Client, num_chars: int) -> None:
 def _append_prompt(session: Session, submission: Submission) -> Call | None:
     """Appends the prompt to the session. Returns the call that computes its logprobs, if they are requested."""
     if submission.prompt_logprobs is None or len(submission.prompt_ids) < 2:
-        session.append_tokens(submission.prompt_ids)
+        session.append_tokens(submission.prompt_ids, submission.plain_bytes)
         return None
     session.append_tokens(submission.prompt_ids[:1])
-    return session.score_tokens(submission.prompt_ids[1:], submission.prompt_logprobs, submission.sampling.timeout_s)
+    timeout_s, plain_bytes = submission.sampling.timeout_s, submission.plain_bytes
+    return session.score_tokens(
+        submission.prompt_ids[1:], submission.prompt_logprobs, timeout_s, plain_bytes=plain_bytes
+    )
 
 
 def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores | None) -> list[TokenLogprob]:

@@ -76,6 +76,7 @@ PROBES = {
         turns_with_gen(stop_token_ids=[3]),
     ],
     "`repetition_penalty`": [turns_with_gen(repetition_penalty=1.1)],
+    "`token_healing`": [turns_with_gen(token_healing=True)],
     "`stop_regex`": [turns_with_gen(stop_regex="[0-9]x")],
     "`return_logprob`, `logprob_start_len`": [turns_with_gen(return_logprob=True), turns_with_gen(logprob_start_len=0)],
     "`flush_cache`": [plait.flush_cache],

@@ -211,3 +211,49 @@ def test_scripted_agent():
 def test_wrong_argument_is_an_input_error(options, message):
     with pytest.raises(plait.InputError, match=message):
         plait.agent(**options)
+
+
+def test_agent_inside_an_async_program(script):
+    """The conversation goes on as in a plain program; an async tool is awaited on the program's own event loop."""
+    loops = []
+
+    async def population_of(town: str) -> int:
+        """How many people live in a town."""
+        loops.append(asyncio.get_running_loop())
+        return {"Rome": 2800}[town]
+
+    helper = plait.agent("", [population_of], type=int)
+
+    @plait.function
+    async def main(s):
+        s += plait.system("You know towns.")
+        run = await helper(s, "How many live in Ulm and in Rome?")
+        return run, asyncio.get_running_loop()
+
+    calls = [call_text("population_of", town=town) for town in ("Ulm", "Rome")]
+    script(*calls, call_text("final_answer", answer=2800))
+    state = main.run()
+    run, loop = state.ret_value
+    assert (run.answer, state["answer"], run.finish_reason) == (2800, 2800, "answer")
+    assert [(step.arguments, step.result, step.error) for step in run.steps] == [
+        ({"town": "Ulm"}, "Error: KeyError: 'Ulm'", "KeyError: 'Ulm'"),
+        ({"town": "Rome"}, "2800", None),
+    ]
+    assert loops == [loop, loop]
+    assert [message["role"] for message in state.messages()].count("system") == 1
+
+
+def test_rejected_answer_in_an_async_program(script):
+    rejected, accepted = (call_text("final_answer", answer={"thousands": number}) for number in (13, 5))
+
+    @plait.function
+    async def main(s, max_turns):
+        return await plait.agent(type=Answer, max_turns=max_turns)(s, "?")
+
+    script(rejected, accepted)
+    run = main.run(2).ret_value
+    assert run.answer == Answer(thousands=5)
+    assert run.steps[0].arguments is None
+    script(rejected)
+    with pytest.raises(plait.ProgramError, match="thirteen"):
+        main.run(1)

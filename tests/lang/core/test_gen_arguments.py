@@ -27,6 +27,7 @@ def test_gen_sends_every_sampling_keyword(backend):
         "repetition_penalty": 1.1,
         "logit_bias": {5: 1.5, 7: -100},
         "ignore_eos": True,
+        "token_healing": True,
         "seed": 7,
     }
     run_expression(

@@ -25,7 +25,7 @@ def request_after(prompt, output, **params):
     owner = RequestOwner("", (b"", 0), 0)
     request = GenerationRequest(owner, Sequence(("", ""), prompt), 0, sampling_params(**params), 0)
     for token in output:
-        request.append(token, b"x")
+        request.append(token, 1)
     return request
 
 

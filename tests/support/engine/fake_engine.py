@@ -185,10 +185,20 @@ def spell(text: str) -> list[int]:
     return [1 + LETTERS.index(c) for c in text]
 
 
-def make_engine_loop(*, pages=1024, batch_tokens=32, rows=16, context=None, grammars=None, pooling=None, **settings):
+def make_engine_loop(
+    *,
+    pages=1024,
+    batch_tokens=32,
+    rows=16,
+    context=None,
+    grammars=None,
+    pooling=None,
+    tokens=None,
+    **settings,
+):
     """Returns (engine_loop, transport, runner). Cache integrity is checked after every step.
 
-    `pooling`: how embeddings are pooled; None for a model without embeddings.
+    `pooling`: how embeddings are pooled; None for a model without embeddings. `tokens`: another vocabulary.
     """
     transport, runner = ListTransport(), ChainRunner(pages, batch_tokens)
     embeddings = EmbeddingInfo(VOCAB, pooling, True) if pooling else None
@@ -196,7 +206,9 @@ def make_engine_loop(*, pages=1024, batch_tokens=32, rows=16, context=None, gram
         PROTOCOL, "", VOCAB, min(pages, context or pages), 0, embeddings, "" if embeddings else "it says nothing"
     )
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
-    engine_loop = EngineLoop(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), transport)
+    engine_loop = EngineLoop(
+        config, welcome, runner, Sampler(), tokens or vocabulary(), ReadyCompiler(grammars), transport
+    )
     return engine_loop, transport, runner
 
 

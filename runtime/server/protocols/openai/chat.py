@@ -92,7 +92,9 @@ async def _check(body: ChatRequest, state: AppState, tenant: str, completion_id:
         check_sampling(sampling)
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
-    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority)
+    submission = Submission(
+        prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
+    )
     head = ResponseHead(completion_id, int(time.time()), state.model_name)
     return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
 

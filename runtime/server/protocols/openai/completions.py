@@ -139,7 +139,7 @@ async def _check(body: CompletionRequest, state: AppState, tenant: str, completi
     prompts = await _prompts(body, state.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
-    for ids, _ in prompts:
+    for ids, text in prompts:
         context_left = remaining_context(state.client.model.context_length, ids, "prompt")
         sampling = read_sampling_params(
             body,
@@ -151,7 +151,10 @@ async def _check(body: CompletionRequest, state: AppState, tenant: str, completi
         sampling = with_json_completion(sampling, constraint, body.complete)
         salt, priority = body.cache_salt or "", body.priority or 0
         prompt_logprobs = body.logprobs if body.echo else None
-        submissions.append(Submission(ids, sampling, constraint, best_of, tenant, salt, priority, prompt_logprobs))
+        plain_bytes = len(text.encode(errors="replace"))
+        submissions.append(
+            Submission(ids, sampling, constraint, best_of, tenant, salt, priority, prompt_logprobs, plain_bytes)
+        )
     head = ResponseHead(completion_id, int(time.time()), state.model_name)
     echoes = [text if body.echo else "" for _, text in prompts]
     return CheckedCompletion(

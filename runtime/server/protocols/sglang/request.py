@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.constrained.specs import Ebnf, JsonObject, JsonSchema, Regex, Spec
 from plait.runtime.client.client import Client
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
@@ -22,6 +23,7 @@ from plait.runtime.server.protocols.sglang.types import (
 )
 from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, check_unsupported, checked_count
 
+MAX_PLAIN_BYTES = 1 << 20
 ANY_JSON = "$$ANY$$"  # SGLang's schema of any JSON value
 
 
@@ -85,7 +87,16 @@ async def parse_generate_request(
         sampling = with_json_completion(sampling, spec)
         prompt_requests.append(
             PromptRequest(
-                Submission(ids, sampling, spec, counts[index], tenant, salt, priority),
+                Submission(
+                    ids,
+                    sampling,
+                    spec,
+                    counts[index],
+                    tenant,
+                    salt,
+                    priority,
+                    plain_bytes=_num_plain_bytes(prompt, sampling),
+                ),
                 rids[index],
                 constraint_param,
                 with_logprobs=return_logprob[index],
@@ -134,6 +145,16 @@ async def _token_ids(prompt: str | list[int], client: Client, param: str) -> Seq
     if not ids:
         raise invalid(f"'{param}' is empty", param)
     return ids
+
+
+def _num_plain_bytes(prompt: str | list[int], sampling: SamplingParams) -> int:
+    """Returns how many bytes at the end of a prompt token healing may take back; it stops at control tokens.
+
+    In token ids it is not known where the text of the last author begins, so they are healed only if that is requested.
+    """
+    if isinstance(prompt, str):
+        return len(prompt.encode(errors="replace"))
+    return MAX_PLAIN_BYTES if sampling.token_healing else 0
 
 
 def _logprob_start(start: int | None, length: int, params: SglangSamplingParams) -> int | None:
