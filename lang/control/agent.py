@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from plait.lang.core.interpreter import execute
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.state import ProgramState
-from plait.lang.core.state_writer import StateWriter
 from plait.lang.core.tool_calls import ToolResult
 from plait.lang.errors import UnreadableValue
 from plait.lang.program import Program
@@ -24,6 +24,9 @@ from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.aio.state import AsyncState
+    from plait.lang.core.branch import Branch
+
+    AnyState = ProgramState | AsyncState
 
 MAX_TURNS = 1000
 
@@ -120,24 +123,24 @@ def agent(
     return Program(body)
 
 
-def _begin(s: StateWriter, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:
-    if not s._branch.turns:
-        s += system(settings.instructions, tools=offered)
-    s += user(task)
+def _begin(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:
+    if not branch.turns:
+        execute(system(settings.instructions, tools=offered), branch)
+    execute(user(task), branch)
 
 
-def _begin_turn(s: StateWriter, settings: _Settings, offered: tuple[Tool, ...], turn: int) -> tuple[str, bool]:
+def _begin_turn(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], turn: int) -> tuple[str, bool]:
     """Starts a turn. Returns its variable, and whether it is the last one."""
     variable, is_last = f"{settings.name}_{turn}", turn == settings.max_turns
-    s += assistant(gen(variable, tools=offered, tool_choice=offered[-1] if is_last else None))
+    execute(assistant(gen(variable, tools=offered, tool_choice=offered[-1] if is_last else None)), branch)
     return variable, is_last
 
 
 def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
-    _begin(s, settings, offered, task)
+    _begin(s._branch, settings, offered, task)
     steps, answer_tool = list[AgentStep](), offered[-1]
     for turn in range(1, settings.max_turns + 1):
-        variable, is_last = _begin_turn(s, settings, offered, turn)
+        variable, is_last = _begin_turn(s._branch, settings, offered, turn)
         call = _read_call(s, variable, is_last)
         if call is not None and call.name == answer_tool.name:
             s.set_var("answer", call.arguments["answer"])
@@ -148,10 +151,10 @@ def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: 
 
 async def _run_async(s: AsyncState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
     """`_run` for the state of an async program."""
-    _begin(s, settings, offered, task)
+    _begin(s._branch, settings, offered, task)
     steps, answer_tool = list[AgentStep](), offered[-1]
     for turn in range(1, settings.max_turns + 1):
-        variable, is_last = _begin_turn(s, settings, offered, turn)
+        variable, is_last = _begin_turn(s._branch, settings, offered, turn)
         call: ToolCall | None = None
         try:
             call = await s[variable]
@@ -184,13 +187,13 @@ def _call(s: ProgramState, variable: str, settings: _Settings, call: ToolCall | 
     return _step(s, settings, call, s.call(variable, _tool_timeout(s, settings)), began_s)
 
 
-def _tool_timeout(s: StateWriter, settings: _Settings) -> float | None:
+def _tool_timeout(s: AnyState, settings: _Settings) -> float | None:
     tracker = s._run.budget_tracker
     return settings.tool_timeout if tracker is None else tracker.limit_timeout(settings.tool_timeout)
 
 
 def _step(
-    s: StateWriter, settings: _Settings, call: ToolCall | None, result: ToolResult | None, began_s: float
+    s: AnyState, settings: _Settings, call: ToolCall | None, result: ToolResult | None, began_s: float
 ) -> AgentStep:
     """Returns the record of a call. Raises the error of the tool where that ends the program, or BudgetExceeded."""
     tracker = s._run.budget_tracker
