@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
-IDLE_ROWS = 32  # a server is idle when at most one row in so many is occupied: under load that is rare
+IDLE_ROWS = 64  # a server is idle when at most one row in so many is occupied: under load that is rare
 BURST_S = 1.0  # after it was idle, in which calls that find a free row may wait longer
 BURST_FACTOR = 10  # times max_queue_time_s
 MIN_EVENTS = 4  # before a rate counts as measured

@@ -101,6 +101,17 @@ def test_ten_times_the_load_keeps_the_queue_short_and_the_runtime_busy(decode_s,
     assert all(seconds < LIMIT_S for arrival, _, seconds in runtime.ttft if arrival > end + 5)
 
 
+def test_the_start_of_an_overload_is_no_burst() -> None:
+    """Before it the server was busy, with about 9 calls at a time, and sometimes few of them."""
+    runtime = SimulatedRuntime(0.5)
+    for _ in range(10):
+        runtime.run(5, {"": 18}, 100)
+        start, num_begun = runtime.now, len(runtime.ttft)
+        runtime.run(2, {"": 200}, 100)
+        times = [seconds for arrival, _, seconds in runtime.ttft[num_begun:] if arrival >= start]
+        assert max(times) < 2 * LIMIT_S
+
+
 def test_the_overload_of_one_key_refuses_no_request_of_another() -> None:
     runtime = SimulatedRuntime(0.5)
     for _ in range(800):
