@@ -60,7 +60,8 @@ def requirement(module: str) -> str:
     """Returns what pip is asked for: the package with the versions that plait supports."""
     name = DISTRIBUTIONS.get(module, module.replace("_", "-"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for line in (*project["dependencies"], *project["optional-dependencies"]["test"]):
+    extras = project["optional-dependencies"].values()
+    for line in (*project["dependencies"], *(line for extra in extras for line in extra)):
         if re.split(r"[<>=~! ;\[]", line)[0] == name:
             return line.partition(";")[0].strip()
     return name
