@@ -194,7 +194,7 @@ def test_an_async_body_and_a_call_after_joined_text(exact):
         s += "Birds. "
         forks = s.fork(2)
         forks += lambda i: gen("x", max_tokens=4)
-        forks.join("concate_and_append")
+        await forks.join("concate_and_append")
         s += " A bird has " + gen("a", type=int) + " legs."
 
     state = asyncio.run(program.arun(backend=exact, temperature=0))
