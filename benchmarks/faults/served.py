@@ -153,7 +153,7 @@ def serve(
 def _scheduling_priority() -> str:
     """The nice value of this session's scheduling group, which Linux gives every session; "" without groups."""
     try:
-        return AUTOGROUP.read_text().split()[-1]
+        return next(reversed(AUTOGROUP.read_text().split()), "")  # some containers show an empty file
     except OSError:
         return ""
 

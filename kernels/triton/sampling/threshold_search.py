@@ -57,6 +57,8 @@ def find_threshold(source, count, max_logit, inverse, target, by_count, BLOCK: t
 
 @triton.jit
 def weight_of_key(key, max_logit, inverse):
+    """Returns the weight (int64) of a logit with this order key; 0 for a key below that of -inf, which none has."""
+    key = tl.maximum(key, -2139095041)  # order_key(-inf): lower keys are those of NaN
     return integer_weight(log2_ratio_to_max(from_order_key(key), max_logit, inverse))
 
 
@@ -92,7 +94,7 @@ def filtered_weight(
         doubled = (kept * 2).to(tl.uint64, bitcast=True)
         limit = tl.umulhi(doubled, portion).to(tl.int64, bitcast=True) + (doubled * portion != 0).to(tl.int64)
         key, above = find_threshold(source, count, max_logit, inverse, limit - 1, False, BLOCK, PIVOTS)
-        weight = weight_of_key(key, max_logit, inverse)
+        weight = tl.maximum(weight_of_key(key, max_logit, inverse), 1)  # min-p may have left less than the nucleus
         kept = above + (limit - above + weight - 1) // weight * weight
     if min_weight > 0.0:
         likely = tl.zeros((), tl.int64)

@@ -89,6 +89,17 @@ def test_a_row_with_too_many_candidates_is_searched_in_place(top):
     assert tokens.tolist() == reference.sample(logits, inputs_of(rows)).tolist()
 
 
+@pytest.mark.parametrize("top", [(7, 1.0, 0.1), (-1, 0.9999, 0.1), (7, 0.9999, 0.1)])
+def test_min_p_leaves_fewer_tokens_than_the_other_filters(top):
+    """The search for the other filters' thresholds then finds no token at its end."""
+    top_k, top_p, min_p = top
+    logits = torch.zeros(1, 4097, device=DEVICE)
+    logits[0, [136, 3215]] = 7.0
+    for step in range(8):
+        inputs = inputs_of([(0.5, top_k, f32(top_p), f32(min_p), 0, step)])
+        assert sampler.sample(logits, inputs).tolist() == reference.sample(logits, inputs).tolist()
+
+
 @pytest.mark.parametrize("top", [(50, 0.9, 0.1), (1000, 0.5, 0.0), (1000, 0.5, 0.3)])
 def test_top_p_is_relative_to_the_tokens_that_top_k_keeps(top):
     """Including those that top-p and min-p exclude afterwards."""
