@@ -5,13 +5,14 @@ No method blocks: the caller polls `filenos()` until `next_deadline()`, then cal
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from dataclasses import dataclass
 from threading import Lock, Thread
 from time import monotonic
 
 import msgspec
 
+from plait.constrained.compile_service.answer_cache import AnswerCache
 from plait.constrained.compile_service.background_calls import BackgroundCalls
 from plait.constrained.compile_service.in_place import compile_in_place
 from plait.constrained.compile_service.messages import (
@@ -22,7 +23,6 @@ from plait.constrained.compile_service.messages import (
     unpack_dfa,
 )
 from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec
-from plait.constrained.compile_service.spec_cache import SpecCache
 from plait.constrained.compile_service.spec_cost import is_small
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
@@ -33,7 +33,6 @@ from plait.constrained.specs import CompileQueueFull, GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
-REFUSALS_BYTES = 4 << 20
 RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
 JOB_SHARE = 0.9  # of the deadline
 SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
@@ -42,17 +41,7 @@ MAX_SPECS_OF_TENANT = 1024  # not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20
 MAX_IN_PLACE_SHARE = 0.05  # of the caller's time; the workers compile what would exceed it
 BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
-_FOREVER = float("inf")
 _WRITE_RETRY_S = 0.001
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """Why a spec was refused, and until when the refusal is valid (monotonic seconds)."""
-
-    reason: str
-    where: int | str | None
-    until: float
 
 
 class CompilePool:
@@ -94,9 +83,8 @@ class CompilePool:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
         self.vocabulary = vocabulary
         self.deadline_s, self._job_limit_s = deadline_s, JOB_SHARE * deadline_s
-        self.cache = SpecCache[Grammar](cache_bytes)
+        self.cache = AnswerCache(cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
-        self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
         init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
         self._compiles_in_place, self._next_in_place = in_place, 0.0  # not before this time (monotonic seconds)
         self._children = WorkerSet[PendingSpec](init, workers + spares)
@@ -142,7 +130,7 @@ class CompilePool:
         self._require_open()
         self._last_ticket += 1
         ticket = self._last_ticket
-        known = self.cache.get(spec) or self._cached_refusal(spec) or self._compile_in_place(spec)
+        known = self.cache.get(spec) or self._compile_in_place(spec)
         if known is not None:
             self._answers[ticket] = known
             return ticket
@@ -228,7 +216,7 @@ class CompilePool:
         compiled = compile_in_place(spec, self.vocabulary)
         if compiled is not None:
             grammar = build_grammar(compiled, self.vocabulary)
-            self.cache.put(spec, grammar, grammar.nbytes)
+            self.cache.put(spec, grammar)
         self._next_in_place = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         return grammar
 
@@ -380,22 +368,11 @@ class CompilePool:
         self._warm_up()
         return _grammar(answer, self.vocabulary)
 
-    def _cached_refusal(self, spec: Spec) -> GrammarError | None:
-        known = self._refusals.get(spec)
-        if known is not None and known.until < monotonic():
-            self._refusals.drop(spec)
-            known = None
-        return None if known is None else GrammarError(known.reason, known.where)
-
     def _cache_and_finish(
-        self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = _FOREVER
+        self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = math.inf
     ) -> None:
         """Caches the answer and passes it to all tickets of the spec."""
-        if isinstance(answer, GrammarError):
-            refusal = _Refusal(answer.reason, answer.where, monotonic() + valid_for_s)
-            self._refusals.put(pending.spec, refusal, 500 + len(answer.reason))
-        else:
-            self.cache.put(pending.spec, answer, answer.nbytes)
+        self.cache.put(pending.spec, answer, valid_for_s)
         self._finish(pending, answer)
 
     def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:

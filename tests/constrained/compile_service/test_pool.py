@@ -190,11 +190,11 @@ def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
     pool.start()
     try:
         wait_for(pool, [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 60)])
-        assert 1 < len(pool.cache) < 59
-        assert pool.cache.nbytes <= 100_000
+        assert 1 < len(pool.cache.grammars) < 59
+        assert pool.cache.grammars.nbytes <= 100_000
         assert pool.cache.get(Regex("a{59}")) is not None
         assert pool.cache.get(Regex("a{1}")) is None
-        oldest = next(iter(pool.cache._entries))
+        oldest = next(iter(pool.cache.grammars._entries))
         assert pool.cache.get(oldest) is not None
         wait_for(pool, [pool.submit(Regex("b{59}"))])
         assert pool.cache.get(oldest) is not None, "a recently used entry must stay"
@@ -214,12 +214,12 @@ def test_errors_are_cached(small: Vocabulary) -> None:
             assert isinstance(second, GrammarError)
             assert (first.reason, first.where) == (second.reason, second.where)
             assert first is not second, "every caller needs its own exception, which keeps its traceback"
-        pool._refusals.put(BOMB, replace(pool._refusals.get(BOMB), until=monotonic()), 0)
+        pool.cache._refusals.put(BOMB, replace(pool.cache._refusals.get(BOMB), until=monotonic()), 0)
         pool.submit(BOMB)
         assert pool.collect() == [], "a spec that exceeded the deadline is compiled again after a while"
         many = [pool.submit(Regex("(" + "a" * n)) for n in range(300)]
         wait_for(pool, many)
-        assert pool._refusals.nbytes <= pool._refusals.max_bytes
+        assert pool.cache._refusals.nbytes <= pool.cache._refusals.max_bytes
     finally:
         pool.close()
 
