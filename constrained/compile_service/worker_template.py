@@ -8,6 +8,7 @@ since a fork copies no other thread. When its socket is closed, it kills its wor
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -86,6 +87,12 @@ def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[
     return encode
 
 
+def _return_freed_memory() -> None:
+    """Returns freed memory to the system: glibc alone keeps what lies below a live allocation, here 6 MB."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # C libraries without malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _read_init(control: socket.socket) -> WorkerInit | None:
     """Reads the first frame; None if the socket is closed before its end."""
     header = _read_exactly(control, 4)
@@ -116,9 +123,12 @@ def main() -> None:
         if init is None:
             return
         vocabulary = _load(init)
+        memory_bytes = init.memory_bytes
+        del init
+        _return_freed_memory()
         os.dup2(devnull, 2)  # hides what a library prints when it aborts
         control.sendall(encode_frame(WorkerReady(os.getpid())))
-        serve(control, vocabulary, init.memory_bytes)
+        serve(control, vocabulary, memory_bytes)
 
 
 if __name__ == "__main__":
