@@ -67,7 +67,8 @@ def ask_with_a_wrong_schema(server: Server, draw: random.Random) -> None:
 
 
 def kill_a_compiler(server: Server, draw: random.Random) -> None:
-    draw.choice(server.compilers()).kill()
+    if compilers := server.compilers():  # there are none for a moment after the scheduler was killed
+        draw.choice(compilers).kill()
 
 
 FAULTS: dict[str, Callable[[Server, random.Random], None]] = {
