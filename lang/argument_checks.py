@@ -63,7 +63,13 @@ def checked_constraint(where: str, **constraints: object) -> Spec | None:
         try:
             if name == "json_schema" and isinstance(value, str):
                 json.loads(value)
+            if name == "json_schema" and isinstance(value, type) and not hasattr(value, "model_json_schema"):
+                raise InputError(
+                    f"{where}: json_schema takes a dict, JSON text or a Pydantic model; write type={value.__name__}"
+                )
             return _SPEC_OF_KEYWORD[name](value)
+        except InputError:
+            raise
         except (GrammarError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: the {name} cannot be used: {error}") from None
     return None

@@ -126,13 +126,15 @@ class BudgetTracker:
         call.add_listener(count)
         count()
 
-    def exceeded_error(self) -> BudgetExceeded:
-        """Returns the error, one object for the whole run."""
+    def exceeded_error(self, reason: str = "") -> BudgetExceeded:
+        """Returns the error, one object for the whole run. `reason`: why the tokens that are left do not suffice."""
         if self._error is not None:
             return self._error
         limits = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
         limits += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
         num_tokens = sum(call.num_tokens for call in list(self._calls))
         used = f"{num_tokens} tokens, {time.monotonic() - self._started:.1f} s"
-        self._error = BudgetExceeded(f"the budget of {' and '.join(limits)} is spent (used: {used})")
+        self._error = BudgetExceeded(
+            f"the budget of {' and '.join(limits)} is spent (used: {used}){reason and ': '}{reason}"
+        )
         return self._error

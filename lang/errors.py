@@ -173,6 +173,8 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
     if name in UNSUPPORTED_KEYWORDS:
         return InputError(f"{where}: {name!r} is not supported: {UNSUPPORTED_KEYWORDS[name]}")
     names = list(known)
+    if name in NAMES_ELSEWHERE:
+        return InputError(f"{where} has no keyword {name!r}: {NAMES_ELSEWHERE[name]}")
     return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
 
 
@@ -181,4 +183,33 @@ UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
     "use_thread": "calls always run in parallel to the body; the only supported value is True, in run",
     "num_api_spec_tokens": "plait has no speculative execution for API models",
+}
+
+NAMES_ELSEWHERE = {  # keywords of other libraries -> what to write here
+    "max_completion_tokens": "write max_tokens=...",
+    "do_sample": "write temperature=0 for the likeliest token, or a temperature above 0 to sample",
+    "num_beams": "write plait.beam(s, width, gen(...))",
+    "best_of": "write plait.best_of(s, n, gen(...), by=...)",
+    "logprobs": "write return_logprob=True, and top_logprobs_num=...",
+    "top_logprobs": "write return_logprob=True, and top_logprobs_num=...",
+    "stop_words": "write stop=[...]",
+    "stop_sequences": "write stop=[...]",
+    "stop_tokens": "write stop_token_ids=[...]",
+    "pattern": "write regex=...",
+    "guided_regex": "write regex=...",
+    "guided_json": "write json_schema=...",
+    "guided_choice": "write choices=[...]",
+    "grammar": "write ebnf=... (GBNF) or lark=...",
+    "schema": "write json_schema=..., or type=... for a Python type",
+    "json": "write json_schema=..., or constraint=JsonObject() of plait.constrained",
+    "response_model": "write type=...",
+    "output_type": "write type=...",
+    "response_format": "write json_schema=..., or type=... for a Python type",
+    "max_retries": "write retries=...",
+    "functions": "write tools=[...]",
+    "options": "write choices=[...]",
+    "enable_thinking": 'write run(..., chat_template_kwargs={"enable_thinking": ...})',
+    "chat_template_kwargs": "it belongs to all turns of a program: give it to run",
+    "max_workers": "write num_threads=..., or max_concurrency=... in arun_batch",
+    "concurrency": "write num_threads=..., or max_concurrency=... in arun_batch",
 }

@@ -23,7 +23,7 @@ from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
+from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
 from plait.lang.keywords import RunKeywords
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
 from plait.runtime.errors import InputError
@@ -376,12 +376,13 @@ class Program(Generic[P]):
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
-                if name in UNSUPPORTED_KEYWORDS:
+                if name not in names and (name in UNSUPPORTED_KEYWORDS or name in NAMES_ELSEWHERE):
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
             hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)) if unknown else ""
+            got = f", but got {unknown[0]!r}" if unknown and unknown[0] not in str(error) else ""
             known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
-            raise InputError(f"{where}: {error}{hint}; {known}") from None
+            raise InputError(f"{where}: {error}{got}{hint}; {known}") from None
 
     def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(batch_kwargs, (str, bytes, Mapping)) or not isinstance(batch_kwargs, Iterable):

@@ -124,7 +124,9 @@ class CallRejected(CallFailed, ValueError):
     kind = "invalid"
 
 
-_BY_KIND: dict[str, type[CallFailed]] = {
+VALUE_DOES_NOT_FIT = "value_does_not_fit"  # the kind of a ConstraintFailed: no complete value within max_tokens
+
+_BY_KIND: dict[str, type[CallFailed]] = {VALUE_DOES_NOT_FIT: ConstraintFailed} | {
     cls.kind: cls
     for cls in (
         ContextOverflow,

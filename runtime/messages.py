@@ -268,7 +268,7 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The call ended without a value. `kind` is the `kind` of a CallFailed subclass in `errors`."""
+    """The call ended without a value. `kind`: that of a CallFailed subclass in `errors`, or VALUE_DOES_NOT_FIT."""
 
     call: int
     kind: str

@@ -239,6 +239,11 @@ class AsyncState(StateWriter):
 class AsyncStateGroup(ForkGroup[AsyncState]):
     """The branches that `s.fork(n)` returns in an async body: written like any group, joined with `await`."""
 
+    def cancel(self) -> None:
+        """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
+        for state in self.states:
+            state.cancel()
+
     async def join(self, mode: JoinMode = "gather_variable") -> None:
         """Brings the results of the branches to the forked state; see ProgramStateGroup.join. Nothing waits."""
         self._join(mode)

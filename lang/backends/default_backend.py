@@ -77,12 +77,26 @@ def embedded_settings_ignored() -> bool:
 
 
 def as_client(backend: Any) -> Client:
-    """Returns the client of a Runtime, an Engine or a Client. Raises InputError for anything else."""
+    """Returns the client of a backend, or a client itself. Raises InputError for anything else."""
     client = getattr(backend, "client", backend)
     if isinstance(backend, type) or not callable(getattr(client, "open_session", None)):
-        raise InputError(f"a backend must be a Runtime, an Engine or a Client, not {backend!r:.80}")
+        raise InputError(f"a backend must be {_EXAMPLES}, not {backend!r:.80}{_backend_hint(backend)}")
     checked_client: Client = client
     return checked_client
+
+
+_EXAMPLES = "a Runtime, an Engine, a RuntimeEndpoint or another backend object"
+
+
+def _backend_hint(backend: object) -> str:
+    """Returns what to write instead of a text or a class, or ""."""
+    if isinstance(backend, type):
+        return f"; create one: {backend.__name__}(...)"
+    if not isinstance(backend, str):
+        return ""
+    if backend.startswith(("http://", "https://")):
+        return f"; write RuntimeEndpoint({backend!r:.80}), or OpenAI(model, base_url=...) for a chat API"
+    return f"; write Runtime({backend!r:.80}) for a model on this machine"
 
 
 def configure_embedded(**settings: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import threading
 import warnings
 from collections import Counter
@@ -41,7 +42,13 @@ class BatchCheckpoint:
         options: Options,
         client: Client,
     ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f'run_batch: resume takes the path of a file, such as "done.jsonl", not {path!r:.80}')
         self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise InputError(
+                f"run_batch: resume={str(path)!r:.200}: there is no folder {str(self._path.parent)!r:.200}"
+            )
         self._program = program
         self._lock = threading.Lock()
         self._client = client

@@ -71,7 +71,12 @@ class _BranchSearch:
         tokenizer = self._run.client.tokenizer
         self._search = BeamSearch(width, params, length_penalty, tokenizer)
         self._step_params = sampling_params(
-            max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, top_logprobs=2 * width
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            token_healing=False,  # a beam is extended by tokens, whose text begins behind the prompt
+            logprobs=True,
+            top_logprobs=2 * width,
         )
         self._sessions: list[Any] = [self._run.register_session(fork) for fork in session.fork(1)]
 

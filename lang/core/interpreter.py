@@ -87,10 +87,12 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
+    asked = params.max_tokens
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
+    is_cut_by_budget = params.max_tokens < asked
     if expr.retries:
-        _generate_with_retries(branch, expr, params, n)
+        _generate_with_retries(branch, expr, params, n, is_cut_by_budget)
         return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens:
@@ -107,6 +109,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         )
         sample = GenResult(run, expr.name, call, expr.value_format)
         sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
+        sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
         samples.append(sample)
     for sample_session in sample_sessions:
@@ -117,12 +120,12 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     branch.expect_known(followed_by)
 
 
-def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n: int) -> None:
+def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
     from plait.lang.retries.retried_gen import begin_retried_gen  # lazy: few programs need it
 
     if n > 1:
         raise InputError("retries cannot be combined with n; use forks, one for each sample")
-    begin_retried_gen(branch, expr, params, _announce_call)
+    begin_retried_gen(branch, expr, params, _announce_call, is_cut_by_budget)
 
 
 def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:

@@ -14,9 +14,10 @@ from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_v
 from plait.lang.meta_info import GenMeta, SelectMeta, choice_meta, generation_meta
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue, ValueFormat
-from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
+from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
+    from plait.lang.budget import BudgetExceeded
     from plait.lang.core.run import Run
     from plait.runtime.client.call import Call, CallResult
 
@@ -126,6 +127,7 @@ class CallSegment(Segment):
         self.call = call
         self.siblings: tuple[CallSegment, ...] = (self,)  # all samples of one gen: the program reads them together
         self.name = name
+        self.is_cut_by_budget = False  # whether its max_tokens is what the budget left
         self.lane = 0  # the number of its branch in traces
         self.began_s = time.monotonic()
         self.ended_s = 0.0  # time.monotonic() like `began_s`; 0 while the call runs
@@ -209,10 +211,18 @@ class CallSegment(Segment):
     def _program_error(self, error: CallFailed) -> ProgramError:
         if self._run.error is not None:  # a failed program aborts its calls; report the original error
             return self._run.error.copy_to_raise()
-        budget_tracker = self._run.budget_tracker
-        if budget_tracker is not None and isinstance(error, DeadlineExceeded) and budget_tracker.is_out_of_time():
-            return program_error(self._run.program, self.name, budget_tracker.exceeded_error(), self.place)
-        return program_error(self._run.program, self.name, error, self.place)
+        return program_error(self._run.program, self.name, self._budget_error(error) or error, self.place)
+
+    def _budget_error(self, error: CallFailed) -> BudgetExceeded | None:
+        """Returns the error of the budget if the call failed because of its limits, else None."""
+        tracker = self._run.budget_tracker
+        if tracker is None:
+            return None
+        if isinstance(error, DeadlineExceeded) and tracker.is_out_of_time():
+            return tracker.exceeded_error()
+        if self.is_cut_by_budget and error.kind == VALUE_DOES_NOT_FIT:
+            return tracker.exceeded_error(str(error))
+        return None
 
 
 _NOT_PARSED = object()

@@ -139,6 +139,11 @@ class ProgramStateGroup(ForkGroup[ProgramState]):
     >>> forks.join()                                                        # doctest: +SKIP
     """
 
+    def cancel(self) -> None:
+        """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
+        for state in self.states:
+            state.cancel()
+
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Brings the results of the branches to the state that was forked.
 

@@ -18,6 +18,7 @@ from plait.lang.partial.members import could_be, is_union, plain_type
 from plait.lang.partial.objects import ObjectShape, shape_of
 from plait.lang.typed.annotations import has_pydantic_types
 from plait.runtime.client.partial_json import JsonPart, parse_partial_json
+from plait.runtime.errors import InputError
 
 T = TypeVar("T")
 ABSENT: Any = object()
@@ -38,6 +39,8 @@ def partial_value(type: type[T], text: str) -> T | None:
     >>> partial_value(Person, '{"name": "Ada", "born": 1815, "towns": ["Lon')
     Person(name='Ada', born=1815, towns=['Lon'])
     """
+    if not isinstance(text, str):
+        raise InputError(f"partial_value takes a type and then a text, not {text!r:.80} as the text")
     part = parse_partial_json(text)
     value = ABSENT if part is None else _Builder(text).build(type, part)
     return None if value is ABSENT else value

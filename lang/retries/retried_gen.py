@@ -41,7 +41,11 @@ class RetriedGen(GenResult):
 
 
 def begin_retried_gen(
-    branch: Branch, gen: Gen, params: SamplingParams, announce: Callable[[Any, str | None], None]
+    branch: Branch,
+    gen: Gen,
+    params: SamplingParams,
+    announce: Callable[[Any, str | None], None],
+    is_cut_by_budget: bool,
 ) -> None:
     """Starts the first attempt, and appends the text of the last one, which is known later, to the branch.
 
@@ -58,7 +62,9 @@ def begin_retried_gen(
         if refused:
             ask(attempts_session, len(refused), refused[-1].reason)
         announce(attempts_session, gen.name)
-        started: Call = attempts_session.generate(_limited(params, ends_at, len(refused), branch), gen.constraint)
+        limited = _limited(params, ends_at, len(refused), branch)
+        retried.is_cut_by_budget |= limited.max_tokens < params.max_tokens
+        started: Call = attempts_session.generate(limited, gen.constraint)
         return started
 
     def read(result: CallResult) -> Any:
@@ -70,7 +76,7 @@ def begin_retried_gen(
     place = caller_location()
     call = RetriedCall(run.client, params.timeout_s, gen.retries + 1, start, read, attempts_session, on_budget_spent)
     retried = RetriedGen(run, gen.name, call, value_format)
-    retried.lane = branch.lane
+    retried.lane, retried.is_cut_by_budget = branch.lane, is_cut_by_budget
     run.add(retried)  # before the first attempt, whose tokens count
     call.begin()
     branch.defer_session().append_later((call,), lambda: call.result().text)

@@ -69,6 +69,8 @@ class RefusedValue(ValueError):
         return "\n".join(f"{place}: {message}" if place else message for place, message in places)
 
 
+_TYPE_MODULES = ("typing", "types", "pydantic", "annotated_types", "msgspec")
+
 _PATTERNS: dict[type, str] = {
     int: patterns.INTEGER,
     float: patterns.NUMBER,
@@ -93,10 +95,24 @@ def value_format_of(where: str, type_: Any) -> ValueFormat:
         raise InputError(f"{where}: type takes a type, such as int or a dataclass, not the text {type_!r:.80}")
     if isinstance(type_, list | tuple | dict | set):
         raise InputError(f"{where}: type takes a type, such as list[int] or a dataclass, not {type_!r:.80}")
+    if hasattr(type(type_), "model_fields") or (hasattr(type(type_), "__dataclass_fields__") and _is_user_value(type_)):
+        raise InputError(f"{where}: type takes a type: write type={type(type_).__name__}, not an object of it")
     try:
         return _cached_value_format(type_)
-    except (TypeError, ValueError, RecursionError, NameError) as error:
+    except NameError as error:
+        raise _unknown_name(where, type_, error) from None
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}") from None
+
+
+def _is_user_value(type_: Any) -> bool:
+    """Whether `type_` is an object of a data class, and not a type that its library describes by such objects."""
+    return not isinstance(type_, type) and type(type_).__module__.split(".")[0] not in _TYPE_MODULES
+
+
+def _unknown_name(where: str, type_: Any, error: NameError) -> InputError:
+    hint = "; a type that names itself or others in quotes is defined at the top level of a module"
+    return InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}{hint}")
 
 
 def _build_value_format(type_: Any) -> ValueFormat:
@@ -134,7 +150,9 @@ def json_value_format(where: str, type_: Any, spec: Spec | None) -> ValueFormat:
     try:
         schema, read = json_schema_and_parser(type_)
         return ValueFormat(_type_name(type_), JsonSchema(schema), read)
-    except (TypeError, ValueError, RecursionError, NameError) as error:
+    except NameError as error:
+        raise _unknown_name(where, type_, error) from None
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}") from None
 
 

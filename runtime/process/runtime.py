@@ -111,6 +111,9 @@ class Runtime:
         """
         from plait.runtime.client.connect import connect_client
 
+        if "://" in str(address):
+            text = f"a runtime's address is a path, as in runtime.address, not {str(address)!r:.80}"
+            raise errors.InputError(f"Runtime.connect: {text}; to a server connect with plait.RuntimeEndpoint(url)")
         runtime = cls.__new__(cls)
         runtime.address, runtime._process = str(address), None
         runtime.client = connect_client(runtime.address)

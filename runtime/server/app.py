@@ -26,6 +26,7 @@ from plait.runtime.server.http.admission import AdmissionMiddleware, BodyLimitMi
 from plait.runtime.server.http.early_refusal import EarlyRefusals
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
+from plait.runtime.server.http.unknown_paths import unknown_path_text
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.ops import endpoints
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
@@ -48,8 +49,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application(FastAPI):
-    """FastAPI behind plait's own middleware: every request enters at `entry_app`."""
+    """FastAPI behind plait's own middleware: every request enters at `entry_app`. `endpoint_paths`: those without
+    parameters."""
 
+    endpoint_paths: frozenset[str]
     entry_app: RequestContextMiddleware
     early_refusals: EarlyRefusals
 
@@ -81,7 +84,8 @@ def create_app(backend: Backend, settings: ServerSettings) -> Application:
         app.include_router(router)
     paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
     table = _EndpointTable(app.handle_with_fastapi, routers)
-    app.entry_app = _add_middleware(table, state, frozenset(path for path in paths if "{" not in path))
+    app.endpoint_paths = frozenset(path for path in paths if "{" not in path)
+    app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
     for error_type in HANDLED_ERRORS:
         app.add_exception_handler(error_type, _error_response)
@@ -147,9 +151,9 @@ async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnected):
         return Response(status_code=499)  # never read: the client has gone
     if isinstance(error, HTTPException):
-        error = ApiError(
-            error.status_code, str(error.detail), type=NOT_FOUND, code=None, headers=dict(error.headers or {})
-        )
+        is_unknown_path = error.status_code == 404
+        text = unknown_path_text(request.url.path, request.app.endpoint_paths) if is_unknown_path else str(error.detail)
+        error = ApiError(error.status_code, text, type=NOT_FOUND, code=None, headers=dict(error.headers or {}))
     api_error = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     record = current_request()
     if record is not None:

@@ -12,6 +12,7 @@ from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
+from plait.runtime.errors import VALUE_DOES_NOT_FIT
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import (
@@ -312,7 +313,7 @@ class SessionManager:
         try:
             finish_info = self.output_processor.start(request, outcome.matcher())
         except CompletionDoesNotFit as error:
-            self.calls.fail(request, "constraint", str(error))
+            self.calls.fail(request, VALUE_DOES_NOT_FIT, str(error))
             return
         if finish_info is None:
             self.batch_scheduler.add(request)

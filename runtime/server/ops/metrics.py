@@ -6,6 +6,7 @@ values: known routes, statuses, fixed reasons. docs/deploy.md lists names and me
 
 from __future__ import annotations
 
+from plait.runtime.errors import VALUE_DOES_NOT_FIT
 from plait.runtime.messages import Status
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord
 from plait.runtime.server.ops.log_output import num_dropped_lines
@@ -13,6 +14,10 @@ from plait.runtime.server.ops.prometheus import Histogram, Metric, to_prometheus
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
+ABORT_REASONS = {  # kind of a failed call -> the label of plait_aborts_total
+    **{kind: kind for kind in ("deadline", "runtime_gone", "internal", "constraint", "aborted")},
+    VALUE_DOES_NOT_FIT: "constraint",
+}
 REJECTION_REASONS = {  # error code -> the label of plait_rejections_total
     "invalid_api_key": "unauthorized",
     "cross_origin": "cross_origin",
@@ -92,8 +97,8 @@ class Metrics:
             self.aborts.add(1, "drain")
         elif record.client_gone and record.is_admitted:
             self.aborts.add(1, "client_gone")
-        elif failure is not None and failure.kind in ("deadline", "runtime_gone", "internal", "constraint", "aborted"):
-            self.aborts.add(1, failure.kind)
+        elif failure is not None and failure.kind in ABORT_REASONS:
+            self.aborts.add(1, ABORT_REASONS[failure.kind])
         elif record.code in REJECTION_REASONS:
             self.rejections.add(1, REJECTION_REASONS[record.code])
         elif 400 <= record.status < 500:
