@@ -187,7 +187,9 @@ class _Rewriter:
         self._nesting += 1
         if self._parts > MAX_PARTS or self._nesting > MAX_NESTING:
             raise GrammarError("written out, the schema is too large", at)
-        rewritten: SchemaObject = {name: value for name, value in schema.items() if name in ASSERTIONS}
+        rewritten: SchemaObject = {
+            name: value for name, value in schema.items() if name in ASSERTIONS or name == "discriminator"
+        }
         for rule in REWRITE_RULES:
             rewritten = self._apply_rule(rule, rewritten, at)
         emitted = self._emit(rewritten, at, active_references)

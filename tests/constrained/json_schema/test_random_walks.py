@@ -44,7 +44,6 @@ REFUSED_POINTERS = {
     "zod/not_empty": "",
     "others/contains_open": "/contains",
     "others/overlapping": "/oneOf",
-    "others/dynamic": "/$dynamicAnchor",
     "others/remote": "/$ref",
     "others/typo": "/properties/name/minlength",
     "pydantic/Containers": "/properties/names/uniqueItems",
