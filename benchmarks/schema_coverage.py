@@ -2,9 +2,9 @@
 
 python benchmarks/schema_coverage.py CORPUS.jsonl [--suite FOLDER] [--walks N] [--out REPORT.json]
 
-CORPUS is what schema_corpus.py writes; FOLDER the `tests` folder of the suite, whose drafts 7 and 2020-12 are run. Texts that
-random walks under the masks complete are validated by jsonschema-rs, formats asserted. A schema of the suite is right
-if all its valid values are accepted, in some order of their names, and no other; a value is spelled canonically.
+CORPUS is what schema_corpus.py writes; FOLDER the `tests` folder of the suite, whose drafts 7 and 2020-12 are run. Texts
+that random walks under the masks complete are validated by jsonschema-rs, formats asserted. A schema of the suite is
+right if all its valid values are accepted, in some order of their names, and no other; a value is spelled canonically.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
-from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, exceeds_double_range, grammar_of  # noqa: E402
+from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, exceeds_double_range, grammar_of
 
-from plait.constrained import Grammar, GrammarError  # noqa: E402
-from plait.constrained.json_schema.rewrite.document import subschemas  # noqa: E402
+from plait.constrained import Grammar, GrammarError
+from plait.constrained.json_schema.rewrite.document import subschemas
 
 DRAFTS = {"draft7": jsonschema_rs.Draft7, "draft2020-12": jsonschema_rs.Draft202012}
 STEPS, MAX_ORDERS = 60, 24
@@ -97,7 +98,7 @@ def describe(entry: dict[str, Any], error: GrammarError) -> dict[str, Any]:
 def walked(grammar: Grammar, rng: random.Random) -> str | None:
     """Returns a random text under the masks, completed; None if none was found in 3,000 bytes."""
     matcher, text = grammar.matcher(), bytearray()
-    row = __import__("numpy").zeros(9, "int32")
+    row = np.zeros(9, np.int32)
     for _ in range(rng.randrange(STEPS)):
         matcher.fill_mask(row)
         allowed = [t for t in range(257) if row[t // 32] >> (t % 32) & 1 and t != EOS_ID]

@@ -57,11 +57,14 @@ _DRAFT_IDS = {
 class SchemaDocument:
     """The schema in `text`. Raises GrammarError if it is not JSON, too large, or names an unknown draft.
 
+    `keeps_unique_items`: rewrite rules may leave `uniqueItems` in it.
+
     >>> SchemaDocument('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
     '/x'
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, keeps_unique_items: bool = False) -> None:
+        self.keeps_unique_items = keeps_unique_items
         self.schema: Schema = _read(text)
         self.draft = _draft(self.schema)
         self._pointers: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Rewrites every reference of a document to a JSON pointer from its root: `$id`, anchors and dynamic references resolved.
+"""Rewrites the references of a document, also by `$id` and anchor and dynamic ones, to JSON pointers from its root.
 
 A document may contain schemas with an `$id`, which are resources: the base of the references below them. Nothing is
 fetched; a reference to another document stays as it is, and is refused where it is followed.
@@ -16,10 +16,10 @@ Part: TypeAlias = tuple[str, dict[str, Any], str]
 
 
 def resolve_references(parts: list[tuple[str, dict[str, Any]]], draft: int) -> set[str]:
-    """Rewrites the references in `parts`, (pointer, subschema) with outer ones first, and removes their ids and anchors.
+    """Rewrites the references in `parts`, (pointer, subschema) outer ones first, and removes their ids and anchors.
 
-    Proof for dynamic references: the target is the outermost schema of the dynamic scope with the same dynamic anchor. If
-    only one schema of the document has it, it is that one. Others stay, and are refused.
+    Proof for dynamic references: the target is the outermost schema of the dynamic scope with the same dynamic anchor.
+    If only one schema of the document has it, it is that one. Others stay, and are refused.
 
     Returns the URIs of the root.
 

@@ -64,7 +64,7 @@ _COPIED_KEYWORDS: tuple[str, ...] = (
     "exclusiveMinimum",
     "exclusiveMaximum",
 )
-_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties")
+_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties", "uniqueItems")
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,22 @@ class RewrittenSchema:
 
 
 def rewrite_schema(
-    text: str, *, annotations: bool = False, lenient: bool = False, strict_formats: bool = False
+    text: str,
+    *,
+    annotations: bool = False,
+    lenient: bool = False,
+    strict_formats: bool = False,
+    keeps_unique_items: bool = False,
 ) -> RewrittenSchema:
     """Returns schema `text` in the compiler's keywords. Raises GrammarError with the JSON pointer of a keyword that
-    has no equivalent there.
+    has no equivalent there. `keeps_unique_items`: the caller enforces the `uniqueItems` that are left.
 
     >>> rewrite_schema('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
     with _bounded_recursion():
-        return _Rewriter(SchemaDocument(text), annotations, lenient, strict_formats).rewrite_document()
+        document = SchemaDocument(text, keeps_unique_items=keeps_unique_items)
+        return _Rewriter(document, annotations, lenient, strict_formats).rewrite_document()
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:

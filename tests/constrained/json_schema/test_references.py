@@ -1,4 +1,4 @@
-"""References by `$id`, anchor and dynamic anchor; every accepted value is valid by jsonschema-rs and the other way round."""
+"""References by `$id`, anchor and dynamic anchor: a value is accepted exactly if it is valid by jsonschema-rs."""
 
 from __future__ import annotations
 
