@@ -2,7 +2,7 @@
 
 python benchmarks/schema_coverage.py CORPUS.jsonl [--suite FOLDER] [--walks N] [--out REPORT.json]
 
-CORPUS is what schema_corpus.py writes; FOLDER the `tests` folder of the suite, whose drafts 7 and 2020-12 are run. Texts
+CORPUS is what schema_corpus.py writes; FOLDER the suite's `tests`, whose drafts 7 and 2020-12 are run. Texts
 that random walks under the masks complete are validated by jsonschema-rs, formats asserted. A schema of the suite is
 right if all its valid values are accepted, in some order of their names, and no other; a value is spelled canonically.
 """

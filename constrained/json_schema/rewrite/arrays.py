@@ -16,7 +16,7 @@ MAX_PLACES = 16
 
 
 def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Drops `uniqueItems` over at most one item; lists the arrays of a few listed values; else leaves it to the matcher.
+    """Drops `uniqueItems` over at most one item; lists the arrays of a few listed values; else the matcher sees to it.
 
     Proof: an array without repetition of k listed values is an arrangement of some of them, and there are at
     most 400 within the bounds; `fold_enum` then validates each against all other keywords, which stay. Values that

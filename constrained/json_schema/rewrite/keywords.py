@@ -14,8 +14,9 @@ def _words(text: str) -> frozenset[str]:
 
 TYPES = frozenset(("null", "boolean", "object", "array", "string", "integer", "number"))
 ANNOTATIONS = _words(
-    "$schema $id id $comment $anchor $dynamicAnchor $recursiveAnchor $vocabulary $defs definitions title "
-    "description default example examples readOnly writeOnly deprecated contentEncoding contentMediaType contentSchema discriminator"
+    "$schema $id id $comment $anchor $dynamicAnchor $recursiveAnchor $vocabulary $defs definitions title description "
+    "default example examples readOnly writeOnly deprecated contentEncoding contentMediaType contentSchema "
+    "discriminator"
 )
 ASSERTIONS = _words(
     "type enum const format pattern minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum "

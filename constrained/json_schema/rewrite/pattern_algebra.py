@@ -17,7 +17,8 @@ MAX_OPERAND = 4_000  # characters of both patterns
 MAX_STATES = 120
 MAX_WRITTEN = 30_000
 MAX_PAIRS = 20_000
-_TOO_LARGE = "its lookaround is too large to be written out"
+NO_TEXT = write_class(())
+_TOO_LARGE = "its pattern is too large to be combined with another one"
 _CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-9a-f]{8})")
 _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
@@ -43,7 +44,7 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax) as error:
         if isinstance(error, GrammarError):
             raise
-        raise GrammarError("its lookaround cannot be decided") from None
+        raise GrammarError("its pattern cannot be combined with another one") from None
     if len(automaton.states) > MAX_STATES:
         raise GrammarError(_TOO_LARGE)
     written = _write(automaton)
@@ -64,7 +65,7 @@ def _write(automaton: Any) -> str:
         if state in automaton.finals:
             edges[state][-2] = ""
     if automaton.initial not in live:
-        return write_class(())
+        return NO_TEXT
     edges[-1][automaton.initial] = ""
     sources: dict[int, set[int]] = {state: set() for state in edges}
     for source, targets in edges.items():
@@ -74,7 +75,7 @@ def _write(automaton: Any) -> str:
         state = min(live, key=lambda s: (len(edges[s]) * len(sources[s]), s))
         live.remove(state)
         _remove_state(state, edges, sources)
-    return edges[-1].get(-2, write_class(()))
+    return edges[-1].get(-2, NO_TEXT)
 
 
 def _remove_state(state: int, edges: dict[int, dict[int, str]], sources: dict[int, set[int]]) -> None:

@@ -32,6 +32,7 @@ from plait.constrained.json_schema.rewrite.objects import (
     property_names,
     unevaluated_properties,
 )
+from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
 from plait.constrained.specs import GrammarError
 
@@ -55,6 +56,7 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
 MAX_PARTS = 50_000
 MAX_NESTING = 400
 MAX_WARNINGS = 16
+MAX_PATTERNS = 24
 _COPIED_KEYWORDS: tuple[str, ...] = (
     "type",
     "minLength",
@@ -295,9 +297,11 @@ class _Rewriter:
                     inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
                 )
             self._add_matched(schema, out, at)
-            for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2):
-                if inner != other_inner and not are_disjoint(pattern[1:-1], other_pattern[1:-1]):
-                    raise UnsupportedKeywords("two patterns are not proved to exclude each other", "patternProperties")
+            if any(
+                inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
+                for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
+            ):
+                rewritten = _separate_patterns(rewritten)
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise
@@ -330,6 +334,28 @@ class _Rewriter:
             self._definitions[name] = True
             self._definitions[name] = self._schema(target, at, active_references | {id(target)})
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _separate_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
+    """Replaces patterns that overlap by disjoint ones: a name that two of them match must match both schemas.
+
+    Raises GrammarError if the automata or the number of patterns become too large.
+    """
+    separate: list[tuple[str, Schema]] = []
+    for pattern, inner in found.items():
+        rest = pattern[4:-2]
+        for known, schema in list(separate):
+            both = intersect(known, rest).pattern
+            if both != NO_TEXT:
+                separate.remove((known, schema))
+                either = False if schema is False or inner is False else {"allOf": [schema, inner]}
+                separate += [(both, either), (intersect(known, rest, negated=True).pattern, schema)]
+                rest = intersect(rest, known, negated=True).pattern
+        separate.append((rest, inner))
+        separate = [(plain, schema) for plain, schema in separate if plain != NO_TEXT]
+        if len(separate) > MAX_PATTERNS:
+            raise GrammarError("its patterns overlap in too many ways")
+    return {f"^(?:{plain})$": schema for plain, schema in separate}
 
 
 def _merge_patterns(found: dict[str, Schema]) -> dict[str, Schema]:

@@ -28,7 +28,6 @@ PATTERNS = [
     r"^.*(?<!-)$",
     r"a(?<!b)(?=b)b",
     r"^(a(?=b)[ab]+)$",
-    r"^(?:x|(?!a)[ab])$",
     r"(?=ab)a|^(?!b)$",
 ]
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab$-", repeat=size)]
@@ -48,11 +47,7 @@ TEXTS += [
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_plain_pattern_matches_the_same_texts(pattern: str) -> None:
     validator = jsonschema_rs.validator_for({"pattern": pattern})
-    try:
-        plain = re.compile(ecma_to_plain_pattern(pattern).pattern)
-    except GrammarError as error:
-        assert "lookaround" in error.reason and "|(?!a)" in pattern  # within an alternative of a group
-        return
+    plain = re.compile(ecma_to_plain_pattern(pattern).pattern)
     found = [text for text in TEXTS if plain.fullmatch(text)]
     assert found == [text for text in TEXTS if validator.is_valid(text)]
 

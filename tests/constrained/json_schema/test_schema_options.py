@@ -46,7 +46,7 @@ def test_lenient_reports_unchecked_keywords_and_checks_them_afterwards() -> None
     assert accepts(grammar, "[2]")
     assert not accepts(grammar, '["a"]')
     assert grammar.check("[1,2]") is None
-    assert "1" in str(grammar.check("[2,2]"))
+    assert "None of [2,2]" in str(grammar.check("[2,2]"))
     assert "not JSON" in str(grammar.check("[1,"))
     assert grammar_of({"type": "integer"}, lenient=True).unchecked == ()
 

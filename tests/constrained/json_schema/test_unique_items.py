@@ -1,4 +1,4 @@
-"""`uniqueItems` of any items: no token repeats an item, every other array is accepted, and masks lead to no dead end."""
+"""`uniqueItems` of any items: no token repeats an item, other arrays are accepted, and masks lead to no dead end."""
 
 from __future__ import annotations
 
