@@ -8,6 +8,7 @@ the model's the masks would be wrong.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeVar
@@ -20,7 +21,10 @@ import numpy as np
 from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker, remaining_completions
+from plait.constrained.guidance.item_tracker import ItemTracker
 from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
+from plait.constrained.guidance.unique_items import UniqueItems, UniqueItemsWalker
+from plait.constrained.json_schema.unique_paths import UniquePaths
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
@@ -51,6 +55,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON
     free_text: bool = False  # whether other text may surround them
     warnings: tuple[str, ...] = ()
+    unique_items: str = ""  # the schema by which arrays do not repeat items, as JSON (json_schema/unique_paths.py)
 
 
 class LlguidanceGrammar(Grammar):
@@ -79,9 +84,12 @@ class LlguidanceGrammar(Grammar):
         self._json_regions = JsonRegions(delimiters, grammar.free_text)
         self.initial_completion: list[int] | None = None  # from the start of a text, once it was searched
         self.no_completion_within = -1  # no completion was found within so many tokens
+        self._item_tracker = (
+            ItemTracker(UniquePaths(json.loads(grammar.unique_items))) if grammar.unique_items else None
+        )
         self._prototype = self._compile_inner_matcher()
         try:
-            matcher = LlguidanceMatcher(self)
+            matcher = self.matcher()
             if len(matcher.forced_bytes()) > MAX_LITERAL:
                 raise GrammarError(f"it forces more than {MAX_LITERAL} bytes at once, which would slow down each token")
             matcher.fill_mask(np.zeros(self.num_words, np.int32))
@@ -93,7 +101,9 @@ class LlguidanceGrammar(Grammar):
         return ASSUMED_BYTES + BYTES_PER_CHARACTER * len(self._text)
 
     def matcher(self) -> Matcher:
-        return LlguidanceMatcher(self)
+        if self._item_tracker is None:
+            return LlguidanceMatcher(self)
+        return UniqueItemsMatcher(self, UniqueItems(self._item_tracker, self.vocabulary))
 
     def check(self, text: str) -> str | None:
         if self.unchecked and self._segments:
@@ -295,6 +305,51 @@ class LlguidanceMatcher(Matcher):
             answer = question(self._inner)
             _raise_on_error(self._inner)
         return answer
+
+
+class UniqueItemsMatcher(LlguidanceMatcher):
+    """An LlguidanceMatcher that repeats no item of the arrays that `items` follows."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, grammar: LlguidanceGrammar, items: UniqueItems) -> None:
+        super().__init__(grammar)
+        self._items = items
+
+    def accept(self, token: int) -> bool:
+        if token in self._grammar.eos_ids or not 0 <= token < len(self._grammar.vocabulary):
+            return super().accept(token)
+        is_allowed = self._query(lambda inner: inner.validate_tokens([token]) == 1)
+        if not is_allowed or self._items.repeats([token]) or not super().accept(token):
+            return False
+        self._items.accept(token)
+        return True
+
+    def fill_mask(self, row: Int32Array) -> None:
+        super().fill_mask(row)
+        if self._num_eos == 0:
+            self._items.forbid_repeated(row, lambda: self._inner)
+            if not row.any():
+                raise GrammarError(_DEAD_END)
+
+    def rollback(self, n: int) -> None:
+        super().rollback(n)
+        self._items.keep(len(self._tokens))
+
+    def forced_bytes(self) -> bytes:
+        forced = super().forced_bytes()
+        return b"" if self._items.repeats_text(forced) else forced
+
+    def forced_tokens(self) -> list[int]:
+        forced = super().forced_tokens()
+        return [] if self._items.repeats(forced) else forced
+
+    def _is_completion(self, way: list[int]) -> bool:
+        return super()._is_completion(way) and not self._items.repeats(way)
+
+    def _new_walker(self) -> LlguidanceWalker:
+        grammar, inner = self._grammar, self._inner.deep_copy()
+        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, self._items.copy())
 
 
 class _TokenizerAdapter:

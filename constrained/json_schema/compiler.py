@@ -17,6 +17,7 @@ from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
@@ -32,8 +33,13 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
         return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
     rewritten = rewrite_schema(
-        spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
+        spec.text,
+        annotations=spec.annotations,
+        lenient=spec.lenient,
+        strict_formats=spec.strict_formats,
+        keeps_unique_items=True,
     )
+    unique = extract_unique_items(rewritten.schema)
     full_check_schemas = (spec.text,) if rewritten.unchecked else ()
     try:
         grammar = _grammar(rewritten.schema, spec)
@@ -44,6 +50,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
                 full_check_schemas,
                 max_digits=digit_limit(spec.text),
                 warnings=rewritten.warnings,
+                unique_items=json.dumps(unique) if unique else "",
             ),
             vocabulary,
         )

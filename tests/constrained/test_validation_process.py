@@ -13,9 +13,9 @@ BACKTRACKING = {"anyOf": [{"pattern": f"^((?=a)a+)+b{i}$"} for i in range(10_000
 
 
 def test_results_are_those_of_this_process() -> None:
-    unique = JsonSchema({"uniqueItems": True}, lenient=True)
-    for text in ("[1, 1]", "[1, 2]", "["):
-        assert validation_error_within(unique, text, timeout_s=60) == validation_error(unique, text)
+    one = JsonSchema({"contains": {"const": 1}}, lenient=True)
+    for text in ("[2, 2]", "[1, 2]", "["):
+        assert validation_error_within(one, text, timeout_s=60) == validation_error(one, text)
     assert validation_error_within(Regex("a"), "a", timeout_s=60) is None
 
 

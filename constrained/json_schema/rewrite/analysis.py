@@ -86,6 +86,37 @@ def are_disjoint(left: Schema, right: Schema, document: SchemaDocument, depth: i
     return all(_are_disjoint_for_kind(kind, xs, ys, document, depth) for kind in shared)
 
 
+def discriminators(branches: list[Schema], document: SchemaDocument, named: str | None = None) -> list[str]:
+    """Returns properties whose listed texts differ between all branches; such that all require, or the one `named`.
+
+    Every branch must be of type object. Takes time in proportion to the branches, where comparing all pairs takes its
+    square.
+
+    >>> cat, dog = ({"type": "object", "required": ["a"], "properties": {"a": {"const": c}}} for c in ("cat", "dog"))
+    >>> discriminators([cat, dog], SchemaDocument("{}"))
+    ['a']
+    """
+    parts_of = [[part for part in conjuncts(branch, document) if isinstance(part, dict)] for branch in branches]
+    if not all(any(part.get("type") == "object" for part in parts) for parts in parts_of):
+        return []
+    required = [
+        {name for part in parts for name in part.get("required", ()) if isinstance(name, str)} for parts in parts_of
+    ]
+    names = [named] if named is not None else sorted(set.intersection(*required))[:8]
+    return [name for name in names if _have_different_texts(parts_of, name, document)]
+
+
+def _have_different_texts(parts_of: list[list[dict[str, Any]]], name: str, document: SchemaDocument) -> bool:
+    seen: set[str] = set()
+    for parts in parts_of:
+        inner = next((part["properties"][name] for part in parts if name in part.get("properties", {})), True)
+        values = listed_values(inner, document)
+        if values is None or not all(isinstance(value, str) and value not in seen for value in values):
+            return False
+        seen.update(values)
+    return True
+
+
 def _are_enums_disjoint(listed: Schema, other: Schema, document: SchemaDocument) -> bool:
     values = listed_values(listed, document)
     if values is None or len(values) > MAX_VALUES:

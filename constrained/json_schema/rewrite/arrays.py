@@ -16,7 +16,7 @@ MAX_PLACES = 16
 
 
 def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Drops `uniqueItems` over at most one item; over a few listed values, lists the arrays.
+    """Drops `uniqueItems` over at most one item; lists the arrays of a few listed values; else the matcher sees to it.
 
     Proof: an array without repetition of k listed values is an arrangement of some of them, and there are at
     most 400 within the bounds; `fold_enum` then validates each against all other keywords, which stay. Values that
@@ -38,10 +38,14 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
         return rest
     listed = listed_values(items, document) if not fixed else None
     if listed is None:
+        if document.keeps_unique_items:
+            return None
         raise UnsupportedKeywords("it is supported for a few listed values, or at most one item", "uniqueItems")
     listed = [value for value in listed if document.is_valid(items, value)]
     max_items, min_items = min(max_items, len(listed)), int(schema.get("minItems", 0))
     if sum(perm(len(listed), size) for size in range(min_items, max_items + 1)) > MAX_ARRANGEMENTS:
+        if document.keeps_unique_items:
+            return None
         raise UnsupportedKeywords(f"there are more than {MAX_ARRANGEMENTS} arrays of its values", "uniqueItems")
     arrays = [
         list(arrangement) for size in range(min_items, max_items + 1) for arrangement in permutations(listed, size)

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
+from plait.constrained.json_schema.rewrite.resources import ROOT, resolve_references
 from plait.constrained.specs import GrammarError
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -20,7 +21,6 @@ Schema: TypeAlias = dict[str, Any] | bool
 MAX_DEPTH = 100
 MAX_NODES = 200_000
 MAX_TEXT = 16_384  # longest listed text; forced text is tokenized again at each token
-ROOT = "plait:root"  # the URI under which a subschema's validator finds the document
 
 _SINGLE_SCHEMA_KEYWORDS: tuple[str, ...] = (
     "not",
@@ -57,21 +57,24 @@ _DRAFT_IDS = {
 class SchemaDocument:
     """The schema in `text`. Raises GrammarError if it is not JSON, too large, or names an unknown draft.
 
+    `keeps_unique_items`: rewrite rules may leave `uniqueItems` in it.
+
     >>> SchemaDocument('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
     '/x'
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, keeps_unique_items: bool = False) -> None:
+        self.keeps_unique_items = keeps_unique_items
         self.schema: Schema = _read(text)
         self.draft = _draft(self.schema)
         self._pointers: dict[int, str] = {}
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
         if isinstance(self.schema, dict):
-            base = self.schema.get("$id", self.schema.get("id"))
-            self._bases |= {base.rstrip("#")} if isinstance(base, str) else set()
-            for at, part in subschemas(self.schema, ""):
+            parts = list(subschemas(self.schema, ""))
+            for at, part in parts:
                 self._index_subschema(at, part)
+            self._bases |= resolve_references(parts, self.draft)
         self._registry: Any = None
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
@@ -112,18 +115,8 @@ class SchemaDocument:
         for keyword in ("const", "enum"):
             if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
                 raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
-        anchor, nested = part.get("$anchor"), part.get("$id")
-        if isinstance(anchor, str):
-            self._targets[f"{ROOT}#{anchor}"] = part
-        if at and isinstance(nested, str) and nested.startswith("#"):
-            self._targets[f"{ROOT}{nested}"] = part
-        elif at and nested is not None and any("$ref" in inner for _, inner in subschemas(part, at)):
-            raise GrammarError("references below an $id of their own are not supported", f"{at}/$id")
-        reference = part.get("$ref")
-        if isinstance(reference, str):
-            base, mark, fragment = reference.partition("#")
-            if base in self._bases:
-                part["$ref"] = f"{ROOT}#{fragment}" if mark or not base else f"{ROOT}#"
+        if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
+            raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
 
     def _resolve_pointer(self, pointer: str, at: str) -> Schema:
         target: Any = self.schema

@@ -14,8 +14,9 @@ def _words(text: str) -> frozenset[str]:
 
 TYPES = frozenset(("null", "boolean", "object", "array", "string", "integer", "number"))
 ANNOTATIONS = _words(
-    "$schema $id id $comment $anchor $vocabulary $defs definitions title description default example examples "
-    "readOnly writeOnly deprecated contentEncoding contentMediaType contentSchema"
+    "$schema $id id $comment $anchor $dynamicAnchor $recursiveAnchor $vocabulary $defs definitions title description "
+    "default example examples readOnly writeOnly deprecated contentEncoding contentMediaType contentSchema "
+    "discriminator"
 )
 ASSERTIONS = _words(
     "type enum const format pattern minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum "
@@ -25,10 +26,8 @@ ASSERTIONS = _words(
     "then else $ref"
 )
 UNSUPPORTED = {
-    "$dynamicRef": "dynamic references are not supported",
-    "$recursiveRef": "dynamic references are not supported",
-    "$dynamicAnchor": "dynamic references are not supported",
-    "$recursiveAnchor": "dynamic references are not supported",
+    "$dynamicRef": "several schemas have this dynamic anchor, or none",
+    "$recursiveRef": "several schemas have a recursive anchor",
     "x-guidance": "this keyword would control a library and is not accepted",
 }
 _COUNTS = _words("minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains")
@@ -39,6 +38,7 @@ _SCHEMAS = _words(
 )
 _LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _MAPS = frozenset(("properties", "patternProperties", "dependentSchemas"))
+_OBJECTS = frozenset(("items", "dependentRequired", "dependencies", "const"))  # among others
 _NULLABLE = "nullable is OpenAPI's; write the type as a list with null in it"
 
 
@@ -55,7 +55,13 @@ def unknown_keyword_reason(name: str, value: object) -> str | None:
     if name == "nullable":
         return _NULLABLE if value is not False else None
     keyword = misspelt_keyword(name, ASSERTIONS)
+    if keyword and isinstance(value, dict) and not _takes_object(keyword):
+        return None  # a name for definitions, as in {"definitions": {"Type": {...}}}
     return f"not a keyword; perhaps {keyword} is meant" if keyword else None
+
+
+def _takes_object(keyword: str) -> bool:
+    return keyword in _SCHEMAS | _MAPS | _OBJECTS
 
 
 def check_keyword_value(name: str, value: Any, at: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from plait.constrained.json_schema.rewrite.analysis import are_disjoint
+from plait.constrained.json_schema.rewrite.analysis import are_disjoint, discriminators
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
 from plait.constrained.json_schema.rewrite.negation import negate
@@ -18,7 +18,8 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
 
     Proof: a value is valid by exactly one branch if it is valid by some branch and by no other. If the branches are
     disjoint, the second condition always holds. Otherwise it is added: each branch is combined with the complements of
-    the branches that it is not proved disjoint from.
+    the branches that it is not proved disjoint from. OpenAPI's `discriminator` names a property by which the branches
+    differ; it is required then, which leaves out objects without it.
 
     >>> one_of({"oneOf": [{"type": "null"}, {"type": "string"}]}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': 'null'}, {'type': 'string'}]}]}
@@ -29,6 +30,13 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
     rest = without_keywords(schema, "oneOf")
     if len(branches) == 1:
         return with_all_of(rest, branches[0])
+    if discriminators(branches, document):
+        return with_all_of(rest, {"anyOf": branches})
+    named = rest.pop("discriminator", None)
+    named = named.get("propertyName") if isinstance(named, dict) else None
+    if isinstance(named, str) and discriminators(branches, document, named):
+        present = {"required": [named]}
+        return with_all_of(rest, {"anyOf": [{"allOf": [branch, present]} for branch in branches]})
     if len(branches) > MAX_BRANCHES:
         raise UnsupportedKeywords(f"more than {MAX_BRANCHES} branches are not compared", "oneOf")
     outer = {name: rest[name] for name in ("type",) if name in rest}

@@ -6,16 +6,24 @@ from itertools import combinations, permutations
 from math import comb
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.analysis import conjuncts
+from plait.constrained.json_schema.rewrite.analysis import conjuncts, listed_values
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.formats import FORMATS
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
+from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, literal, matches
 from plait.constrained.specs import GrammarError
 
 MAX_DEPENDENT = 12
+MAX_NAMES_DEPTH = 4
 MAX_SUBSETS = 64
 MAX_ORDERED = 3
 _NAME_SENSITIVE_KEYWORDS = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties", "anyOf"))
+_NOT_OF_TEXTS = frozenset(
+    ("minimum", "maximum", "multipleOf", "minItems", "maxItems", "required", "properties", "items")
+)
+_NOT_OF_TEXTS |= {"minLength", "maxLength"}
 _NOT_AN_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 
 
@@ -84,8 +92,8 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
 
     Proof: a listed name that violates `propertyNames` may not occur, so its schema is false. Any other name must match
     the pattern of the valid names. `patternProperties` with that pattern and the schema of additional properties, and
-    `additionalProperties: false`, express just that, provided that no other pattern and no listed name matches too (or
-    that the schema of additional properties allows all). Refused otherwise.
+    `additionalProperties: false`, express just that; the other patterns are narrowed to the valid names, and the first
+    one does without the names that another pattern or a listed name matches.
 
     >>> property_names({"propertyNames": {"enum": ["a"]}}, SchemaDocument("{}"))
     {'additionalProperties': False, 'patternProperties': {'^(?:a)$': True}, 'properties': {}}
@@ -97,21 +105,26 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
         return _forbid_failing_names(rest, names, document)
     if names is False:
         return with_all_of(rest, {"maxProperties": 0})
-    if rest.get("patternProperties"):
-        raise UnsupportedKeywords("it is combined with patternProperties", "propertyNames")
     try:
-        pattern = f"^(?:{_to_ecma(_names_pattern(names, document))})$"
+        allowed = _names_pattern(names, document)
         rewritten = _forbid_failing_names(rest, names, document)
-        additional = rest.get("additionalProperties", True)
-        if additional is not True and any(matches(pattern, name) for name in rewritten["properties"]):
-            raise UnsupportedKeywords(
-                "it is combined with additionalProperties and listed names that match", "propertyNames"
-            )
+        additional, listed = rest.get("additionalProperties", True), rewritten["properties"]
+        others, patterns = allowed, dict[str, Schema]()
+        for pattern, inner in rest.get("patternProperties", {}).items():
+            plain = ecma_to_plain_pattern(pattern).pattern
+            patterns[_whole_ecma(intersect(allowed, plain).pattern)] = inner
+            others = intersect(others, plain, negated=True).pattern
+        if additional is not True and (same := [name for name in listed if matches(_whole_ecma(others), name)]):
+            others = intersect(others, "|".join(map(literal, same)), negated=True).pattern
     except GrammarError as error:
         raise UnsupportedKeywords(error.reason, "propertyNames") from None
     rewritten["additionalProperties"] = False
-    rewritten["patternProperties"] = {pattern: additional}
+    rewritten["patternProperties"] = {**patterns, _whole_ecma(others): additional}
     return dict(sorted(rewritten.items()))
+
+
+def _whole_ecma(plain: str) -> str:
+    return f"^(?:{_to_ecma(plain)})$"
 
 
 def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDocument) -> SchemaObject:
@@ -120,36 +133,42 @@ def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDoc
     return {**rest, "properties": {n: s if document.is_valid(names, n) else False for n, s in listed.items()}}
 
 
-def _names_pattern(names: Schema, document: SchemaDocument) -> str:
+def _names_pattern(names: Schema, document: SchemaDocument, depth: int = 0) -> str:
     """Returns the plain pattern of the names that match `names`. Raises UnsupportedKeywords if there is none."""
-    pattern, low, high, listed = "", 0, "", None
-    for part in conjuncts(names, document):
-        if isinstance(part, bool):
-            continue
-        if part.keys() & {"$ref", "allOf"} and len(part.keys() - {"$ref", "allOf", "type"}) == 0:
-            continue
-        for keyword, value in part.items():
-            match keyword:
-                case "enum" | "const":
-                    listed = [value] if keyword == "const" else value
-                case "pattern" if not pattern:
-                    pattern = ecma_to_plain_pattern(value).pattern
-                case "minLength":
-                    low = max(low, int(value))
-                case "maxLength":
-                    high = str(int(value)) if not high else str(min(int(high), int(value)))
-                case "type" if "string" not in ([value] if isinstance(value, str) else value):
-                    listed = []  # a name is a string
-                case "type" | "title" | "description" | "$comment" | "$ref" | "allOf" | "examples" | "default":
-                    continue
-                case _:
-                    raise UnsupportedKeywords(f"{keyword} in it is not supported", "propertyNames/" + keyword)
+    parts = [part for part in conjuncts(names, document) if isinstance(part, dict)]
+    if depth >= MAX_NAMES_DEPTH or False in conjuncts(names, document):
+        raise UnsupportedKeywords("its alternatives are nested too deeply or allow nothing", "propertyNames")
+    listed = next((values for part in parts if (values := listed_values(part, document)) is not None), None)
     if listed is not None:
         texts = [text for text in listed if isinstance(text, str) and document.is_valid(names, text)]
-        return "|".join(literal(text) for text in texts) or r"[^\U00000000-\U0010ffff]"
-    if pattern and (low or high):
-        raise UnsupportedKeywords("a pattern together with a length is not supported", "propertyNames")
-    return pattern or f"{ANY}{{{low},{high}}}"
+        return "|".join(map(literal, texts)) or NO_TEXT
+    low = max((int(part["minLength"]) for part in parts if "minLength" in part), default=0)
+    high = min((int(part["maxLength"]) for part in parts if "maxLength" in part), default=None)
+    patterns = [f"{ANY}{{{low},{'' if high is None else high}}}"] if low or high is not None else []
+    for part in parts:
+        for keyword, value in part.items():
+            pattern = _names_pattern_of(keyword, value, document, depth)
+            patterns += [] if pattern is None else [pattern]
+    whole = patterns[0] if patterns else f"{ANY}*"
+    for pattern in patterns[1:]:
+        whole = intersect(whole, pattern).pattern
+    return whole
+
+
+def _names_pattern_of(keyword: str, value: Any, document: SchemaDocument, depth: int) -> str | None:
+    """Returns the plain pattern of the names that a keyword other than lengths and lists allows; None if all."""
+    match keyword:
+        case "pattern":
+            return ecma_to_plain_pattern(value).pattern
+        case "format":
+            return ecma_to_plain_pattern(f"^(?:{FORMATS[value]})$").pattern if value in FORMATS else None
+        case "type":
+            return None if "string" in ([value] if isinstance(value, str) else value) else NO_TEXT
+        case "anyOf":
+            return "|".join(f"(?:{_names_pattern(inner, document, depth + 1)})" for inner in value)
+    if keyword in ASSERTIONS - {"$ref", "allOf"} - _NOT_OF_TEXTS:
+        raise UnsupportedKeywords(f"{keyword} in it is not supported", "propertyNames/" + keyword)
+    return None
 
 
 def _to_ecma(plain: str) -> str:

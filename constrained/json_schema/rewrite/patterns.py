@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from plait.constrained.json_schema.rewrite.pattern_algebra import for_interegular, intersect
 from plait.constrained.regex.char_classes import merge_ranges, write_class
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, parse_regex
 from plait.constrained.specs import GrammarError
@@ -62,9 +63,85 @@ def _unanchored(items: list[Any], spelled: str) -> PlainPattern:
     """Returns one alternative as a pattern of the whole text: any text may surround it where it is not anchored."""
     starts = bool(items) and _is_anchor(items[0], "AT_BEGINNING")
     ends = bool(items) and _is_anchor(items[-1], "AT_END")
+    items = _without_groups(items)
+    if any(str(op).startswith("ASSERT") for op, _ in items):
+        return _with_lookaround(items, spelled, starts, ends)
     inner = PlainPatternWriter(spelled).sequence(items, re.ASCII, True, True)
     before, after = "" if starts else f"{ANY}*", "" if ends else f"{ANY}*"
     return PlainPattern(f"{before}{inner.pattern}{after}", inner.length + 2, inner.weight + 2)
+
+
+def _without_groups(items: list[Any]) -> list[Any]:
+    """Returns `items` with those of plain groups that contain lookaround in place of the groups."""
+    flat: list[Any] = []
+    for op, value in items:
+        if str(op) == "SUBPATTERN" and not value[1] and not value[2]:
+            inner = _without_groups(list(value[3]))
+            has_lookaround = any(str(inner_op).startswith("ASSERT") for inner_op, _ in inner)
+            flat += inner if has_lookaround else [(op, value)]
+        else:
+            flat.append((op, value))
+    return flat
+
+
+def _with_lookaround(items: list[Any], spelled: str, starts: bool, ends: bool) -> PlainPattern:
+    """Returns an alternative with lookaround between its parts, outside of groups, as a pattern of the whole text.
+
+    Proof: a text matches P(?=A)Q exactly if it is a text of P before one of Q that begins with a text of A, and
+    P(?<=B)Q if the text of P ends with one of B. P and Q reach to the ends of the text. Lookbehind after lookahead
+    that is not at the start would have to see the part before it, and is refused.
+    """
+    parts = [item for item in items if str(item[0]) != "AT"]
+    if len(items) - len(parts) != starts + ends:
+        raise GrammarError("lookaround beside anchors in the middle of the pattern is not supported")
+    before = PlainPattern("" if starts else f"{ANY}*", 1, 1)
+    for at, (op, value) in enumerate(parts):
+        if not str(op).startswith("ASSERT"):
+            before = _concatenated(before, _written([parts[at]], spelled))
+        elif value[0] < 0:
+            behind = _concatenated(PlainPattern(f"{ANY}*", 1, 1), _written(list(value[1]), spelled))
+            before = intersect(before.pattern, behind.pattern, negated=str(op) == "ASSERT_NOT")
+        else:
+            rest = parts[at + 1 :]
+            is_start = starts and all(str(inner).startswith("ASSERT") for inner, _ in parts[:at])
+            if not is_start and any(str(inner).startswith("ASSERT") and seen[0] < 0 for inner, seen in rest):
+                raise GrammarError("lookbehind after lookahead is not supported")
+            after = (
+                _with_lookaround([("AT", "AT_BEGINNING"), *rest], spelled, True, False)
+                if not ends
+                else _ending(rest, spelled)
+            )
+            ahead = _looked_at(list(value[1]), spelled, is_start)
+            after = intersect(after.pattern, ahead.pattern, negated=str(op) == "ASSERT_NOT")
+            return _concatenated(before, after)
+    return before if ends else _concatenated(before, PlainPattern(f"{ANY}*", 1, 1))
+
+
+def _ending(rest: list[Any], spelled: str) -> PlainPattern:
+    """Returns the parts behind a lookahead of a pattern that is anchored at its end."""
+    return _with_lookaround([("AT", "AT_BEGINNING"), *rest, ("AT", "AT_END")], spelled, True, True)
+
+
+def _looked_at(items: list[Any], spelled: str, is_start: bool) -> PlainPattern:
+    """Returns the texts that begin with what a lookahead matches; `^` in it holds if the lookahead `is_start`."""
+    arms = []
+    for arm in _alternatives(items):
+        starts = bool(arm) and _is_anchor(arm[0], "AT_BEGINNING")
+        if starts and not is_start:
+            raise GrammarError("^ in lookahead is supported at the start of the pattern only")
+        ends = bool(arm) and _is_anchor(arm[-1], "AT_END")
+        inner = _written(arm[starts : len(arm) - ends], spelled)
+        arms.append(inner if ends else _concatenated(inner, PlainPattern(f"{ANY}*", 1, 1)))
+    return arms[0] if len(arms) == 1 else _any_of(arms)
+
+
+def _written(items: list[Any], spelled: str) -> PlainPattern:
+    return PlainPatternWriter(spelled).sequence(items, re.ASCII, False, False)
+
+
+def _concatenated(one: PlainPattern, other: PlainPattern) -> PlainPattern:
+    pattern = "".join(f"(?:{part.pattern})" for part in (one, other) if part.pattern)
+    return PlainPattern(pattern, one.length + other.length, one.weight + other.weight)
 
 
 def _is_anchor(item: Any, kind: str) -> bool:
@@ -201,39 +278,12 @@ def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
     if len(left) + len(right) > 4 * max_weight:
         return False
     try:
-        a, b = (interegular.parse_pattern(_for_interegular(pattern)).to_fsm() for pattern in (left, right))
+        a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (left, right))
         if len(a.states) * len(b.states) > MAX_PAIRS:
             return False
         return bool((a & b).empty())  # its isdisjoint() returns True for patterns that share texts
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
         return False
-
-
-_CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-9a-f]{8})")
-_RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
-
-
-def _for_interegular(plain: str) -> str:
-    """Returns a plain pattern for interegular, which expands ranges: large classes are written as complements."""
-
-    def rewrite_class(found: re.Match[str]) -> str:
-        if found[3]:
-            return re.escape(chr(int(found[3], 16)))
-        spans = [(int(a, 16), int(b or a, 16)) for a, b in _RANGE.findall(found[2])]
-        ranges = merge_ranges(spans, bool(found[1]))
-        gaps = merge_ranges(spans, not found[1])
-        if sum(high - low for low, high in ranges) < 2000:
-            return _listed("[", ranges) if ranges else r"[^\s\S]"
-        return _listed("[^", gaps) if gaps else r"(?:.|\n)"
-
-    return _CLASS.sub(rewrite_class, plain)
-
-
-def _listed(opened: str, ranges: tuple[tuple[int, int], ...]) -> str:
-    def char(code: int) -> str:
-        return "\\" + chr(code) if chr(code) in r"\]^-[" else chr(code)
-
-    return opened + "".join(char(a) if a == b else f"{char(a)}-{char(b)}" for a, b in ranges) + "]"
 
 
 def literal(text: str) -> str:

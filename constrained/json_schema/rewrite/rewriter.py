@@ -32,6 +32,7 @@ from plait.constrained.json_schema.rewrite.objects import (
     property_names,
     unevaluated_properties,
 )
+from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
 from plait.constrained.specs import GrammarError
 
@@ -55,6 +56,7 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
 MAX_PARTS = 50_000
 MAX_NESTING = 400
 MAX_WARNINGS = 16
+MAX_PATTERNS = 24
 _COPIED_KEYWORDS: tuple[str, ...] = (
     "type",
     "minLength",
@@ -64,7 +66,7 @@ _COPIED_KEYWORDS: tuple[str, ...] = (
     "exclusiveMinimum",
     "exclusiveMaximum",
 )
-_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties")
+_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties", "uniqueItems")
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,22 @@ class RewrittenSchema:
 
 
 def rewrite_schema(
-    text: str, *, annotations: bool = False, lenient: bool = False, strict_formats: bool = False
+    text: str,
+    *,
+    annotations: bool = False,
+    lenient: bool = False,
+    strict_formats: bool = False,
+    keeps_unique_items: bool = False,
 ) -> RewrittenSchema:
     """Returns schema `text` in the compiler's keywords. Raises GrammarError with the JSON pointer of a keyword that
-    has no equivalent there.
+    has no equivalent there. `keeps_unique_items`: the caller enforces the `uniqueItems` that are left.
 
     >>> rewrite_schema('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
     with _bounded_recursion():
-        return _Rewriter(SchemaDocument(text), annotations, lenient, strict_formats).rewrite_document()
+        document = SchemaDocument(text, keeps_unique_items=keeps_unique_items)
+        return _Rewriter(document, annotations, lenient, strict_formats).rewrite_document()
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
@@ -187,7 +195,9 @@ class _Rewriter:
         self._nesting += 1
         if self._parts > MAX_PARTS or self._nesting > MAX_NESTING:
             raise GrammarError("written out, the schema is too large", at)
-        rewritten: SchemaObject = {name: value for name, value in schema.items() if name in ASSERTIONS}
+        rewritten: SchemaObject = {
+            name: value for name, value in schema.items() if name in ASSERTIONS or name == "discriminator"
+        }
         for rule in REWRITE_RULES:
             rewritten = self._apply_rule(rule, rewritten, at)
         emitted = self._emit(rewritten, at, active_references)
@@ -287,9 +297,11 @@ class _Rewriter:
                     inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
                 )
             self._add_matched(schema, out, at)
-            for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2):
-                if inner != other_inner and not are_disjoint(pattern[1:-1], other_pattern[1:-1]):
-                    raise UnsupportedKeywords("two patterns are not proved to exclude each other", "patternProperties")
+            if any(
+                inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
+                for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
+            ):
+                rewritten = _separate_patterns(rewritten)
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise
@@ -322,6 +334,28 @@ class _Rewriter:
             self._definitions[name] = True
             self._definitions[name] = self._schema(target, at, active_references | {id(target)})
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _separate_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
+    """Replaces patterns that overlap by disjoint ones: a name that two of them match must match both schemas.
+
+    Raises GrammarError if the automata or the number of patterns become too large.
+    """
+    separate: list[tuple[str, Schema]] = []
+    for pattern, inner in found.items():
+        rest = pattern[4:-2]
+        for known, schema in list(separate):
+            both = intersect(known, rest).pattern
+            if both != NO_TEXT:
+                separate.remove((known, schema))
+                either = False if schema is False or inner is False else {"allOf": [schema, inner]}
+                separate += [(both, either), (intersect(known, rest, negated=True).pattern, schema)]
+                rest = intersect(rest, known, negated=True).pattern
+        separate.append((rest, inner))
+        separate = [(plain, schema) for plain, schema in separate if plain != NO_TEXT]
+        if len(separate) > MAX_PATTERNS:
+            raise GrammarError("its patterns overlap in too many ways")
+    return {f"^(?:{plain})$": schema for plain, schema in separate}
 
 
 def _merge_patterns(found: dict[str, Schema]) -> dict[str, Schema]:

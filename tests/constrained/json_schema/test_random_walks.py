@@ -32,22 +32,14 @@ from plait.constrained import GrammarError, Matcher
 
 NAMED_SCHEMAS = {**REAL, **PYDANTIC}
 REFUSED_POINTERS = {
-    "tools/calendar": "/properties/attendees/uniqueItems",
     "openapi/pet_nullable": "/properties/owner/nullable",
-    "kubernetes/compose": "/definitions/s/properties/ports/uniqueItems",
-    "packages/tsconfig": "/properties/compilerOptions/properties/lib/uniqueItems",
     "zod/record_checked": "/propertyNames",
-    "zod/set_of_texts": "/uniqueItems",
-    "zod/lookahead": "/pattern",
-    "zod/password": "/pattern",
     "zod/emoji": "/pattern",
     "zod/not_empty": "",
     "others/contains_open": "/contains",
     "others/overlapping": "/oneOf",
-    "others/dynamic": "/$dynamicAnchor",
     "others/remote": "/$ref",
     "others/typo": "/properties/name/minlength",
-    "pydantic/Containers": "/properties/names/uniqueItems",
 }
 REFUSED_IF_LENIENT = {"zod/not_empty", "others/remote"}  # no value is valid; the reference is remote
 

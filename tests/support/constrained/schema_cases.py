@@ -113,6 +113,11 @@ ROWS: list[Row] = [
     ({**OLD7, "items": {"const": 1}, "additionalItems": False}, [[1, 1], 3], [[2]]),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [1]], [[1, 2]]),
     ({"type": "array", "uniqueItems": False}, [[1, 1]], [{}]),
+    (
+        {"type": "array", "uniqueItems": True, "items": {"type": ["string", "object"]}},
+        [["a", "b", {}, {"a": 1}]],
+        [["a", "a"], [{"a": [1]}, "", {"a": [1]}]],
+    ),
     ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}}, [["a", "c"], []], [["a", "a"]]),
     (
         {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}, "minItems": 1},
@@ -356,9 +361,10 @@ ROWS: list[Row] = [
 REFUSED: list[tuple[Any, str, str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}, "/oneOf", "may share"),
     ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "/oneOf", "may share"),
-    ({"type": "array", "uniqueItems": True}, "/uniqueItems", "listed values"),
     ({"properties": {"a": {"items": {"contains": {"const": 1}}}}}, "/properties/a/items/contains", "at most 16"),
-    ({"type": "string", "pattern": "^(?=a)b"}, "/pattern", "lookaround"),
+    ({"type": "string", "pattern": "^((?!ab).)*$"}, "/pattern", "lookaround"),
+    ({"type": "string", "pattern": "(?!^a$)b"}, "/pattern", "in lookahead"),
+    ({"type": "string", "pattern": "(?=a)(?<=b)c"}, "/pattern", "lookbehind after lookahead"),
     ({"type": "string", "pattern": "\\bfoo"}, "/pattern", "boundary"),
     ({"type": "string", "pattern": "("}, "/pattern", "wrong|missing|group"),
     ({"type": "string", "pattern": "\\p{L}"}, "/pattern", "Unicode property"),
@@ -377,7 +383,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"oneOf": [{"type": "object", "properties": {"a": {"items": {}}}}, {"type": "object"}]}, "/oneOf", "may share"),
     ({"if": {"items": {"const": 1}}, "then": {"minItems": 1}}, "/if", "complement"),
     ({"type": "object", "minProperties": 3}, "/minProperties", "more than one"),
-    ({"type": "object", "patternProperties": {"a": {"const": 1}, "b": {"const": 2}}}, "/patternProperties", "exclude"),
+    ({"type": "object", "patternProperties": {"x{200}": {"const": 1}, "b": {"const": 2}}}, "/patternProperties", "too large"),
     ({"const": "\u0001"}, "/enum", "control character"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "/allOf", "no value|Unsatisfiable"),
     (False, "", "no value"),

@@ -1,0 +1,173 @@
+"""Follows a JSON text byte by byte and finds the items that an array repeats.
+
+It relies on the grammar for everything else: the text is taken to be the beginning of a JSON value. A state is
+immutable, so a text that is rolled back returns to an older one.
+
+    ["a", {"b": [1, 1     the frames of this text: an array with one item seen, an object, and an array whose second
+                          item, 1, is a repetition once a byte ends the number
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
+from plait.constrained.specs import GrammarError
+
+VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER = range(7)
+_SPACES = b" \t\r\n"
+_LITERALS = (b"true", b"false", b"null")
+
+
+class Frame(NamedTuple):
+    """An open array or object. `start`: where its current item or name begins; -1 between items."""
+
+    outer: Frame | None
+    is_array: bool
+    nodes: Nodes
+    index: int = 0
+    name: str = ""
+    start: int = -1
+    seen: tuple[bytes, ...] | None = None  # the texts of the finished items; None: they may repeat
+    values: frozenset[object] = frozenset()  # the same items in a form in which equal values are equal
+
+
+class State(NamedTuple):
+    """The place in a text of `length` bytes. `escaped`: a backslash precedes, in a string."""
+
+    mode: int = VALUE
+    frame: Frame | None = None
+    length: int = 0
+    escaped: bool = False
+    start: int = 0  # of the current scalar
+
+
+class ItemTracker:
+    """The rules by which a state follows another: `paths` says which arrays are unique."""
+
+    def __init__(self, paths: UniquePaths) -> None:
+        self._paths = paths
+        self.with_many_items: set[Nodes] = set()  # arrays that were found to have many possible items
+
+    def advance(self, state: State, text: bytes) -> State | None:
+        """Returns the state after all of `text`, of which `state` has read a beginning; None if an item is repeated.
+
+        >>> tracker = ItemTracker(UniquePaths({"uniqueItems": True}))
+        >>> tracker.advance(State(), b"[1, 2,") is None, tracker.advance(State(), b"[1, 2, 1]") is None
+        (False, True)
+        """
+        after: State | None = state
+        while after is not None and after.length < len(text):
+            after = self._string(after, text) if after.mode in (STRING, NAME) else self._byte(after, text)
+        return after
+
+    def _string(self, state: State, text: bytes) -> State | None:
+        at, end = state.length, len(text)
+        if state.escaped:
+            return state._replace(length=at + 1, escaped=False)
+        quote = text.find(b'"', at)
+        quote = end if quote < 0 else quote
+        slash = text.find(b"\\", at, quote)
+        if slash >= 0:
+            return state._replace(length=slash + 1, escaped=True)
+        if quote == end:
+            return state._replace(length=end)
+        if state.mode == NAME:
+            assert state.frame is not None
+            name = json.loads(text[state.start : quote + 1])
+            return State(COLON, state.frame._replace(name=name), quote + 1)
+        return self._end_value(state.frame, text, quote + 1)
+
+    def _byte(self, state: State, text: bytes) -> State | None:
+        at, byte, frame = state.length, text[state.length : state.length + 1], state.frame
+        if state.mode == SCALAR:
+            if byte in b",]}" or byte in _SPACES:
+                return self._end_value(frame, text, at)
+            if text[state.start : at + 1] in _LITERALS:
+                return self._end_value(frame, text, at + 1)
+            return state._replace(length=at + 1)
+        if byte in _SPACES:
+            return state._replace(length=at + 1)
+        if byte in b"]}":
+            assert frame is not None
+            return self._end_value(frame.outer, text, at + 1)
+        if byte == b",":
+            assert frame is not None
+            opened = frame._replace(index=frame.index + 1, start=-1)
+            return State(VALUE if frame.is_array else KEY, opened, at + 1)
+        if byte == b":":
+            return State(VALUE, frame, at + 1)
+        if state.mode == KEY:
+            return State(NAME, frame, at + 1, start=at)
+        return self._begin_value(frame, byte, at)
+
+    def _begin_value(self, frame: Frame | None, byte: bytes, at: int) -> State:
+        if frame is not None and frame.is_array:
+            frame = frame._replace(start=at)
+        if byte in b"[{":
+            nodes = self._inner_nodes(frame)
+            seen = () if byte == b"[" and self._paths.is_unique(nodes) else None
+            return State(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
+        return State(STRING if byte == b'"' else SCALAR, frame, at + 1, start=at)
+
+    def _inner_nodes(self, frame: Frame | None) -> Nodes:
+        if frame is None:
+            return self._paths.start
+        if frame.is_array:
+            return self._paths.item(frame.nodes, frame.index)
+        return self._paths.property(frame.nodes, frame.name)
+
+    def _end_value(self, frame: Frame | None, text: bytes, end: int) -> State | None:
+        if frame is not None and frame.seen is not None:
+            item = text[frame.start : end]
+            try:
+                value = comparable(json.loads(item, parse_int=float))
+            except RecursionError:
+                raise GrammarError("an item that may not be repeated is nested too deeply to be compared") from None
+            if value in frame.values:
+                return None
+            frame = frame._replace(seen=(*frame.seen, item), values=frame.values | {value}, start=-1)
+        return State(AFTER, frame, end)
+
+
+def unique_frame(state: State) -> Frame | None:
+    """Returns the innermost open array that may not repeat an item."""
+    frame = state.frame
+    while frame is not None and frame.seen is None:
+        frame = frame.outer
+    return frame
+
+
+def rests_of_seen(state: State, text: bytes) -> list[bytes]:
+    """Returns what is missing of each earlier item that begins as the current item does, for all enclosing arrays.
+
+    >>> tracker = ItemTracker(UniquePaths({"uniqueItems": True}))
+    >>> rests_of_seen(tracker.advance(State(), b'["ab", "a'), b'["ab", "a')
+    [b'b"']
+    """
+    rests: list[bytes] = []
+    frame, is_inner = state.frame, True
+    while frame is not None:
+        if frame.seen and not (is_inner and state.mode == AFTER):
+            partial = text[frame.start :] if frame.start >= 0 else b""
+            rests += [item[len(partial) :] for item in frame.seen if item.startswith(partial)]
+        frame, is_inner = frame.outer, False
+    return rests
+
+
+def comparable(value: object) -> object:
+    """Returns a hashable form of a JSON value that is equal for equal values: 1 and 1.0, or names in another order.
+
+    Numbers are equal if the same double is nearest to them.
+
+    >>> comparable([1, {"a": True, "b": 1.0}]) == comparable([1.0, {"b": 1, "a": True}])
+    True
+    """
+    if isinstance(value, dict):
+        return ("object", frozenset((name, comparable(inner)) for name, inner in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(comparable, value)))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return ("number", float(value))
+    return (type(value).__name__, value)

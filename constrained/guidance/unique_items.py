@@ -1,0 +1,204 @@
+"""A matcher of JSON whose arrays do not repeat items where the schema says `uniqueItems`, whatever the items are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+import llguidance
+import numpy as np
+
+from plait.constrained.grammar import Int32Array, mask_words
+from plait.constrained.guidance.completion_walker import LlguidanceWalker
+from plait.constrained.guidance.item_tracker import STRING, ItemTracker, State, rests_of_seen, unique_frame
+from plait.constrained.vocabulary import Vocabulary
+
+MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
+MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
+_ENDS = (b",", b"]", b"}")
+_LITERALS = (b"true", b"false", b"null")
+
+
+class ItemTokens:
+    """The tokens of a vocabulary by what they can end. `quotes`: a string. `ends`: any other value, or a short string
+    as a whole. `repeats`: an item and the next one, so that a token alone can repeat an item."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        spelled = list(enumerate(vocabulary.token_bytes))
+        self.quotes = frozenset(token for token, data in spelled if b'"' in data)
+        self.ends = frozenset(token for token, data in spelled if _can_end(data))
+        self.repeats = frozenset(token for token, data in spelled if _can_repeat(data))
+
+
+def _can_end(data: bytes) -> bool:
+    return data.count(b'"') > 1 or any(end in data for end in _ENDS) or data.endswith((b"e", b"l"))
+
+
+def _can_repeat(data: bytes) -> bool:
+    _, comma, rest = data.partition(b",")
+    return bool(comma) and (
+        rest.count(b'"') > 1 or any(end in rest for end in _ENDS) or any(word in rest for word in _LITERALS)
+    )
+
+
+_item_tokens: WeakKeyDictionary[Vocabulary, ItemTokens] = WeakKeyDictionary()
+
+
+def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
+    """Returns the tokens of a vocabulary by what they can end, found once."""
+    found = _item_tokens.get(vocabulary)
+    if found is None:
+        found = _item_tokens[vocabulary] = ItemTokens(vocabulary)
+    return found
+
+
+class UniqueItems:
+    """The items of one text so far. `text` and the states grow and shrink with the tokens of the matcher."""
+
+    def __init__(self, tracker: ItemTracker, vocabulary: Vocabulary) -> None:
+        self._tracker, self._vocabulary = tracker, vocabulary
+        self._tokens = item_tokens(vocabulary)
+        self._text = b""
+        self._states = [State()]
+
+    def copy(self) -> UniqueItems:
+        """Returns a copy that does not know how to go back."""
+        other = UniqueItems(self._tracker, self._vocabulary)
+        other._text, other._states = self._text, self._states[-1:]
+        return other
+
+    def accept(self, token: int) -> None:
+        """Appends a token that repeats no item."""
+        text = self._text + self._vocabulary.token_bytes[token]
+        state = self._tracker.advance(self._states[-1], text)
+        assert state is not None, "the token was not checked"
+        self._text = text
+        self._states.append(state)
+
+    def keep(self, num_tokens: int) -> None:
+        """Removes the tokens from number `num_tokens` on."""
+        del self._states[num_tokens + 1 :]
+        self._text = self._text[: self._states[-1].length]
+
+    def repeats(self, tokens: Iterable[int]) -> bool:
+        """Returns whether an item would be a repetition after these tokens."""
+        return self.repeats_text(b"".join(self._vocabulary.token_bytes[token] for token in tokens))
+
+    def repeats_text(self, data: bytes) -> bool:
+        """Returns whether an item would be a repetition after these bytes."""
+        return self._tracker.advance(self._states[-1], self._text + data) is None
+
+    def is_blocked(self, token: int, inner: llguidance.LLMatcher) -> bool:
+        """Returns whether `token` repeats an item, or leads to where only a repetition can follow.
+
+        The second is not searched in arrays that were seen to have many possible items, such as any strings.
+        """
+        text = self._text + self._vocabulary.token_bytes[token]
+        state = self._tracker.advance(self._states[-1], text)
+        if state is None:
+            return True
+        if self._has_many_items(state) or not rests_of_seen(state, text):
+            return False
+        after = inner.deep_copy()
+        return bool(after.consume_token(token)) and not self._can_differ(after, state, text)
+
+    def _has_many_items(self, state: State) -> bool:
+        """Returns whether the current array is known to have more possible items than are worth counting."""
+        frame = unique_frame(state)
+        return frame is not None and frame.nodes in self._tracker.with_many_items
+
+    def _can_differ(self, inner: llguidance.LLMatcher, state: State, text: bytes) -> bool:
+        """Returns whether the current item can become one that no earlier item equals; True if that is not decided."""
+        frame = unique_frame(state)
+        todo = [(inner, state, text)]
+        for _ in range(MAX_TRIED_STATES):
+            if not todo:
+                return False
+            inner, state, text = todo.pop()
+            mask = np.frombuffer(bytearray(inner.compute_bitmask()), np.int32)
+            tokens = allowed_tokens(mask, self._vocabulary)
+            if len(tokens) > MAX_TRIED_TOKENS:
+                if frame is not None:
+                    self._tracker.with_many_items.add(frame.nodes)
+                return True
+            for token in tokens:
+                longer = text + self._vocabulary.token_bytes[token]
+                reached = self._tracker.advance(state, longer)
+                if reached is None:
+                    continue
+                if not rests_of_seen(reached, longer):
+                    return True
+                after = inner.deep_copy()
+                if after.consume_token(token):
+                    todo.append((after, reached, longer))
+        return bool(todo)
+
+    def forbid_repeated(self, mask: Int32Array, inner: Callable[[], llguidance.LLMatcher]) -> None:
+        """Clears the bits of the tokens that are blocked here."""
+        bits = mask.view(np.uint32)
+        for token in self._suspects():
+            if bits[token // 32] >> np.uint32(token % 32) & 1 and self.is_blocked(token, inner()):
+                bits[token // 32] &= ~np.uint32(1 << (token % 32))
+
+    def _suspects(self) -> Iterable[int]:
+        """Returns the tokens that may be blocked here; all others are not."""
+        state, known = self._states[-1], self._tokens
+        frame = unique_frame(state)
+        if frame is None:
+            return known.repeats
+        rests = rests_of_seen(state, self._text)
+        if state.mode != STRING:
+            return self._beginnings(rests) | known.ends | known.repeats
+        if not self._has_many_items(state):
+            return self._beginnings(rests) | known.quotes
+        spelled = self._vocabulary.token_bytes
+        ending = [token for token in known.quotes if spelled[token].startswith(tuple(rests))] if rests else []
+        return {*ending, *(known.repeats & known.quotes)}
+
+    def _beginnings(self, rests: list[bytes]) -> set[int]:
+        ids, longest = self._vocabulary.ids_by_bytes, self._vocabulary.max_token_bytes
+        texts = [*rests, *(b" " + rest for rest in rests)]
+        return {
+            ids[text[:size]] for text in texts for size in range(1, min(longest, len(text)) + 1) if text[:size] in ids
+        }
+
+
+def allowed_tokens(mask: Int32Array, vocabulary: Vocabulary) -> list[int]:
+    """Returns the tokens of a mask that have a text."""
+    width = mask_words(len(vocabulary))
+    bits = np.flatnonzero(np.unpackbits(mask[:width].view(np.uint8), bitorder="little")).tolist()
+    return [token for token in bits if token < len(vocabulary) and vocabulary.token_bytes[token]]
+
+
+class UniqueItemsWalker(LlguidanceWalker):
+    """A walker that repeats no item where it may not."""
+
+    def __init__(
+        self,
+        inner: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        tokens: Sequence[int],
+        is_at_digit_limit: Callable[[Sequence[int]], bool],
+        items: UniqueItems,
+    ) -> None:
+        super().__init__(inner, vocabulary, tokens, is_at_digit_limit)
+        self._items = items
+
+    def forced_tokens(self) -> list[int]:
+        forced = super().forced_tokens()
+        return [] if self._items.repeats(forced) else forced
+
+    def is_allowed(self, token: int) -> bool:
+        return super().is_allowed(token) and not self._items.is_blocked(token, self._inner)
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        if self._items.repeats(tokens) or not super().advance(tokens):
+            return False
+        for token in tokens:
+            self._items.accept(token)
+        return True
+
+    def _mask(self) -> Int32Array:
+        mask = super()._mask()
+        self._items.forbid_repeated(mask, lambda: self._inner)
+        return mask

@@ -1,0 +1,133 @@
+"""Where in a JSON value the arrays are that must not repeat an item, according to a rewritten schema.
+
+A schema is followed along all of its alternatives, so an array counts as unique if any of them says so.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+Nodes: TypeAlias = tuple[int, ...]
+"""The subschemas that may apply to a value, as indices into `UniquePaths.nodes`."""
+
+_PREFIX = "#/$defs/"
+
+
+def extract_unique_items(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Removes `uniqueItems` from a rewritten schema. Returns the parts that lead to it; None if there are none.
+
+    >>> schema = {"properties": {"a": {"type": "array", "uniqueItems": True}, "b": {}}}
+    >>> extract_unique_items(schema), schema
+    ({'properties': {'a': {'uniqueItems': True}}}, {'properties': {'a': {'type': 'array'}, 'b': {}}})
+    """
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    leading: set[str] = set()
+    while True:
+        more = {name for name, inner in definitions.items() if name not in leading and _part(inner, leading)}
+        if not more:
+            break
+        leading |= more
+    root = _part({name: value for name, value in schema.items() if name != "$defs"}, leading)
+    kept = {name: _part(definitions[name], leading) for name in definitions if name in leading}
+    _remove(schema)
+    if not root:
+        return None
+    return {**root, "$defs": kept} if kept else root
+
+
+def _part(schema: Any, leading: set[str]) -> dict[str, Any]:
+    """Returns what of a schema leads to `uniqueItems`, also through the definitions that do; {} if nothing."""
+    if not isinstance(schema, dict):
+        return {}
+    part: dict[str, Any] = {"uniqueItems": True} if schema.get("uniqueItems") is True else {}
+    if schema.get("$ref", "").removeprefix(_PREFIX) in leading:
+        part["$ref"] = schema["$ref"]
+    for name in ("items", "additionalProperties"):
+        if inner := _part(schema.get(name), leading):
+            part[name] = inner
+    for name in ("allOf", "anyOf", "prefixItems"):
+        listed = [_part(inner, leading) for inner in schema.get(name, ())]
+        if any(listed) or (name == "prefixItems" and "items" in part and listed):
+            part[name] = listed
+    for name in ("patternProperties", "properties"):
+        named = {key: _part(inner, leading) for key, inner in schema.get(name, {}).items()}
+        others = "additionalProperties" in part or "patternProperties" in part
+        if any(named.values()) or (others and named):
+            part[name] = {key: inner for key, inner in named.items() if inner or others}
+    return part
+
+
+def _remove(schema: Any) -> None:
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, dict):
+            continue
+        part.pop("uniqueItems", None)
+        todo += [part[name] for name in ("items", "additionalProperties") if name in part]
+        todo += [inner for name in ("allOf", "anyOf", "prefixItems") for inner in part.get(name, ())]
+        todo += [
+            inner for name in ("patternProperties", "properties", "$defs") for inner in part.get(name, {}).values()
+        ]
+
+
+class UniquePaths:
+    """Follows what `extract_unique_items` returned.
+
+    >>> paths = UniquePaths({"properties": {"a": {"uniqueItems": True}}})
+    >>> paths.is_unique(paths.start), paths.is_unique(paths.property(paths.start, "a"))
+    (False, True)
+    """
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._definitions: dict[str, Any] = schema.get("$defs", {})
+        self._nodes: list[dict[str, Any]] = []
+        self._indices: dict[int, int] = {}
+        self.start = self._nodes_of([schema])
+        self.property = lru_cache(maxsize=4096)(self._property)
+        self.item = lru_cache(maxsize=4096)(self._item)
+
+    def is_unique(self, nodes: Nodes) -> bool:
+        return any("uniqueItems" in self._nodes[index] for index in nodes)
+
+    def _property(self, nodes: Nodes, name: str) -> Nodes:
+        found: list[dict[str, Any]] = []
+        for part in (self._nodes[index] for index in nodes):
+            found += part.get("patternProperties", {}).values()  # whether or not it matches
+            if name in part.get("properties", {}):
+                found.append(part["properties"][name])
+            elif "additionalProperties" in part:
+                found.append(part["additionalProperties"])
+        return self._nodes_of(found)
+
+    def _item(self, nodes: Nodes, index: int) -> Nodes:
+        found: list[dict[str, Any]] = []
+        for part in (self._nodes[at] for at in nodes):
+            listed = part.get("prefixItems", [])
+            if index < len(listed):
+                found.append(listed[index])
+            elif "items" in part:
+                found.append(part["items"])
+        return self._nodes_of(found)
+
+    def _nodes_of(self, schemas: list[dict[str, Any]]) -> Nodes:
+        """Returns the nodes of the schemas, of all that apply to the same value, and of no empty ones."""
+        found: dict[int, None] = {}
+        todo = list(schemas)
+        while todo:
+            part = todo.pop()
+            if not part or self._index(part) in found:
+                continue
+            found[self._index(part)] = None
+            todo += [*part.get("allOf", ()), *part.get("anyOf", ())]
+            if "$ref" in part:
+                todo.append(self._definitions[part["$ref"].removeprefix(_PREFIX)])
+        return tuple(sorted(found))
+
+    def _index(self, part: dict[str, Any]) -> int:
+        index = self._indices.get(id(part))
+        if index is None:
+            index = self._indices[id(part)] = len(self._nodes)
+            self._nodes.append(part)
+        return index

@@ -1,0 +1,55 @@
+"""`propertyNames` beside `patternProperties`, and patterns that overlap, alone and in random pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schema_strategies import accepts, compact, grammar_of, reference_validator
+
+from plait.constrained import GrammarError
+
+SCHEMAS: list[dict[str, Any]] = [
+    {"patternProperties": {"^a": {"type": "integer"}, "b": {"minimum": 2}, "c$": {"maximum": 0}}},
+    {"patternProperties": {"^a": {"type": "integer"}, "b": False}},
+    {"propertyNames": {"minLength": 1, "maxLength": 300}},
+    {"propertyNames": {"pattern": "^[ab]+$"}, "patternProperties": {"^a": {"type": "integer"}}},
+    {"propertyNames": {"pattern": "^[ab]+$"}, "patternProperties": {"^a": {}}, "additionalProperties": False},
+    {
+        "propertyNames": {"pattern": "^[ab]+$", "maxLength": 2},
+        "additionalProperties": {"type": "integer"},
+        "properties": {"a": {"type": "string"}, "c": {}},
+    },
+    {"propertyNames": {"anyOf": [{"pattern": "^a"}, {"maxLength": 1}]}},
+    {"propertyNames": {"enum": ["a", "ab"], "minLength": 2}},
+    {"propertyNames": {"format": "date"}},
+    {"propertyNames": {"type": "integer"}},
+    {
+        "propertyNames": {"anyOf": [{"enum": ["a", "c"]}, {"pattern": "^b.$"}]},
+        "patternProperties": {"c|b": {"const": 1}},
+        "additionalProperties": {"const": "x"},
+    },
+]
+NAMES = ("a", "b", "c", "ab", "ba", "bb", "ac", "abc", "aaa", "", "2024-01-01", "2024-13-01", "é")
+
+
+@pytest.mark.parametrize("at", range(len(SCHEMAS)))
+def test_exactly_the_valid_names_are_accepted(at: int) -> None:
+    check(SCHEMAS[at])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(one=st.sampled_from(SCHEMAS), other=st.sampled_from(SCHEMAS), word=st.sampled_from(["allOf", "anyOf"]))
+def test_pairs(one: dict[str, Any], other: dict[str, Any], word: str) -> None:
+    try:
+        check({word: [one, other]})
+    except GrammarError as error:
+        assert error.where is not None  # noqa: PT017
+
+
+def check(schema: dict[str, Any]) -> None:
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for value in ({name: value} for name in NAMES for value in (1, 3, -1, "x")):
+        assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), (schema, value)

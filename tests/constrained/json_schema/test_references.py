@@ -1,0 +1,87 @@
+"""References by `$id`, anchor and dynamic anchor: a value is accepted exactly if it is valid by jsonschema-rs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from schema_strategies import accepts, compact, grammar_of, reference_validator
+
+from plait.constrained import GrammarError
+
+DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+INTEGER = {"type": "integer"}
+RESOLVED: list[dict[str, Any]] = [
+    {"$id": "rootOfNoAddress", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": INTEGER}, "contains": True},
+    {"items": {"$ref": "inner"}, "$defs": {"x": {"$id": "inner", "$ref": "#/$defs/y", "$defs": {"y": INTEGER}}}},
+    {"$id": "http://a.b/c/d", "items": {"$ref": "/c/e"}, "$defs": {"x": {"$id": "e", **INTEGER}}},
+    {"items": {"$ref": "urn:x:y#z"}, "$defs": {"x": {"$id": "urn:x:y", "$defs": {"z": {"$anchor": "z", **INTEGER}}}}},
+    {
+        "items": {"$ref": "#a"},
+        "$defs": {"x": {"$id": "other", "$defs": {"z": {"$anchor": "a"}}}, "y": {"$anchor": "a", **INTEGER}},
+    },
+    {"$schema": DRAFT_7, "items": {"$ref": "#a"}, "definitions": {"x": {"$id": "#a", **INTEGER}}},
+    {"$schema": DRAFT_4, "items": {"$ref": "b#a"}, "definitions": {"y": {"id": "b", "not": {"id": "#a", **INTEGER}}}},
+    {"$dynamicAnchor": "n", "type": ["array", "integer"], "items": {"$dynamicRef": "#n"}},
+    {"items": {"$dynamicRef": "#n"}, "$defs": {"x": {"$dynamicAnchor": "n", **INTEGER}}},
+    {"items": {"$dynamicRef": "#/$defs/x", "minimum": 2}, "$defs": {"x": INTEGER}},
+    {"$schema": DRAFT_2019, "$recursiveAnchor": True, "type": ["array", "integer"], "items": {"$recursiveRef": "#"}},
+]
+VALUES = [[], [1], [3], ["a"], [[1]], [[3], 3], [[["a"]]], [1.5], 1, "a", None]
+
+
+@pytest.mark.parametrize("at", range(len(RESOLVED)))
+def test_a_value_is_accepted_exactly_if_it_is_valid(at: int) -> None:
+    grammar, validator = grammar_of(RESOLVED[at]), reference_validator(RESOLVED[at])
+    valid = [value for value in VALUES if validator.is_valid(value)]
+    assert [value for value in VALUES if accepts(grammar, compact(value))] == valid
+    assert 0 < len(valid) < len(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        ({"items": {"$ref": "elsewhere"}}, "/items/$ref"),
+        (
+            {"$defs": {"x": {"$id": "http://a.b/c", "items": {"$ref": "#/y"}}}, "$ref": "http://a.b/c"},
+            "/$defs/x/items/$ref",
+        ),
+        (
+            {
+                "$id": "http://a.b/tree",
+                "$dynamicAnchor": "n",
+                "$ref": "list",
+                "$defs": {"x": {"$id": "list", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}},
+            },
+            "/$defs/x/items/$dynamicRef",
+        ),
+        ({"items": {"$dynamicRef": "#n"}}, "/items/$dynamicRef"),
+        ({"$defs": {"x": {"$id": "y", "$schema": DRAFT_7}}}, "/$defs/x/$schema"),
+    ],
+)
+def test_what_is_not_resolved_is_refused(schema: dict[str, Any], where: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        grammar_of(schema)
+    assert caught.value.where == where
+
+
+def test_more_branches_than_are_compared_in_pairs_are_told_apart_by_one_property() -> None:
+    branches = [
+        {"type": "object", "properties": {"k": {"const": f"k{i}"}, "v": {"minimum": i}}, "required": ["k"]}
+        for i in range(200)
+    ]
+    grammar = grammar_of({"oneOf": branches})
+    assert accepts(grammar, '{"k":"k7","v":7}') and not accepts(grammar, '{"k":"k7","v":6}')
+    branches[0]["properties"]["k"] = {"enum": ["k0", "k7"]}
+    with pytest.raises(GrammarError):
+        grammar_of({"oneOf": branches})
+
+
+def test_a_discriminator_that_no_branch_requires_is_always_written() -> None:
+    branches = [{"type": "object", "properties": {"k": {"const": f"k{i}"}, "v": {}}} for i in range(3)]
+    schema = {"oneOf": branches, "discriminator": {"propertyName": "k"}}
+    grammar = grammar_of(schema)
+    assert accepts(grammar, '{"k":"k2","v":7}') and not accepts(grammar, '{"k":"k3"}')
+    assert not accepts(grammar, "{}") and not reference_validator(schema).is_valid({})

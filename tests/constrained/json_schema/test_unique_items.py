@@ -1,0 +1,178 @@
+"""`uniqueItems` of any items: no token repeats an item, other arrays are accepted, and masks lead to no dead end."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matchers import allowed_tokens
+from schema_strategies import VALUES, accepts, compact, exceeds_double_range, grammar_of, reference_validator
+
+from plait.constrained import Grammar, GrammarError, JsonSchema, Structural, Vocabulary, mask_words
+from plait.constrained.compiler import build_grammar, compile_spec
+from plait.constrained.guidance.llguidance_grammar import LlguidanceMatcher
+
+LONG = (
+    '",',
+    '","',
+    '", "',
+    '", ',
+    '"]',
+    '"a"',
+    '"a","a"',
+    ',"a","a"',
+    '"a","b"',
+    '"","',
+    "[]",
+    "[1,1]",
+    "[1,2]",
+    "1,",
+    "1,1",
+)
+LONG += (
+    ",1",
+    ",1,",
+    ",1]",
+    "true,",
+    "true,true",
+    ",true",
+    "e,",
+    ",{",
+    "},{",
+    '{"a":',
+    '":1',
+    "1}",
+    "[[1],[1]]",
+    "],[",
+    "]]",
+)
+LONG_TOKENS = tuple(text.encode() for text in LONG)
+VOCABULARY = Vocabulary(
+    (b"", *(bytes([byte]) for byte in range(256)), *LONG_TOKENS), (0,), lambda text: [1 + b for b in text.encode()]
+)
+ITEMS: list[Any] = [
+    True,
+    {"type": "string"},
+    {"type": "integer", "minimum": 0, "maximum": 11},
+    {"type": "boolean"},
+    {"enum": ["a", "ab", "b", "", 1, 12, None, [1], [1, 1], {"a": 1}, {"b": 1}]},
+    {"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 2},
+    {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+    {
+        "anyOf": [
+            {"type": "string", "pattern": "^[ab]$"},
+            {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 10},
+        ]
+    },
+]
+SCHEMAS = [{"type": "array", "items": items, "uniqueItems": True} for items in ITEMS]
+PLACED: list[Any] = [
+    {"properties": {"a": SCHEMAS[1], "b": {"type": "array"}}},
+    {"additionalProperties": SCHEMAS[0], "properties": {"a": {}}},
+    {"patternProperties": {"^[ac]": SCHEMAS[0]}},
+    {"prefixItems": [SCHEMAS[0], {}], "items": SCHEMAS[0]},
+    {"$ref": "#/$defs/x", "$defs": {"x": {"uniqueItems": True, "items": {"$ref": "#/$defs/x"}}}},
+    {"anyOf": [SCHEMAS[0], {"type": "string"}]},
+    {"allOf": [{"items": {"type": ["string", "array"]}}, {"uniqueItems": True}]},
+    {"if": {"type": "array"}, "then": {"uniqueItems": True}},
+]
+
+
+def long_token_grammar(schema: Any) -> Grammar:
+    return build_grammar(compile_spec(JsonSchema(schema, compact=True), VOCABULARY), VOCABULARY)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(at=st.integers(0, len(SCHEMAS) + len(PLACED) - 1), values=st.lists(VALUES, max_size=4))
+def test_exactly_the_valid_values_are_accepted(at: int, values: list[Any]) -> None:
+    schema = [*SCHEMAS, *PLACED][at]
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for value in (
+        values,
+        [values, values],
+        {"a": values},
+        {"b": values},
+        {"a": values, "b": values},
+        [[values, 1], [1, values]],
+    ):
+        assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), value
+
+
+@pytest.mark.parametrize("at", range(len(SCHEMAS)))
+def test_masks_allow_no_token_that_repeats_an_item_and_all_others(at: int) -> None:
+    grammar, validator = long_token_grammar(SCHEMAS[at]), reference_validator(SCHEMAS[at])
+    row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
+    for seed in range(8):
+        matcher, text, rng = grammar.matcher(), b"", random.Random(seed)
+        for _ in range(30):
+            allowed = allowed_tokens(matcher, VOCABULARY)
+            LlguidanceMatcher.fill_mask(matcher, row)  # without uniqueItems
+            bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            accepted = [token for token in map(int, bits) if token and can_accept(matcher, token)]
+            assert set(allowed) - {0} <= set(accepted)
+            for token in set(accepted) - set(allowed):
+                assert matcher.accept(token)
+                assert leads_nowhere(matcher), text + VOCABULARY.token_bytes[token]
+                matcher.rollback(1)
+            if matcher.is_accepting:
+                break
+            token = rng.choice([t for t in allowed if t] if rng.random() < 0.5 else [max(t for t in allowed)])
+            assert matcher.accept(token)
+            text += VOCABULARY.token_bytes[token]
+        rest = matcher.completion(100)
+        if rest is not None:
+            text += b"".join(VOCABULARY.token_bytes[token] for token in rest)
+            assert exceeds_double_range(text.decode()) or validator.is_valid(json.loads(text)), text
+
+
+def can_accept(matcher: Any, token: int) -> bool:
+    if not matcher.accept(token):
+        return False
+    matcher.rollback(1)
+    return True
+
+
+def leads_nowhere(matcher: Any, depth: int = 0) -> bool:
+    """Whether no text is complete after this one, by trying all of them."""
+    if matcher.is_accepting:
+        return False
+    for token in range(1, len(VOCABULARY)):
+        if depth < 12 and matcher.accept(token):
+            nowhere = leads_nowhere(matcher, depth + 1)
+            matcher.rollback(1)
+            if not nowhere:
+                return False
+    return True
+
+
+def test_a_dead_end_is_not_entered() -> None:
+    matcher = grammar_of({"type": "array", "items": {"enum": [*range(7)]}, "uniqueItems": True}).matcher()
+    for byte in b"[3,1,4,5,2,6,0":
+        assert matcher.accept(1 + byte)
+    assert matcher.forced_bytes() == b"]" or [token - 1 for token in allowed_tokens(matcher, VOCABULARY)] == [ord("]")]
+
+
+def test_rollback_forgets_items() -> None:
+    matcher = grammar_of({"type": "array", "uniqueItems": True}).matcher()
+    assert all(matcher.accept(1 + byte) for byte in b'["a","b')
+    matcher.rollback(1)
+    assert matcher.accept(1 + ord("a")) and not matcher.accept(1 + ord('"'))
+    matcher.rollback(7)
+    assert all(matcher.accept(1 + byte) for byte in b'["b","a"]') and matcher.is_accepting
+
+
+def test_a_schema_of_a_call_in_free_text_is_refused() -> None:
+    spec = Structural([("<a>", {"type": "array", "uniqueItems": True}, "</a>")])
+    with pytest.raises(GrammarError) as caught:
+        compile_spec(spec, VOCABULARY)
+    assert caught.value.where == "/triggers/0/schema/uniqueItems"
