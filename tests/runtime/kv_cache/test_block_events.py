@@ -117,6 +117,17 @@ def test_events_add_up_to_what_the_tree_holds(operations, max_pending) -> None:
     assert receiver.blocks == blocks_of(cache)
 
 
+def test_a_block_stays_with_the_upper_part_of_a_split_inside_it() -> None:
+    cache = PrefixCache(1000)
+    events = BlockEvents(cache.tree)
+    cache.free(run(cache, ("", ""), [(1, HALF)], publish=True))  # half a block
+    cache.free(run(cache, ("", ""), [(1, BLOCK_TOKENS), (2, BLOCK_TOKENS)], publish=True))  # its end, and another one
+    held = run(cache, ("", ""), [(1, BLOCK_TOKENS)], publish=True)  # splits where the first block ends
+    cache.flush()
+    assert set(events.take_batch().added) == blocks_of(cache) and len(blocks_of(cache)) == 1
+    cache.free(held)
+
+
 def test_a_failed_step_takes_its_blocks_back() -> None:
     cache = PrefixCache(1000)
     events = BlockEvents(cache.tree)
