@@ -31,7 +31,8 @@ RUNTIME_ORDER = (
         "messages",
     ),
     *("model_files", "tokenizer", "transport"),
-    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process", "server"),
+    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process"),
+    *("cluster", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch
 MAX_FILES_IN_FOLDER = 16

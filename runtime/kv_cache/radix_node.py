@@ -19,14 +19,39 @@ class PinHolder(Protocol):
         """Called when the pinned node is evicted: its `num_tokens` tokens are lost and the pin moves to `parent`."""
 
 
+class TreeListener(Protocol):
+    """Is called after every change of what a tree holds."""
+
+    def on_insert(self, node: RadixNode) -> None:
+        """`node` was added as a leaf."""
+
+    def on_split(self, upper: RadixNode, lower: RadixNode) -> None:
+        """`upper` was inserted above `lower` and took its first tokens."""
+
+    def on_remove(self, node: RadixNode) -> None:
+        """The leaf `node` was removed."""
+
+
 class RadixNode:
     """One edge of the tree: `key[i]` is a token, `pages[i]` is the page that holds its KV.
 
     `lock_count` includes the locks of descendants. `end` is the number of tokens from the root to the end of this
-    node; a split does not change it. `last_used` is the tree's clock at the last unlock.
+    node; a split does not change it. `last_used` is the tree's clock at the last unlock. `block_hashes`: see
+    `block_events.py`; empty unless the tree has a listener.
     """
 
-    __slots__ = ("children", "end", "key", "last_used", "lock_count", "namespace", "pages", "parent", "pins")
+    __slots__ = (
+        "block_hashes",
+        "children",
+        "end",
+        "key",
+        "last_used",
+        "lock_count",
+        "namespace",
+        "pages",
+        "parent",
+        "pins",
+    )
 
     def __init__(self, key: IntArray, pages: IntArray, parent: RadixNode | None, namespace: CacheNamespace) -> None:
         self.key = key
@@ -38,6 +63,7 @@ class RadixNode:
         self.lock_count = 0
         self.last_used = 0
         self.pins: set[PinHolder] = set()
+        self.block_hashes: tuple[int, ...] = ()
 
     @property
     def is_evictable(self) -> bool:

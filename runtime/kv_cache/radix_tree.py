@@ -23,7 +23,7 @@ import numpy as np
 
 from plait.runtime.arrays import IntArray
 from plait.runtime.kv_cache.eviction import EvictionQueue, eviction_key
-from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, Match, PinHolder, RadixNode
+from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, Match, PinHolder, RadixNode, TreeListener
 
 
 class RadixTree:
@@ -36,6 +36,7 @@ class RadixTree:
         self._num_nodes = 0  # without roots
         self.num_cached = 0  # pages in unlocked nodes
         self.num_locked = 0  # pages in locked nodes
+        self.listener: TreeListener | None = None
 
     # -- lookup -----------------------------------------------------------------------------------
 
@@ -156,6 +157,8 @@ class RadixTree:
             self.num_cached += len(child.key)
             self._num_nodes += 1
             self._queue_if_evictable(child)
+            if self.listener is not None:
+                self.listener.on_insert(child)
             node = child
         return node, kept
 
@@ -207,6 +210,8 @@ class RadixTree:
             holder.on_evicted(len(leaf.key), parent)
         leaf.pins.clear()
         leaf.parent = None
+        if self.listener is not None:
+            self.listener.on_remove(leaf)
         self._queue_if_evictable(parent)
         self.drop_if_empty(parent)
 
@@ -221,6 +226,8 @@ class RadixTree:
         parent.children[upper.key.item(0)] = upper
         node.key, node.pages, node.parent = node.key[length:], node.pages[length:], upper
         upper.children[node.key.item(0)] = node
+        if self.listener is not None:
+            self.listener.on_split(upper, node)
         if eviction_key(node) != eviction_key_before:  # a policy may look at the node's length
             self._queue_if_evictable(node)
         return upper

@@ -1,0 +1,219 @@
+"""Places requests on replicas: where their prefix is cached, among the replicas that are not busier than others.
+
+1. A session that a replica holds goes to that replica; nothing else can continue it.
+2. The candidates are the replicas whose load is within a window of the least loaded one. If some of them have the
+   request's adapter loaded, only those.
+3. The candidate with the longest cached prefix gets the request; among equals the least loaded.
+
+A prefix that is too hot for its replicas raises their load out of the window; the request then goes to the least loaded
+replica, which computes the prefix and shares it from then on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.runtime.cluster.prefix_index import PrefixIndex
+from plait.runtime.cluster.replica_feed import ReplicaFeed
+from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockBatch, BlockSnapshot
+
+OUTPUT_WEIGHT = 4  # prompt tokens that cost as much time as one output token, on an H100 with an 8B model
+WINDOW_TOKENS = 8192  # prompt tokens that a replica's load may lie above the least
+WINDOW_SHARE = 0.25  # and this share of the mean load
+EXPECT_S = 1.0  # blocks of a request that ended are expected so much longer: until its replica's report is here
+MAX_SESSIONS = 65_536  # sessions whose replica is remembered; the least recently used is forgotten
+OUTPUT_EWMA_WEIGHT = 1 / 64
+FIRST_OUTPUT_ESTIMATE = 256
+EVERY_REPLICA = -1  # the mask of all
+
+
+class NoReplicaError(Exception):
+    """No replica accepts requests now."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    feed: ReplicaFeed
+    is_draining: bool = False
+    load: int = 0
+    num_placed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """One placed request. Give it back with `Router.finish`, however the request ended."""
+
+    replica: int
+    num_matched: int  # tokens of the prompt that the replica has cached, as far as known
+    prompt_load: int
+    output_load: int
+    expected: Sequence[int]
+    home: _Replica  # a new replica may have the number of one that was removed
+    is_open: bool = True
+
+    @property
+    def load(self) -> int:
+        return self.prompt_load + self.output_load
+
+
+class Router:
+    """Chooses replicas. No I/O and no clock: callers pass the time in seconds of one monotonic clock."""
+
+    def __init__(self, window_tokens: int = WINDOW_TOKENS, window_share: float = WINDOW_SHARE) -> None:
+        self.index = PrefixIndex()
+        self.window_tokens, self.window_share = window_tokens, window_share
+        self.mean_output: float = FIRST_OUTPUT_ESTIMATE
+        self.num_spread = 0  # requests placed away from a longer prefix because its replicas were too busy
+        self._replicas: dict[int, _Replica] = {}
+        self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._adapters: dict[tuple[str, str], int] = {}  # (tenant, adapter): mask of the replicas that have it
+        self._ended: deque[tuple[float, int, Sequence[int]]] = deque()
+
+    # -- replicas -------------------------------------------------------------------------------------
+
+    def add_replica(self, now: float) -> int:
+        """Adds a replica and returns its number, the smallest that is free."""
+        replica = next(number for number in range(len(self._replicas) + 1) if number not in self._replicas)
+        self.index.add_replica(replica)
+        self._replicas[replica] = _Replica(ReplicaFeed(self.index, replica, now))
+        return replica
+
+    def drain(self, replica: int) -> None:
+        """Places no new requests on the replica, except those of its sessions."""
+        self._replicas[replica].is_draining = True
+
+    def remove_replica(self, replica: int) -> None:
+        """Forgets a replica that ended, with its sessions. Its placements need not be given back."""
+        del self._replicas[replica]
+        self.index.remove_replica(replica)
+        self._ended = deque(entry for entry in self._ended if entry[1] != replica)
+        for session in [session for session, holder in self._sessions.items() if holder == replica]:
+            del self._sessions[session]
+        for key in list(self._adapters):
+            self._adapters[key] &= ~(1 << replica)
+
+    def receive(self, replica: int, message: BlockBatch | BlockSnapshot, now: float) -> None:
+        """Takes a message of a replica's `BlockEvents`. Ignores replicas that were removed."""
+        if replica in self._replicas:
+            self._replicas[replica].feed.receive(message, now)
+
+    def replicas_to_ask(self, now: float) -> list[int]:
+        """The replicas to ask for a snapshot now. Call it every 50 ms or so."""
+        self._expire(now)
+        return [number for number, replica in self._replicas.items() if replica.feed.should_ask(now)]
+
+    def load(self, replica: int) -> int:
+        """The load of the requests placed on a replica: prompt tokens to compute, and weighted output tokens."""
+        return self._replicas[replica].load
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def place(
+        self,
+        blocks: Sequence[int],
+        num_tokens: int,
+        max_tokens: int,
+        now: float,
+        tenant: str = "",
+        session: str = "",
+        adapter: str = "",
+    ) -> Placement:
+        """Chooses a replica and counts the request's load on it at once.
+
+        blocks: `block_hashes` of the prompt in its tenant's namespace. num_tokens: length of the prompt. Raises
+        NoReplicaError.
+        """
+        self._expire(now)
+        held_by = self._sessions.get((tenant, session)) if session else None
+        if held_by is not None:
+            number, count = held_by, self.index.num_held_by(blocks, held_by)
+        else:
+            number, count = self._choose(blocks, tenant, adapter)
+        if session:
+            self._remember_session((tenant, session), number)
+        if adapter:
+            self._adapters[tenant, adapter] = self._adapters.get((tenant, adapter), 0) | 1 << number
+        num_matched = min(count * BLOCK_TOKENS, num_tokens)
+        replica = self._replicas[number]
+        placement = Placement(
+            number,
+            num_matched,
+            num_tokens - num_matched,
+            round(OUTPUT_WEIGHT * min(max_tokens, self.mean_output)),
+            self.index.expect(number, blocks) if count < len(blocks) else (),
+            replica,
+        )
+        replica.load += placement.load
+        replica.num_placed += 1
+        return placement
+
+    def _choose(self, blocks: Sequence[int], tenant: str, adapter: str) -> tuple[int, int]:
+        """Returns the replica and how many leading blocks it has."""
+        open_replicas = [(number, replica) for number, replica in self._replicas.items() if not replica.is_draining]
+        if not open_replicas:
+            raise NoReplicaError
+        loads = [replica.load for _, replica in open_replicas]
+        limit = min(loads) + self.window_tokens + self.window_share * sum(loads) / len(loads)
+        candidates = 0
+        for number, replica in open_replicas:
+            if replica.load <= limit:
+                candidates |= 1 << number
+        if adapter and (with_adapter := candidates & self._adapters.get((tenant, adapter), 0)):
+            candidates = with_adapter
+        count, best = self.index.longest(blocks, candidates)
+        if count < len(blocks):
+            self.num_spread += self.index.longest(blocks, EVERY_REPLICA)[0] > count
+        return self._least_loaded(best), count
+
+    def _least_loaded(self, mask: int) -> int:
+        best, best_key = -1, (0, 0)
+        while mask:
+            bit = mask & -mask
+            number = bit.bit_length() - 1
+            replica = self._replicas[number]
+            key = replica.load, replica.num_placed
+            if best < 0 or key < best_key:
+                best, best_key = number, key
+            mask ^= bit
+        return best
+
+    def first_token(self, placement: Placement) -> None:
+        """Gives back the load of the prompt, which is computed."""
+        if placement.is_open:
+            placement.home.load -= placement.prompt_load
+            placement.prompt_load = 0
+
+    def finish(self, placement: Placement, num_output: int, now: float) -> None:
+        """Gives back the load of a request that ended, failed or was aborted. Does nothing the second time."""
+        if not placement.is_open:
+            return
+        placement.is_open = False
+        self.mean_output += OUTPUT_EWMA_WEIGHT * (num_output - self.mean_output)
+        placement.home.load -= placement.load
+        if placement.expected and self._replicas.get(placement.replica) is placement.home:
+            self._ended.append((now + EXPECT_S, placement.replica, placement.expected))
+
+    def end_session(self, tenant: str, session: str) -> None:
+        """Forgets where a session is, because it was closed."""
+        self._sessions.pop((tenant, session), None)
+
+    def unload_adapter(self, replica: int, tenant: str, adapter: str) -> None:
+        """Records that a replica no longer has an adapter."""
+        key = tenant, adapter
+        if key in self._adapters:
+            self._adapters[key] &= ~(1 << replica)
+            if not self._adapters[key]:
+                del self._adapters[key]
+
+    def _remember_session(self, key: tuple[str, str], replica: int) -> None:
+        self._sessions[key] = replica
+        self._sessions.move_to_end(key)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def _expire(self, now: float) -> None:
+        while self._ended and self._ended[0][0] <= now:
+            _, replica, blocks = self._ended.popleft()
+            self.index.stop_expecting(replica, blocks)

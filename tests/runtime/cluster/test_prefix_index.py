@@ -1,0 +1,83 @@
+"""The prefix index, compared with a set of prefixes for every replica."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.runtime.cluster.prefix_index import PrefixIndex
+
+REPLICAS = range(3)
+PATHS = st.lists(st.integers(0, 1), max_size=6)
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.sampled_from(REPLICAS), PATHS),
+    st.tuples(st.just("remove"), st.sampled_from(REPLICAS), PATHS),
+    st.tuples(st.just("replace"), st.sampled_from(REPLICAS), PATHS),
+    st.tuples(st.just("expect"), st.sampled_from(REPLICAS), PATHS),
+    st.tuples(st.just("stop"), st.sampled_from(REPLICAS), st.integers(0, 9)),
+)
+
+
+def blocks(path: list[int]) -> list[int]:
+    """A number for every prefix of the path."""
+    return [int("1" + "".join(map(str, path[: end + 1])), 3) for end in range(len(path))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=25), PATHS, st.sets(st.sampled_from(REPLICAS)))
+def test_the_longest_prefix_is_found(steps, query, among) -> None:
+    index = PrefixIndex()
+    held, expected, promises = {r: set() for r in REPLICAS}, {r: set() for r in REPLICAS}, []
+    for replica in REPLICAS:
+        index.add_replica(replica)
+    for name, replica, argument in steps:
+        if name == "add":
+            index.change(replica, blocks(argument), ())
+            held[replica] |= set(blocks(argument))
+        elif name == "remove" and argument:  # the subtree below a path, as leaves leave before their parents
+            below = {b for b in held[replica] if _is_below(b, blocks(argument)[-1])}
+            index.change(replica, (), below)
+            held[replica] -= below
+        elif name == "replace":
+            index.replace(replica, blocks(argument))
+            held[replica] = set(blocks(argument))
+        elif name == "expect":
+            promises.append((replica, index.expect(replica, blocks(argument))))
+            expected[replica] |= set(promises[-1][1])
+        elif name == "stop" and promises:
+            owner, promised = promises.pop(argument % len(promises))
+            index.stop_expecting(owner, promised)
+            expected[owner] -= set(promised)
+    known = {r: held[r] | expected[r] for r in REPLICAS}
+    assert len(index) == len(set().union(*known.values()))
+    mask = sum(1 << r for r in among)
+    lengths = {r: _num_leading(blocks(query), known[r]) for r in among}
+    if all(_is_closed(known[r]) for r in REPLICAS):  # a parent may be gone for a moment while its child is expected
+        count, best = index.longest(blocks(query), mask)
+        assert count == max(lengths.values(), default=0)
+        assert best == sum(1 << r for r in among if lengths[r] == count)
+    for replica in REPLICAS:
+        assert index.held(replica) == held[replica]
+        index.remove_replica(replica)
+    assert len(index) == 0
+
+
+def _is_below(block: int, ancestor: int) -> bool:
+    while block > ancestor:
+        block //= 3
+    return block == ancestor
+
+
+def _num_leading(query: list[int], known: set[int]) -> int:
+    return next((n for n, block in enumerate(query) if block not in known), len(query))
+
+
+def _is_closed(known: set[int]) -> bool:
+    return all(block // 3 in known or block // 3 == 1 for block in known)
+
+
+def test_reports_beyond_the_limit_are_dropped_and_counted() -> None:
+    index = PrefixIndex(max_blocks=3)
+    index.add_replica(0)
+    index.change(0, range(1, 6), ())
+    assert (len(index), index.num_dropped) == (3, 2)
