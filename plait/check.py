@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import plait
 
 if TYPE_CHECKING:
-    from plait.runtime.config import WeightFormat
+    from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
 
 
-def check(model: str | None, weights: WeightFormat | None = None) -> int:
+def check(model: str | None, weights: WeightFormat | None = None, backend: ModelBackend | None = None) -> int:
     """Prints one line per fact and returns the exit code: 1 if there is no model or it cannot run here."""
+    from plait.runtime.config import engine_config
+    from plait.runtime.executor.backend_selection import uses_transformers
     from plait.runtime.model_files.locate import locate_model
     from plait.runtime.process.environment_report import report
 
@@ -22,8 +24,11 @@ def check(model: str | None, weights: WeightFormat | None = None) -> int:
     failure: plait.PlaitError | None = None
     try:
         lines["model"] = path = locate_model(model)
-        lines |= _describe(path)
-        lines["weights"] = _weights(path, weights)
+        config = engine_config(weights=weights, backend=backend)
+        if uses_transformers(config, path):
+            lines |= _describe_for_transformers(path, config)
+        else:
+            lines |= _describe(path) | {"weights": _weights(path, weights)}
     except (plait.ModelError, plait.InputError) as error:
         failure = error
     width = max(len(name) for name in lines)
@@ -48,6 +53,30 @@ def _describe(path: Path) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{config.context_length:,} tokens",
         "embeddings": _embeddings(path),
+    }
+
+
+def _describe_for_transformers(path: Path, config: EngineConfig) -> dict[str, str]:
+    """`_describe` of a model that transformers computes. Raises ModelError or InputError for one that cannot run."""
+    from importlib.metadata import version
+
+    from plait.runtime.executor.backend_selection import resolve_device_type, resolve_dtype_name
+    from plait.runtime.models.transformers_backend.config import check_settings, load_hf_config, transformers_config
+    from plait.runtime.torch_import import require_torch
+
+    require_torch("backend='transformers'")
+    check_settings(config)
+    hf_config, model_class = load_hf_config(path)
+    sizes = transformers_config(hf_config, model_class.__name__, config.context_length)
+    reason = "chosen by --backend" if config.backend == "transformers" else "plait has no family for this architecture"
+    return {
+        "backend": f"transformers {version('transformers')} ({reason})",
+        "architecture": sizes.architecture,
+        "layers": f"{sizes.num_layers} of {sizes.hidden_size} wide",
+        "vocabulary": f"{sizes.vocab_size:,} tokens",
+        "context": f"{sizes.context_length:,} tokens",
+        "embeddings": _embeddings(path),
+        "weights": f"{resolve_dtype_name(config.dtype, resolve_device_type(config.device))} (multiplied by torch)",
     }
 
 

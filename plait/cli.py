@@ -16,7 +16,7 @@ from pathlib import Path
 
 import plait
 from plait.check import check
-from plait.serve import add_serve_options, add_weights_option, serve_command
+from plait.serve import add_backend_option, add_serve_options, add_weights_option, serve_command
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
     add_weights_option(machine)
+    add_backend_option(machine)
     machine.set_defaults(command=_check)
     return parser
 
@@ -109,6 +110,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a .gguf file, a folder, or a Hugging Face id; default: the embedded model")
     parser.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
     add_weights_option(parser)
+    add_backend_option(parser)
 
 
 def _fail(message: str) -> int:
@@ -129,6 +131,16 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
             locate_model(options.model)
 
 
+def _runtime_settings(options: argparse.Namespace) -> dict[str, str | None]:
+    """The settings of `Runtime` that the options of `plait run` and `plait chat` give."""
+    return {
+        "model_path": options.model,
+        "backend": options.backend,
+        "device": options.device,
+        "weights": options.weights,
+    }
+
+
 def _run(options: argparse.Namespace) -> int:
     """Runs the file as `python FILE.py` would, with the default model and device of the options."""
     from plait.lang.backends.default_backend import configure_embedded
@@ -138,7 +150,7 @@ def _run(options: argparse.Namespace) -> int:
     path = Path(options.file)
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
-    configure_embedded(model_path=options.model, device=options.device, weights=options.weights)
+    configure_embedded(**_runtime_settings(options))
     trace_path = None if options.trace is None else checked_path("--trace", options.trace)
     with contextlib.ExitStack() as stack:
         runs = stack.enter_context(collect_runs()) if trace_path is not None else []
@@ -164,22 +176,21 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
         return _fail(f"{options.file} failed")
     finally:
         sys.argv, sys.path[0] = argv, first_path
-        if (options.model or options.device or options.weights) and embedded_settings_ignored():
-            print(
-                "plait: --model, --device and --weights had no effect: the file chose its own backend", file=sys.stderr
-            )
+        if any(_runtime_settings(options).values()) and embedded_settings_ignored():
+            names = "--backend, --model, --device and --weights"
+            print(f"plait: {names} had no effect: the file chose its own backend", file=sys.stderr)
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
-    return check(options.model, options.weights)
+    return check(options.model, options.weights, options.backend)
 
 
 def _chat(options: argparse.Namespace) -> int:
     from plait.chat import chat
     from plait.lang.backends.default_backend import configure_embedded
 
-    configure_embedded(model_path=options.model, device=options.device, weights=options.weights)
+    configure_embedded(**_runtime_settings(options))
     return chat(options.system, options.temperature)
 
 

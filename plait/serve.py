@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from plait.runtime.config import EngineConfig, WeightFormat
+from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
 from plait.runtime.errors import InputError
 
 KEY_VARIABLE = "PLAIT_API_KEY"
@@ -22,6 +22,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
     add_weights_option(server)
+    add_backend_option(server)
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
     server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
     _add_access(server.add_argument_group("access"))
@@ -36,6 +37,12 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
     default = EngineConfig().weights
     text = f"the format of the weights in memory; default: {default}"
     parser.add_argument("--weights", choices=get_args(WeightFormat), help=text)
+
+
+def add_backend_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --backend, beside --weights; docs/models.md explains it."""
+    text = "what computes the model; default: plait, and transformers for architectures that plait does not have"
+    parser.add_argument("--backend", choices=get_args(ModelBackend), help=text)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -124,7 +131,8 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    engine = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
+    engine = {"device": options.device, "weights": options.weights, "backend": options.backend}
+    engine |= {"compile_deadline_s": options.compile_deadline}
     engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
     engine = {name: value for name, value in engine.items() if value is not None}
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")

@@ -11,6 +11,7 @@ import msgspec
 from plait.runtime.errors import InputError
 
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
+ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
 
 
@@ -18,6 +19,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one runtime. Build it with `engine_config(...)`, which checks every field.
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; "" is the embedded model.
+    backend: what computes the model. "plait" has families of its own, "transformers" runs other decoders by the package
+        transformers, with plait's attention; "auto" is "transformers" for folders of architectures without a family.
     device: "auto" is CUDA if available, else the CPU.
     dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it fast and for weights packed for a
         CPU, else float32.
@@ -47,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model_path: str = ""
+    backend: ModelBackend = "auto"
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"

@@ -106,17 +106,21 @@ def paged_attention(
     window: int | None = None,
     *,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of q [T, H, D] over each row's pages; returns [T, H, D] in q's dtype.
 
+    Values may have another head size than keys; the result then has that of the values.
+
     Caches are [P * page_size, G, D] or [P, page_size, G, D]: floats, or float8_e4m3fn with one float32 scale for keys
     and one for values, or int8 with float32 scales [P * page_size, G] or [P, page_size, G]. With `window`, each token
     sees at most that many positions, its own included (sliding window). With `softcap`, scores become
-    softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118).
+    softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118). With `sinks` [H], the softmax has one more score per
+    head, whose value is zero (gpt-oss).
     """
-    out = torch.empty_like(q)
+    out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
     q_starts = layout.q_starts.tolist()
     group = q.shape[1] // k_cache.shape[-2]
     for row in range(layout.num_rows):
@@ -131,7 +135,10 @@ def paged_attention(
         masked = kv_positions > q_positions
         if window is not None:
             masked |= kv_positions <= q_positions - window
-        weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(masked, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)], dim=-1)
+        weights = scores.softmax(-1)[..., : len(slots)]
         out[new] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out
 

@@ -9,8 +9,21 @@ from plait.runtime.executor.host_machine import may_have_gpu
 from plait.runtime.model_files.safetensors_bytes import BYTES
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.quantization import WEIGHT_BITS, FormatChoice, choose_weight_format
+from plait.runtime.models.registry import has_family
+from plait.runtime.models.transformers_backend.config import architecture_of
 from plait.runtime.torch_import import require_torch, torch_is_installed
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
+
+
+def uses_transformers(config: EngineConfig, model_path: Path) -> bool:
+    """Whether the package transformers computes the model: by the setting, or because plait has no family for it.
+
+    Raises ModelError for a folder without a readable config.json.
+    """
+    if config.backend == "auto" and model_path.is_dir():
+        architecture = architecture_of(model_path)
+        return bool(architecture) and not has_family(architecture)
+    return config.backend == "transformers"
 
 
 def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpoint | None:

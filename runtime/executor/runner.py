@@ -13,7 +13,6 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.errors import InputError
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.models.config import ModelConfig
 
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
@@ -67,11 +66,30 @@ class Runner(Protocol):
         """
 
 
+class ModelSizes(Protocol):
+    """What the runtime reads of any model's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def has_lm_head(self) -> bool: ...
+
+
 class LoadedRunner(Runner, Protocol):
     """A runner as `make_runner` returns it."""
 
-    config: ModelConfig
     max_session_tokens: int
+
+    @property
+    def config(self) -> ModelSizes:
+        """The model's sizes."""
 
 
 def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:

@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu, require_torch_for
+from plait.runtime.executor.backend_selection import (
+    checkpoint_for_packed_cpu,
+    require_torch_for,
+    uses_transformers,
+)
 from plait.runtime.executor.runner import LoadedRunner, StartupProgress
 from plait.runtime.executor.step import AsyncStepLauncher
+from plait.runtime.models.transformers_backend.config import architecture_of, require_transformers
 from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.torch_import import require_torch
 
 
 def make_runner(
@@ -25,6 +31,8 @@ def make_runner(
     interpreter lock.
     Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
+    if uses_transformers(config, model_path):
+        return _make_transformers_runner(config, model_path, progress, before_weights)
     checkpoint, not_packable = checkpoint_for_packed_cpu(config, model_path), ""
     if checkpoint is not None:
         from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
@@ -52,3 +60,17 @@ def make_runner(
     )
     on_gpu = runner.device.type == "cuda"
     return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher
+
+
+def _make_transformers_runner(
+    config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
+) -> tuple[LoadedRunner, Sampler, None]:
+    """`make_runner` of a model that transformers computes."""
+    require_torch("backend='transformers'", config.device if config.device != "auto" else "cpu")
+    require_transformers(architecture_of(model_path) if model_path.is_dir() else model_path.name)
+    from plait.runtime.executor.transformers_runner import TransformersRunner
+    from plait.runtime.sampling.torch_ops import TorchLogitOperations
+
+    before_weights()
+    runner = TransformersRunner(config, model_path, progress)
+    return runner, Sampler(TorchLogitOperations(runner.device)) if runner.device.type == "cuda" else Sampler(), None

@@ -14,7 +14,6 @@ from plait.kernels.kv_cache import allocate_caches, cache_dtype, kv_slot_bytes
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
-from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
@@ -23,17 +22,14 @@ from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
-    SUM_QUANTUM,
-    AllowedIds,
     StartupProgress,
     choose_num_pages,
-    fill_logits,
     warm_up,
 )
 from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload, use_device
+from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import decoder_class
-from plait.runtime.sampling.numpy_ops import row_argmax
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 DEFAULT_GPU_BATCH_TOKENS = 8192
@@ -50,7 +46,7 @@ class ForwardInputs(NamedTuple):
     layout: AttentionLayout
 
 
-class TorchRunner:
+class TorchRunner(TorchOutputs):
     """Implements `Runner` with torch. Raises InputError for settings that the device or the model cannot serve.
 
     `kernels` replaces the operators chosen for the device; tests run the GPU's operators on the CPU this way.
@@ -84,6 +80,7 @@ class TorchRunner:
             lambda fraction: progress(0.9 * fraction, "loading the model"),
             self.weight_format,
         )
+        super().__init__(self.device, self.model, self.config.vocab_size)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
@@ -160,39 +157,6 @@ class TorchRunner:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
-
-    @torch.inference_mode()
-    def hidden_states_at(self, hidden: torch.Tensor, indices: list[int]) -> Float32Array:
-        """As in `Runner`."""
-        states: Float32Array = hidden[indices].float().cpu().numpy()
-        return states
-
-    @torch.inference_mode()
-    def sum_hidden_states(self, hidden: torch.Tensor) -> Float64Array:
-        """As in `Runner`."""
-        hidden = hidden if hidden.is_cuda else hidden.cpu()  # some devices, as MPS, have no float64
-        quanta: Float64Array = (hidden.float() / SUM_QUANTUM).round_().sum(dim=0, dtype=torch.float64).cpu().numpy()
-        return quanta * SUM_QUANTUM
-
-    def argmax_tokens(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
-        """As in `Runner`."""
-        logits = self.logits(hidden, {})
-        if self.device.type == "cpu":
-            return row_argmax(logits.numpy())
-        max_logits, token_ids = logits.max(dim=-1)
-        return max_logits.tolist(), token_ids.tolist()
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, allowed_ids: AllowedIds) -> torch.Tensor:
-        """As in `Runner`."""
-        if not len(hidden):
-            return torch.empty((0, self.config.vocab_size), device=self.device)
-        if not allowed_ids:
-            return self.model.logits(hidden)
-        columns = {row: torch.from_numpy(ids).to(self.device) for row, ids in allowed_ids.items()}
-        out = torch.full((len(hidden), self.config.vocab_size), float("-inf"), device=self.device)
-        fill_logits(out, hidden, columns, self.model.logits)
-        return out
 
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""

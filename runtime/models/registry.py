@@ -68,6 +68,11 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(architecture=family.name, **family.read_hf_config(config))
 
 
+def has_family(architecture: str) -> bool:
+    """Whether a family computes this architecture of a Hugging Face folder."""
+    return architecture in _BY_HF_ARCHITECTURE
+
+
 def config_from_gguf(metadata: Mapping[str, Any], tensor_fields: TensorDerivedFields | None = None) -> ModelConfig:
     """The model's config from a GGUF file's metadata and, in `tensor_fields`, from its list of tensors.
 
