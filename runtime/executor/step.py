@@ -45,6 +45,8 @@ class InFlightStep(Protocol):
 class AsyncStepLauncher(Protocol):
     """Launches steps that a device runs, sampling included, without the host."""
 
+    max_batch_rows: int
+
     def launch(self, batch: Batch, *, overlapped: bool) -> InFlightStep | None:
         """Starts a step; None if the device cannot sample some row of the batch without the host.
 

@@ -14,7 +14,7 @@ from plait.constrained import CompilePool, GrammarError, Vocabulary
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
-from plait.runtime.config import EngineConfig
+from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.executor.runner import Runner
 from plait.runtime.executor.step import AsyncStepLauncher, StepExecutor
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
@@ -64,13 +64,14 @@ class EngineLoop:
     ) -> None:
         self.config, self.welcome, self.transport = config, welcome, transport
         self.model_runner, self.step_executor = model_runner, StepExecutor(model_runner, sampler, async_launcher)
+        launcher_rows = DEFAULT_BATCH_ROWS if async_launcher is None else async_launcher.max_batch_rows
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
         self.error_log = ErrorLog()
         self.batch_scheduler = BatchScheduler(
             self.cache,
             model_runner.max_batch_tokens,
-            config.max_batch_rows,
+            config.max_batch_rows or launcher_rows,
             welcome.context_length,
             draft=config.prompt_lookup and async_launcher is None,
             order=config.order,

@@ -116,11 +116,16 @@ class DecodeGraphRunner:
         self.stream.enqueue(graph.forward)
         return graph.sample
 
-    def capture_all(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Captures every graph that `graph_key` can return, largest first: the memory pool does not grow later."""
+    def capture_all(
+        self, progress: Callable[[float], None] = lambda fraction: None, keys: list[GraphKey] | None = None
+    ) -> None:
+        """Captures every graph that `graph_key` can return, largest first: the memory pool does not grow later.
+
+        With `keys` only those, for a trial.
+        """
         self._fill(Batch(0), GraphKey(self.max_rows, 1))
         self.sampling.warm_up(self._logits)
-        keys = self.all_keys()
+        keys = self.all_keys() if keys is None else keys
         for i, key in enumerate(keys):
             self._capture(key)
             progress((i + 1) / len(keys))

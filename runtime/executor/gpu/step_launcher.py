@@ -16,6 +16,13 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.gpu.cuda_graphs import DecodeGraphRunner
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler, PendingTokens, can_sample_on_device
+from plait.runtime.executor.gpu.kv_pool_size import (
+    MAX_DEFAULT_ROWS,
+    CudaMemory,
+    DeviceMemory,
+    default_batch_rows,
+    fit_pool,
+)
 from plait.runtime.executor.gpu.step_logprobs import LogprobBuffers, LogprobPlan
 from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Event, Stream
 from plait.runtime.executor.step import logit_indices, pooled_states
@@ -23,6 +30,7 @@ from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.sampling.logit_ops import TokenMask
 from plait.runtime.sampling.sampler import SamplerOutput
 
+NUM_TRIAL_CAPTURES = 5  # graphs captured to estimate the memory of all of them
 MAX_GRAPH_ROWS = 512  # for more rows, padding and the page table cost more than launching the operators one by one
 
 
@@ -90,7 +98,7 @@ class GpuStepLauncher:
 
     def __init__(self, runner: TorchRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
         assert runner.kernels.fused is not None
-        self.runner, self.stream = runner, stream
+        self.runner, self.stream, self.max_batch_rows = runner, stream, max_batch_rows
         self.sampling = GpuSampler(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
         self.graphs: DecodeGraphRunner | None = None
         if capture:
@@ -153,11 +161,54 @@ def _is_for_device(row: ScheduledRequest) -> bool:
 def make_gpu_step_launcher(
     config: EngineConfig, runner: TorchRunner, progress: Callable[[float], None] = lambda fraction: None
 ) -> GpuStepLauncher | None:
-    """Returns a launcher with all graphs captured; None without CUDA or without Triton's operators."""
-    if runner.device.type != "cuda" or runner.kernels.fused is None:
+    """Chooses the size of the KV pool; returns a launcher with all graphs captured.
+
+    None without CUDA, where the pool keeps its size, and without Triton's operators.
+    """
+    if runner.device.type != "cuda":
         return None
-    launcher = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
+    return prepare_device(config, runner, CudaMemory(runner.device), lambda: CudaStream(runner.device), progress)
+
+
+def prepare_device(
+    config: EngineConfig,
+    runner: TorchRunner,
+    memory: DeviceMemory,
+    make_stream: Callable[[], Stream],
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> GpuStepLauncher | None:
+    """`make_gpu_step_launcher` for a device with this memory."""
+
+    def capture_trial() -> tuple[object, int]:
+        return _capture_trial(config, runner, memory, make_stream()) if runner.kernels.fused is not None else (None, 0)
+
+    fit_pool(runner, config, memory, capture_trial)
+    if runner.kernels.fused is None:
+        return None
+    max_batch_rows = config.max_batch_rows or default_batch_rows(runner.num_pages)
+    launcher = GpuStepLauncher(runner, max_batch_rows, make_stream(), config.cuda_graphs)
     if launcher.graphs is not None:
         with torch.inference_mode():
             launcher.graphs.capture_all(progress)
     return launcher
+
+
+def _capture_trial(
+    config: EngineConfig, runner: TorchRunner, memory: DeviceMemory, stream: Stream
+) -> tuple[GpuStepLauncher, int]:
+    """Allocates the buffers of the largest launcher and captures its largest graphs, for `profile_memory`.
+
+    The graphs share the memory of their activations; each further one takes as much more as the last ones did.
+    """
+    runner.max_session_tokens = runner.context_length  # the page table's, with the final pool
+    launcher = GpuStepLauncher(runner, config.max_batch_rows or MAX_DEFAULT_ROWS, stream, config.cuda_graphs)
+    if launcher.graphs is None:
+        return launcher, 0
+    keys = launcher.graphs.all_keys()
+    with torch.inference_mode():
+        launcher.graphs.capture_all(keys=keys[:1])
+        free_after_first = memory.free()
+        further = keys[1:NUM_TRIAL_CAPTURES]
+        launcher.graphs.capture_all(keys=further)
+    bytes_per_graph = max(0, free_after_first - memory.free()) // max(1, len(further))
+    return launcher, bytes_per_graph * max(0, len(keys) - NUM_TRIAL_CAPTURES)

@@ -191,7 +191,8 @@ def one_such_call(n=40):
     """Three plain calls, and beside them one with all parameters and one Select."""
     arrivals = [(0, message) for _, message in arrivals_of(3, n=n)]
     arrivals += [(5, Open(9)), (5, Append(9, [1, 2, 3]))]
-    arrivals += [(5, Generate(9, 9, sampling_params(max_tokens=n - 10, temperature=0.0, **ALL))), (5, Close(9))]
+    all_params = sampling_params(max_tokens=n - 10, temperature=0.0, prompt_logprobs_from=1, **ALL)
+    arrivals += [(5, Generate(9, 9, all_params)), (5, Close(9))]
     return arrivals + [(9, Open(8)), (9, Append(8, [2, 2])), (9, Select(8, 8, [[1, 2], [3]])), (9, Close(8))]
 
 
@@ -201,6 +202,18 @@ def test_a_call_with_penalties_and_logprobs_keeps_overlap_and_graphs_for_its_bat
     assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 35
     assert steps.num_graph_replays > 35
+
+
+def test_a_select_over_several_overlapped_steps_ends_with_its_last_scores(model):
+    """The last part of a choice is launched before the scores of the part before are committed."""
+    arrivals = [(0, message) for _, message in arrivals_of(2, n=40)]
+    choices = [[1 + i % 7 for i in range(60)], [2 + i % 5 for i in range(70)]]
+    arrivals += [(6, Open(8)), (6, Append(8, [2] * 50)), (6, Select(8, 8, choices, top_logprobs=2)), (6, Close(8))]
+    prompt_logprobs = sampling_params(max_tokens=3, temperature=0.0, prompt_logprobs_from=0)
+    arrivals += [(7, Open(9)), (7, Append(9, [3] * 80)), (7, Generate(9, 9, prompt_logprobs)), (7, Close(9))]
+    outcomes, steps = run_on_device(model.device, arrivals)
+    assert_same(outcomes, run(model.plain, arrivals))
+    assert steps.num_overlapped > 35
 
 
 def test_only_changes_are_uploaded(model):
@@ -215,7 +228,8 @@ def test_more_rows_with_penalties_than_slots(model):
     fields = {name: value for name, value in ALL.items() if "logprobs" not in name}
     arrivals = arrivals_of(2, n=12)
     for i in range(5):
-        gen = sampling_params(max_tokens=12, temperature=0.0, **fields | {"frequency_penalty": 0.3 * i})
+        changed = {"frequency_penalty": 0.3 * i, "logit_bias": {10 + i: 4.0}}
+        gen = sampling_params(max_tokens=12, temperature=0.0, **fields | changed)
         arrivals += [(i, message) for message in (Open(20 + i), Append(20 + i, [3, i]), Generate(20 + i, 20 + i, gen))]
     expected = run(model.plain, arrivals, rows=7)
     for num_slots in (1, 2, 5):
