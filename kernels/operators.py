@@ -73,6 +73,9 @@ class FusedOperators:
     add_rms_norm: AddRMSNormOp
     with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]  # once per forward
     make_sampler: Callable[[int, int, torch.device], SampleOp]  # (rows, vocab, device); allocates the workspace
+    count_tokens: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # see reference.sampling.count_tokens
+    gather_logprobs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # see reference.sampling
+    top_logprobs: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]  # see reference.sampling
     kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
     # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None

@@ -57,6 +57,10 @@ class Penalties(NamedTuple):
     repetition: torch.Tensor  # [B] float32, above 0; 1: no change
 
 
+PENALTY_PARAMS = ("frequency", "presence", "repetition")
+"""The fields of Penalties whose sampling parameters are named `<field>_penalty`."""
+
+
 class LogitAdjustments(NamedTuple):
     """The changes to a step's logits before sampling: penalties, then bias, then the mask. None: not applied."""
 

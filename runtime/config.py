@@ -13,6 +13,7 @@ from plait.runtime.errors import InputError
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
+DEFAULT_BATCH_ROWS = 64  # without a GPU's step launcher
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "int8" for safetensors.
     kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token.
     context_length: longest text of a session; 0 is the model's own.
-    max_batch_tokens, max_batch_rows: limits of one step; max_batch_tokens=0 chooses by device.
+    max_batch_tokens, max_batch_rows: limits of one step; 0 lets the engine choose. Rows are 64 then, on a GPU 64 to 512
+        by the size of the KV pool.
     max_sessions, max_waiting_calls: limits above which sessions and calls are refused.
     cuda_graphs: replay captured decode steps, on a GPU.
     prefix_groups: attention reads a prefix that several requests of a step share once for all of them, where the
@@ -59,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_pages: int = 0
     context_length: int = 0
     max_batch_tokens: int = 0
-    max_batch_rows: int = 64
+    max_batch_rows: int = 0
     max_sessions: int = 65536
     max_waiting_calls: int = 16384
     cuda_graphs: bool = True
@@ -79,7 +81,7 @@ _LIMITS = {
     "max_pages": (0, 1 << 30),
     "context_length": (0, 1 << 24),
     "max_batch_tokens": (0, 1 << 20),
-    "max_batch_rows": (1, 4096),
+    "max_batch_rows": (0, 4096),
     "max_sessions": (1, 1 << 24),
     "max_waiting_calls": (1, 1 << 24),
 }

@@ -180,6 +180,7 @@ class Welcome(Message, frozen=True):
 
     embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
     can_generate: it has an output head. chat_template: replaces the one of the model's files; "" for none.
+    max_batch_rows: calls that run at once.
     """
 
     protocol: int
@@ -191,6 +192,7 @@ class Welcome(Message, frozen=True):
     no_embeddings_reason: str = ""
     can_generate: bool = True
     chat_template: str = ""
+    max_batch_rows: int = 64
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -180,7 +180,7 @@ def workbench(shape: str, device: str, **settings: Any) -> Workbench:
     compiler.start()
     inbox, steps = Inbox(), make_gpu_step_launcher(config, runner)
     if DRY:  # the steps of a GPU, in its buffers, as if it were quick
-        steps = GpuStepLauncher(runner, config.max_batch_rows, ImmediateStream(runner.device))
+        steps = GpuStepLauncher(runner, config.max_batch_rows or 64, ImmediateStream(runner.device))
         steps.graphs.capture_all() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
     made = (Sampler(TorchLogitOperations(runner.device)), vocabulary, compiler, inbox, steps)

@@ -43,5 +43,8 @@ REFERENCE_FUSED_OPERATORS = FusedOperators(
     add_rms_norm=float32_ops.add_rms_norm,
     with_plans=lambda layout, shapes: layout,
     make_sampler=lambda rows, vocab, device: sampling.sample,
+    count_tokens=sampling.count_tokens,
+    gather_logprobs=sampling.gather_logprobs,
+    top_logprobs=sampling.top_logprobs,
     kv_dtypes=frozenset({"fp8", "int8"}),
 )

@@ -21,7 +21,8 @@ from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
 from plait.kernels.triton.norm import add_rms_norm, rms_norm
 from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
-from plait.kernels.triton.sampling import sampler
+from plait.kernels.triton.sampling import logprobs, sampler
+from plait.kernels.triton.sampling.logit_adjustments import count_tokens
 
 MAX_DECODE_Q_LEN = 64  # a batch whose rows all have more new tokens needs no plan
 
@@ -52,6 +53,9 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             add_rms_norm=add_rms_norm,
             with_plans=with_plans_for_decode,
             make_sampler=make_sampler,
+            count_tokens=count_tokens,
+            gather_logprobs=logprobs.gather_logprobs,
+            top_logprobs=logprobs.top_logprobs,
             kv_dtypes=frozenset({"fp8", "int8"}),
             prefix_sharing_cost=prefix_sharing_cost,
         ),

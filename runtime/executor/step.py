@@ -11,10 +11,11 @@ those tokens from the step before. Without such a device, each call does its wor
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from plait.runtime.arrays import Float32Array, Float64Array
-from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.executor.runner import Runner
 from plait.runtime.sampling.logit_ops import TokenMask
@@ -44,6 +45,8 @@ class InFlightStep(Protocol):
 class AsyncStepLauncher(Protocol):
     """Launches steps that a device runs, sampling included, without the host."""
 
+    max_batch_rows: int
+
     def launch(self, batch: Batch, *, overlapped: bool) -> InFlightStep | None:
         """Starts a step; None if the device cannot sample some row of the batch without the host.
 
@@ -59,7 +62,8 @@ class SyncStep:
         self._hidden = runner.forward(batch)
         self._states: PooledStates = {}
         if batch.num_states:
-            self._hidden, self._states = split_hidden_states(runner, self._hidden, batch)
+            self._states = pooled_states(runner, self._hidden, batch.rows)
+            self._hidden = self._hidden[logit_indices(batch.rows)]
         self._output = SamplerOutput()
 
     def sample(self, mask: TokenMask | None) -> None:
@@ -82,16 +86,19 @@ class SyncStep:
         return self._output
 
 
-def split_hidden_states(runner: Runner, hidden: Any, batch: Batch) -> tuple[Any, PooledStates]:
-    """Splits hidden states [num_logits + num_states, C] into those for logits, in row order, and the pooled ones.
+def logit_indices(rows: Sequence[ScheduledRequest]) -> list[int]:
+    """Returns which of the hidden states [num_logits + num_states, C] of a step are for logits, in row order."""
+    return [index for row, span in _row_spans(rows) if row.num_logits for index in range(*span)]
+
+
+def pooled_states(runner: Runner, hidden: Any, rows: Sequence[ScheduledRequest]) -> PooledStates:
+    """Pools hidden states [num_logits + num_states, C]; waits for the device.
 
     A mean-pooling request gets the sum of its states, a last-token request the state of its last token.
     """
-    ends = itertools.accumulate((row.num_logits + row.num_states for row in batch.rows), initial=0)
-    row_spans = list(zip(batch.rows, itertools.pairwise(ends), strict=True))
     pooled: PooledStates = {}
     last_tokens: list[tuple[PoolingRequest, int]] = []
-    for row, (start, end) in row_spans:
+    for row, (start, end) in _row_spans(rows):
         if not isinstance(row.request, PoolingRequest) or start == end:
             continue
         if row.request.is_mean:
@@ -101,7 +108,13 @@ def split_hidden_states(runner: Runner, hidden: Any, batch: Batch) -> tuple[Any,
     if last_tokens:
         requests, indices = [request for request, _ in last_tokens], [index for _, index in last_tokens]
         pooled |= zip(requests, runner.hidden_states_at(hidden, indices), strict=True)
-    return hidden[[index for row, span in row_spans if row.num_logits for index in range(*span)]], pooled
+    return pooled
+
+
+def _row_spans(rows: Sequence[ScheduledRequest]) -> list[tuple[ScheduledRequest, tuple[int, int]]]:
+    """Each row with the first index of its hidden states and the one behind the last."""
+    ends = itertools.accumulate((row.num_logits + row.num_states for row in rows), initial=0)
+    return list(zip(rows, itertools.pairwise(ends), strict=True))
 
 
 class StepExecutor:

@@ -13,7 +13,7 @@ from plait.runtime.executor.host_machine import host_kv_cache_budget
 
 UPLOAD_ALIGN_BYTES = 16  # Triton compiles a kernel again for each mixture of aligned and unaligned pointers
 INT32_BYTES = 4
-GPU_KV_CACHE_FRACTION = 0.85  # of a GPU's free memory
+GPU_KV_CACHE_FRACTION = 0.85  # of a GPU's free memory, at most; see `gpu.kv_pool_size`
 
 
 def choose_device(name: str) -> torch.device:
@@ -59,7 +59,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def device_kv_cache_budget(device: torch.device) -> int:
-    """Default KV cache size in bytes: 85% of a GPU's free memory; on a host see `host_kv_cache_budget`."""
+    """The most bytes of a KV cache before a trial: 85% of a GPU's free memory; on a host `host_kv_cache_budget`."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory that loading the model released is free too
         free_bytes, _ = torch.cuda.mem_get_info(device)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from plait.kernels.kernel_selection import select_kernels
-from plait.kernels.kv_cache import allocate_caches, cache_dtype, kv_slot_bytes
+from plait.kernels.kv_cache import LayerCache, allocate_caches, cache_dtype, kv_slot_bytes
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
@@ -22,6 +22,7 @@ from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
+    MIN_PAGES,
     StartupProgress,
     choose_num_pages,
     warm_up,
@@ -85,12 +86,11 @@ class TorchRunner(TorchOutputs):
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
         budget = config.kv_memory_bytes or device_kv_cache_budget(self.device)
-        self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
-        self.max_session_tokens = min(self.context_length, self.num_pages)
+        # On a GPU the pool's size follows from a trial, see `gpu.kv_pool_size`; until then it holds one batch.
+        is_trial = self.device.type == "cuda" and not config.kv_memory_bytes
+        most_pages = config.max_pages or (max(MIN_PAGES, self.max_batch_tokens) if is_trial else 0)
+        self.allocate_pool(choose_num_pages(budget, self.page_bytes, most_pages))
         groups, size = self.config.num_kv_heads, self.config.head_dim
-        self.kv_cache = allocate_caches(
-            self.kv_dtype, self.dtype, self.config.num_layers, self.num_pages, groups, size, self.device
-        )
         stored_dtype = cache_dtype(self.kv_dtype, self.dtype)
         windows = [self.config.window(i) for i in range(self.config.num_layers)]
         self.attention_shapes = tuple(
@@ -105,6 +105,16 @@ class TorchRunner(TorchOutputs):
         )
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self, self._warm_up_counts())
+
+    def allocate_pool(self, num_pages: int) -> None:
+        """Replaces the KV cache by one of `num_pages` pages; 0 frees it. Graphs over the one before become invalid."""
+        self.num_pages, self.max_session_tokens = num_pages, min(self.context_length, num_pages)
+        self.kv_cache: list[LayerCache] = []
+        groups, size = self.config.num_kv_heads, self.config.head_dim
+        if num_pages:
+            self.kv_cache = allocate_caches(
+                self.kv_dtype, self.dtype, self.config.num_layers, num_pages, groups, size, self.device
+            )
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
         heads = HeadShape(model.num_heads, model.num_kv_heads, model.head_dim)

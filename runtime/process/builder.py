@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.constrained.guidance.llguidance_grammar import warm_up
-from plait.runtime.config import EngineConfig
+from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.executor.runner import StartupProgress
@@ -55,6 +55,7 @@ def build_engine_loop(
         no_embeddings_reason=pooling.reason if isinstance(pooling, UnsupportedPooling) else "",
         can_generate=runner.config.has_lm_head,
         chat_template=config.chat_template,
+        max_batch_rows=config.max_batch_rows or (DEFAULT_BATCH_ROWS if launcher is None else launcher.max_batch_rows),
     )
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)
 

@@ -63,11 +63,11 @@ class NumpyLogitOperations:
             ids = request.seen_tokens.ids()
             logits, penalty = row[ids], row.dtype.type(params.repetition_penalty)
             row[ids] = np.where(logits > 0, logits / penalty, logits * penalty)
-        if params.logit_bias:
-            row[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), row.dtype)
         if request.output_counts and (params.frequency_penalty or params.presence_penalty):
             counts = np.array(list(request.output_counts.values()), row.dtype)
             row[list(request.output_counts)] -= counts * params.frequency_penalty + params.presence_penalty
+        if params.logit_bias:
+            row[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), row.dtype)
 
     def apply_mask(self, logits: Float32Array, mask: TokenMask) -> None:
         """See `LogitOperations`. The table lookup costs the same at any density of the mask."""

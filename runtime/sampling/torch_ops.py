@@ -1,4 +1,4 @@
-"""The sampler's logit operations in torch, for batches on a GPU that `GpuSampler` cannot sample."""
+"""The sampler's logit operations in torch, for a GPU without Triton's operators."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class TorchLogitOperations:
             ids = torch.from_numpy(gen.seen_tokens.ids().astype(np.int64)).to(row.device)
             logits, penalty = row[ids], params.repetition_penalty
             row[ids] = torch.where(logits > 0, logits / penalty, logits * penalty)
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=row.device)
-            row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
         if gen.output_counts and (params.frequency_penalty or params.presence_penalty):
             ids = torch.tensor(list(gen.output_counts), device=row.device)
             counts = torch.tensor(list(gen.output_counts.values()), dtype=row.dtype, device=row.device)
             row[ids] -= counts * params.frequency_penalty + params.presence_penalty
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), device=row.device)
+            row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
 
     @torch.inference_mode()
     def apply_mask(self, logits: torch.Tensor, mask: TokenMask) -> None:

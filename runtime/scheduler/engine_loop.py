@@ -14,7 +14,7 @@ from plait.constrained import CompilePool, GrammarError, Vocabulary
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
-from plait.runtime.config import EngineConfig
+from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.executor.runner import Runner
 from plait.runtime.executor.step import AsyncStepLauncher, StepExecutor
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
@@ -64,13 +64,14 @@ class EngineLoop:
     ) -> None:
         self.config, self.welcome, self.transport = config, welcome, transport
         self.model_runner, self.step_executor = model_runner, StepExecutor(model_runner, sampler, async_launcher)
+        launcher_rows = DEFAULT_BATCH_ROWS if async_launcher is None else async_launcher.max_batch_rows
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
         self.error_log = ErrorLog()
         self.batch_scheduler = BatchScheduler(
             self.cache,
             model_runner.max_batch_tokens,
-            config.max_batch_rows,
+            config.max_batch_rows or launcher_rows,
             welcome.context_length,
             draft=config.prompt_lookup and async_launcher is None,
             order=config.order,
@@ -275,28 +276,30 @@ class EngineLoop:
         if isinstance(request, GenerationRequest):
             if output.prompt_logprobs and request in output.prompt_logprobs:
                 assert request.prompt_logprobs is not None
-                request.prompt_logprobs += output.prompt_logprobs[request]
+                first = scheduled.start + scheduled.count - scheduled.num_logits
+                # Positions are computed twice if the request was retracted while the step before was in flight.
+                request.prompt_logprobs += output.prompt_logprobs[request][max(0, request.logits_from - first) :]
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
                 self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
             elif scheduled.is_sampled and scheduled.is_still_next:
                 self._commit_token(request, output.tokens[request], output.logprobs.get(request))
         elif isinstance(request, ScoringRequest):
-            self._commit_scores(request, output)
+            self._commit_scores(request, output, is_last=scheduled.is_still_next)
         elif isinstance(request, PoolingRequest):
             if scheduled.num_states:
                 request.add_hidden_states(output.states[request], scheduled.start + scheduled.count)
-            if not request.num_pending:
+            if scheduled.is_still_next:  # `num_pending` counts only what no step has been launched for
                 self.calls.finish_embedding(request)
 
-    def _commit_scores(self, request: ScoringRequest, output: SamplerOutput) -> None:
+    def _commit_scores(self, request: ScoringRequest, output: SamplerOutput, is_last: bool) -> None:
         scores = output.scores.get(request, {})
         if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
             self.calls.fail(request.selection, "internal", LOGITS_NOT_FINITE)
             return
         request.logprobs.update(scores)
         request.top.update(output.top_logprobs.get(request, {}))
-        if not request.num_pending:
+        if is_last:
             self.calls.finish_scoring(request)
 
     def _commit_verified_draft(self, request: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:

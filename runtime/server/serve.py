@@ -36,12 +36,12 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
     export_spans()
     if not settings.api_keys and not _is_local(listener):
         log.warning("the server has no API key: anyone who can reach its address can use it")
-    settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
         runtime = RestartingRuntime(model, _import_server, settings.stuck_after_s, **engine)
         try:
             from plait.runtime.server.uvicorn_server import run
 
+            settings = msgspec.structs.replace(settings, max_running=runtime.client.model.max_batch_rows)
             return run(runtime, settings, listener, _address(settings, listener))
         finally:
             runtime.shutdown()

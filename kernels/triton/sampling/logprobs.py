@@ -12,7 +12,7 @@ import triton.language as tl
 
 from plait.kernels.triton.sampling.vocab_chunks import check_logits, chunk_size, from_order_key, order_key
 
-MAX_TOP = 20
+MAX_TOP = 128
 EMPTY_SLOT = tl.constexpr(-(2**63))
 
 

@@ -90,9 +90,13 @@ class DecodeGraphRunner:
         return self.inputs.page_table
 
     def graph_key(self, batch: Batch) -> GraphKey | None:
-        """Returns the graph for a batch; None if a row samples no token, has too many, or the batch is too large."""
+        """Returns the graph for a batch; None if a row samples no token, has too many, or the batch is too large.
+
+        Rows with further logits (of prompts) or states have no graph either.
+        """
         longest = max(row.count for row in batch.rows)
-        if longest > MAX_Q_LEN or len(batch.rows) > self.max_rows or not all(row.is_sampled for row in batch.rows):
+        samples_all = len(batch.sampled_requests) == len(batch.rows) == batch.num_logits and not batch.num_states
+        if longest > MAX_Q_LEN or len(batch.rows) > self.max_rows or not samples_all:
             return None
         q_len = 1 if longest == 1 else MAX_Q_LEN
         sizes = self.capture_sizes[q_len]
@@ -100,7 +104,10 @@ class DecodeGraphRunner:
         return GraphKey(sizes[index], q_len, bool(self._groups(batch, q_len))) if index < len(sizes) else None
 
     def forward(self, batch: Batch, key: GraphKey) -> DeviceWork:
-        """Starts the batch's forward pass. Returns the sampling work, to be enqueued once the masks are set."""
+        """Starts the batch's forward pass. Returns the sampling work, to be enqueued once the masks are set.
+
+        Until the next forward pass, `logits` returns what it left.
+        """
         self._fill(batch, key)
         graph = self.graphs.get(key)
         if graph is None:
@@ -109,13 +116,23 @@ class DecodeGraphRunner:
         self.stream.enqueue(graph.forward)
         return graph.sample
 
-    def capture_all(self, progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Captures every graph that `graph_key` can return, largest first: the memory pool does not grow later."""
+    def capture_all(
+        self, progress: Callable[[float], None] = lambda fraction: None, keys: list[GraphKey] | None = None
+    ) -> None:
+        """Captures every graph that `graph_key` can return, largest first: the memory pool does not grow later.
+
+        With `keys` only those, for a trial.
+        """
         self._fill(Batch(0), GraphKey(self.max_rows, 1))
-        keys = self.all_keys()
+        self.sampling.warm_up(self._logits)
+        keys = self.all_keys() if keys is None else keys
         for i, key in enumerate(keys):
             self._capture(key)
             progress((i + 1) / len(keys))
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Returns the logits [num_rows, V] of the last step."""
+        return self._logits[:num_rows]
 
     def all_keys(self) -> list[GraphKey]:
         """Returns the keys of all graphs, those of most tokens first."""

@@ -1,35 +1,42 @@
-"""Sampling on the device: parameters, masks and sampled tokens in buffers at fixed addresses."""
+"""Sampling on the device: parameters, masks, penalties and sampled tokens in buffers at fixed addresses."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from plait.kernels.operators import FusedOperators
-from plait.kernels.sampling_inputs import FLOAT_PARAMS, LogitAdjustments, RowMasks, SamplingInputs
+from plait.kernels.sampling_inputs import FLOAT_PARAMS, PENALTY_PARAMS, LogitAdjustments, RowMasks, SamplingInputs
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.executor.gpu.adjustment_slots import AdjustmentSlots, has_adjustments, has_penalties
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer, copy_async, pinned_zeros
-from plait.runtime.executor.gpu.stream import Event, Stream
+from plait.runtime.executor.gpu.step_logprobs import TOP_COUNTS, LogprobBuffers, LogprobPlan
+from plait.runtime.executor.gpu.stream import DeviceWork, Event, Stream
+from plait.runtime.executor.torch_device import upload
 from plait.runtime.sampling.logit_ops import TokenMask
 from plait.runtime.sampling_params import SAMPLER_STAGES, SamplingParams, fields_of_stages, is_any_set
 
 SEED_RANGE = 1 << 64
+ON_DEVICE = frozenset(
+    (*SamplingInputs._fields, *(f"{name}_penalty" for name in PENALTY_PARAMS), "logit_bias", "logprobs")
+)
+"""The sampling parameters that the device's sampler supports."""
 
 
 def can_sample_on_device(gen: GenerationRequest) -> bool:
     """Whether the device's sampler supports everything that the generation asks for.
 
-    A sampling parameter that `SamplingInputs` does not hold needs the sampler of the host.
+    A sampling parameter that is not in `ON_DEVICE` needs the sampler of the host.
     """
     return not is_any_set(gen.params, _host_only_params(type(gen.params)))
 
 
 @functools.cache
 def _host_only_params(kind: type[SamplingParams]) -> tuple[str, ...]:
-    return tuple(name for name in fields_of_stages(kind, *SAMPLER_STAGES) if name not in SamplingInputs._fields)
+    return tuple(name for name in fields_of_stages(kind, *SAMPLER_STAGES) if name not in ON_DEVICE)
 
 
 class PendingTokens:
@@ -52,15 +59,18 @@ class PendingTokens:
 class GpuSampler:
     """Samples steps of up to `max_rows` rows, one step after the other.
 
-    Order of calls for a step: `set_params`, `set_mask`, `sample` (enqueued), `fetch`. All of them reuse the same
-    buffers, so they must follow the `tokens()` of the step before.
+    Order of calls for a step: `set_mask`, `enqueue`, `fetch`, `logprobs`. All of them reuse the same buffers, so they
+    must follow the `tokens()` of the step before.
     """
 
     def __init__(self, operators: FusedOperators, max_rows: int, vocab: int, stream: Stream) -> None:
-        self.max_rows, self._stream, device = max_rows, stream, stream.device
-        fields = dict.fromkeys(FLOAT_PARAMS, (torch.float32, max_rows)) | {"top_k": (torch.int32, max_rows)}
+        self.max_rows, self.stream, self._operators, device = max_rows, stream, operators, stream.device
+        floats = (*FLOAT_PARAMS, *PENALTY_PARAMS)
+        fields = dict.fromkeys(floats, (torch.float32, max_rows))
+        fields |= dict.fromkeys(("top_k", "bias_rows", "count_rows"), (torch.int32, max_rows))
         fields |= dict.fromkeys(("seed", "step"), (torch.int64, max_rows))
         self._params = DoubleBuffer(fields, stream)
+        self.adjustments = AdjustmentSlots(max_rows, vocab, stream, operators.count_tokens)
         words = -(-vocab // 32)
         self._masks = DoubleBuffer({"rows": (torch.int32, max_rows)}, stream)
         self._host_words = [pinned_zeros((max_rows, words), torch.int32, device) for _ in range(2)]  # used in turn
@@ -69,8 +79,41 @@ class GpuSampler:
         self._tokens_host = pinned_zeros((max_rows,), torch.int32, device)
         self._sample = operators.make_sampler(max_rows, vocab, device)
 
-    def set_params(self, generations: Sequence[GenerationRequest]) -> None:
-        """Starts uploading the parameters of the next step's rows. Further rows are greedy."""
+    def enqueue(self, generations: Sequence[GenerationRequest], sample_work: DeviceWork) -> None:
+        """Uploads the rows' parameters and enqueues `sample_work`, which calls `sample`.
+
+        If more rows have penalties or a bias than there are slots, `sample_work` runs again for each further group of
+        such rows, and the tokens of its group are kept.
+        """
+        adjusted = [row for row, gen in enumerate(generations) if has_adjustments(gen)]
+        count = self.adjustments.num_slots
+        groups = [adjusted[start : start + count] for start in range(0, len(adjusted), count)] or [[]]
+        kept: list[torch.Tensor] = []
+        for group in groups:
+            slots = self.adjustments.assign([generations[row] for row in group])
+            self._set_params(generations, group, slots)
+            self.stream.enqueue(sample_work)
+            if len(groups) > 1:
+                self.stream.enqueue(self._keep_tokens(kept, group))
+        if len(groups) > 1:
+            self.stream.enqueue(lambda: copy_async(kept[0], self._tokens))
+
+    def _keep_tokens(self, kept: list[torch.Tensor], group: list[int]) -> DeviceWork:
+        """Returns work that keeps the tokens of a group's rows in `kept`; at first those of all rows."""
+        (rows,) = upload([np.array(group, dtype=np.int32)], self.stream.device)
+
+        def keep() -> None:
+            if not kept:
+                kept.append(self._tokens.clone())
+            kept[0].index_copy_(0, rows.long(), self._tokens.index_select(0, rows))
+
+        return keep
+
+    def _set_params(self, generations: Sequence[GenerationRequest], adjusted: list[int], slots: list[int]) -> None:
+        """Starts uploading the parameters of the next step's rows, and the slots of the `adjusted` ones.
+
+        Further rows are greedy.
+        """
         self._params.begin()
         host, count = self._params.host, len(generations)
         for name in (*FLOAT_PARAMS, "top_k"):
@@ -78,6 +121,16 @@ class GpuSampler:
         host["seed"][:count] = [(gen.seed + SEED_RANGE // 2) % SEED_RANGE - SEED_RANGE // 2 for gen in generations]
         host["step"][:count] = [gen.num_sampled for gen in generations]
         host["temperature"][count:] = 0.0
+        host["bias_rows"].fill(-1)
+        host["count_rows"].fill(-1)
+        for row, slot in zip(adjusted, slots, strict=True):
+            gen = generations[row]
+            if gen.params.logit_bias:
+                host["bias_rows"][row] = slot
+            if has_penalties(gen):
+                host["count_rows"][row] = slot
+                for name in PENALTY_PARAMS:
+                    host[name][row] = getattr(gen.params, f"{name}_penalty")
         self._params.upload()
 
     def set_mask(self, mask: TokenMask | None) -> None:
@@ -91,7 +144,7 @@ class GpuSampler:
             self._host_words.reverse()
             words = self._host_words[0][:count]
             words[:, : mask.words.shape[1]] = torch.from_numpy(mask.words)
-            self._stream.enqueue(lambda: copy_async(words, self._words[:count]))
+            self.stream.enqueue(lambda: copy_async(words, self._words[:count]))
         self._masks.upload()
 
     def resolve_placeholders(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -103,13 +156,37 @@ class GpuSampler:
         return torch.where(token_ids < 0, last_tokens, token_ids).clamp_(min=0)
 
     def sample(self, logits: torch.Tensor) -> None:
-        """Samples a token for each row of logits [n, V]. Can be captured."""
+        """Samples a token for each row of logits [n, V], which it does not change. Can be captured."""
         device, count = self._params.device, len(logits)
         inputs = SamplingInputs(*(device[name][:count] for name in SamplingInputs._fields))
-        masks = RowMasks(self._words, self._masks.device["rows"][:count])
-        self._sample(logits, inputs, LogitAdjustments(masks=masks), self._tokens[:count])
+        adjustments = LogitAdjustments(
+            masks=RowMasks(self._words, self._masks.device["rows"][:count]),
+            bias=self.adjustments.bias(device["bias_rows"][:count]),
+            penalties=self.adjustments.penalties(
+                device["count_rows"][:count], **{name: device[name][:count] for name in PENALTY_PARAMS}
+            ),
+        )
+        self._sample(logits, inputs, adjustments, self._tokens[:count])
 
     def fetch(self, count: int) -> PendingTokens:
         """Starts copying the first `count` tokens to the host. The copy must end before the next `sample` runs."""
         host = self._tokens_host[:count]
-        return PendingTokens(host, self._stream.copy_to_host(self._tokens[:count], host))
+        return PendingTokens(host, self.stream.copy_to_host(self._tokens[:count], host))
+
+    def logprobs(self, plan: LogprobPlan, logits: Callable[[], torch.Tensor]) -> LogprobBuffers:
+        """Enqueues the planned logprobs of the step that was just sampled. `logits`: called on the device."""
+        buffers = LogprobBuffers(plan, self.stream.device)
+        if plan.entries:
+            self.stream.enqueue(lambda: buffers.compute(self._operators, logits(), self._tokens))
+            buffers.copy_to_host(self.stream.copy_to_host)
+        return buffers
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compiles what runs outside captured work, on logits [n, V]: counting tokens, and logprobs."""
+        none = torch.full((1,), -1, dtype=torch.int32, device=logits.device)
+        self._operators.count_tokens(
+            torch.zeros((1, logits.shape[1]), dtype=torch.int32, device=none.device), none, none
+        )
+        self._operators.gather_logprobs(logits[:1], none, none)
+        for count in TOP_COUNTS:
+            self._operators.top_logprobs(logits[:1], count)

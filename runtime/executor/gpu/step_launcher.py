@@ -1,12 +1,13 @@
 """Launches steps that a GPU runs without the host: decode batches as CUDA graphs, mixed batches operator by operator.
 
-Both sample on the device, and only token ids return to the host. Batches that need what the device's sampler lacks
-(logprobs, scores, logit_bias, penalties) are left to `SyncStep`.
+Both sample on the device, with penalties, bias and masks, and both compute logprobs there. Batches with a sampling
+parameter that the device's sampler lacks are left to `SyncStep`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -15,12 +16,30 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.gpu.cuda_graphs import DecodeGraphRunner
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler, PendingTokens, can_sample_on_device
-from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Stream
+from plait.runtime.executor.gpu.kv_pool_size import (
+    MAX_DEFAULT_ROWS,
+    CudaMemory,
+    DeviceMemory,
+    default_batch_rows,
+    fit_pool,
+)
+from plait.runtime.executor.gpu.step_logprobs import LogprobBuffers, LogprobPlan
+from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Event, Stream
+from plait.runtime.executor.step import logit_indices, pooled_states
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.sampling.logit_ops import TokenMask
 from plait.runtime.sampling.sampler import SamplerOutput
 
+NUM_TRIAL_CAPTURES = 5  # graphs captured to estimate the memory of all of them
 MAX_GRAPH_ROWS = 512  # for more rows, padding and the page table cost more than launching the operators one by one
+
+
+class LaunchedForward(NamedTuple):
+    """A forward pass on the device. The functions return what it has computed, once it is done."""
+
+    sample_work: DeviceWork
+    logits: Callable[[], torch.Tensor]  # [num_logits, V]
+    hidden: Callable[[], torch.Tensor] | None = None  # [num_logits + num_states, C]; None: not kept
 
 
 class AsyncStep:
@@ -30,29 +49,48 @@ class AsyncStep:
     launch are sampled too: the batch's shape is fixed by then.
     """
 
-    can_overlap = True
-
-    def __init__(self, batch: Batch, sampling: GpuSampler, stream: Stream, sample_work: DeviceWork) -> None:
+    def __init__(self, batch: Batch, runner: TorchRunner, sampling: GpuSampler, forward: LaunchedForward) -> None:
+        self._rows, self._runner, self._sampling, self._forward = batch.rows, runner, sampling, forward
         self._generations = [gen for _, gen in batch.sampled_requests]
-        self._sampling, self._stream, self._sample_work = sampling, stream, sample_work
+        self._has_states = batch.num_states > 0
+        self._plan = LogprobPlan.of(batch.rows)
         self._pending: PendingTokens | None = None
+        self._logprobs: LogprobBuffers | None = None
+        self._end: Event | None = None
+
+    @property
+    def can_overlap(self) -> bool:
+        """Pooled states are read by the host, which waits for them."""
+        return not self._has_states
 
     @torch.inference_mode()
     def sample(self, mask: TokenMask | None) -> None:
         if self._generations:
-            self._sampling.set_params(self._generations)
             self._sampling.set_mask(mask)
-            self._stream.enqueue(self._sample_work)
+            self._sampling.enqueue(self._generations, self._forward.sample_work)
             self._pending = self._sampling.fetch(len(self._generations))
+        if not self._plan.is_empty:
+            self._logprobs = self._sampling.logprobs(self._plan, self._forward.logits)
+        if self._has_states:
+            self._end = self._sampling.stream.record_event()
 
     @property
     def is_done(self) -> bool:
-        return self._pending is None or self._pending.is_ready
+        has_tokens = self._pending is None or self._pending.is_ready
+        has_logprobs = self._logprobs is None or self._logprobs.is_ready
+        return has_tokens and has_logprobs and (self._end is None or self._end.is_complete)
 
     def collect(self) -> SamplerOutput:
-        if self._pending is None:  # the batch had only prompt chunks, which sample nothing
-            return SamplerOutput()
-        return SamplerOutput(tokens=dict(zip(self._generations, self._pending.tokens(), strict=True)))
+        output = SamplerOutput()
+        if self._pending is not None:
+            output.tokens |= zip(self._generations, self._pending.tokens(), strict=True)
+        if self._logprobs is not None:
+            self._logprobs.add_to(output)
+        if self._end is not None:
+            assert self._forward.hidden is not None
+            self._end.wait()
+            output.states = pooled_states(self._runner, self._forward.hidden(), self._rows)
+        return output
 
 
 class GpuStepLauncher:
@@ -60,7 +98,7 @@ class GpuStepLauncher:
 
     def __init__(self, runner: TorchRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
         assert runner.kernels.fused is not None
-        self.runner, self.stream = runner, stream
+        self.runner, self.stream, self.max_batch_rows = runner, stream, max_batch_rows
         self.sampling = GpuSampler(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
         self.graphs: DecodeGraphRunner | None = None
         if capture:
@@ -69,52 +107,108 @@ class GpuStepLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: Batch, *, overlapped: bool) -> AsyncStep | None:
-        """Starts a step's forward pass; None if a row needs more than sampled tokens.
+        """Starts a step's forward pass; None if the device's sampler lacks something that a row needs.
 
         An overlapped step is refused also if its graph is not captured yet: the capture's trial runs would overwrite
         the tokens of the step in flight.
         """
-        if not all(_needs_tokens_only(row) for row in batch.rows):
+        if not all(_is_for_device(row) for row in batch.rows):
             return None
         key = self.graphs.graph_key(batch) if self.graphs is not None else None
         if key is None or self.graphs is None:
-            sample_work = self._forward(batch)
+            forward = self._forward(batch)
         elif overlapped and key not in self.graphs.graphs:
             return None
         else:
             self.num_graph_replays += 1
-            sample_work = self.graphs.forward(batch, key)
+            graphs, num_rows = self.graphs, len(batch.rows)
+            forward = LaunchedForward(graphs.forward(batch, key), lambda: graphs.logits(num_rows))
         self.num_overlapped += overlapped
-        return AsyncStep(batch, self.sampling, self.stream, sample_work)
+        return AsyncStep(batch, self.runner, self.sampling, forward)
 
-    def _forward(self, batch: Batch) -> DeviceWork:
-        """Starts the forward pass operator by operator. Returns the sampling work."""
-        inputs, hidden = self.runner.prepare_inputs(batch), []
+    def _forward(self, batch: Batch) -> LaunchedForward:
+        """Starts the forward pass operator by operator."""
+        inputs, rows = self.runner.prepare_inputs(batch), batch.rows
+        sampled = [index for index, _ in batch.sampled_requests]
+        for_logits = logit_indices(rows) if batch.num_states else None
+        hidden: list[torch.Tensor] = []
+        logits: list[torch.Tensor] = []
 
         def forward() -> None:
             resolved = inputs._replace(token_ids=self.sampling.resolve_placeholders(inputs.token_ids))
-            hidden.append(self.runner.run_forward(resolved))
+            states = self.runner.run_forward(resolved)
+            if for_logits is not None:
+                hidden.append(states)
+                states = states[for_logits]
+            if len(states):
+                logits.append(self.runner.model.unconverted_logits(states))
+
+        def sample() -> None:
+            is_sampled = logits[0] if len(sampled) == len(logits[0]) else logits[0][sampled]
+            self.sampling.sample(is_sampled)
 
         self.stream.enqueue(forward)
-        return lambda: self.sampling.sample(self.runner.model.logits(hidden[0]))
+        return LaunchedForward(sample, lambda: logits[0], (lambda: hidden[0]) if for_logits is not None else None)
 
 
-def _needs_tokens_only(row: ScheduledRequest) -> bool:
-    return (
-        isinstance(row.request, GenerationRequest)
-        and row.num_logits == row.is_sampled
-        and can_sample_on_device(row.request)
+def _is_for_device(row: ScheduledRequest) -> bool:
+    """Whether the device can compute all that the row asks for. Guessed tokens are verified on the host."""
+    return not isinstance(row.request, GenerationRequest) or (
+        not row.num_draft_tokens and can_sample_on_device(row.request)
     )
 
 
 def make_gpu_step_launcher(
     config: EngineConfig, runner: TorchRunner, progress: Callable[[float], None] = lambda fraction: None
 ) -> GpuStepLauncher | None:
-    """Returns a launcher with all graphs captured; None without CUDA or without Triton's operators."""
-    if runner.device.type != "cuda" or runner.kernels.fused is None:
+    """Chooses the size of the KV pool; returns a launcher with all graphs captured.
+
+    None without CUDA, where the pool keeps its size, and without Triton's operators.
+    """
+    if runner.device.type != "cuda":
         return None
-    launcher = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
+    return prepare_device(config, runner, CudaMemory(runner.device), lambda: CudaStream(runner.device), progress)
+
+
+def prepare_device(
+    config: EngineConfig,
+    runner: TorchRunner,
+    memory: DeviceMemory,
+    make_stream: Callable[[], Stream],
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> GpuStepLauncher | None:
+    """`make_gpu_step_launcher` for a device with this memory."""
+
+    def capture_trial() -> tuple[object, int]:
+        return _capture_trial(config, runner, memory, make_stream()) if runner.kernels.fused is not None else (None, 0)
+
+    fit_pool(runner, config, memory, capture_trial)
+    if runner.kernels.fused is None:
+        return None
+    max_batch_rows = config.max_batch_rows or default_batch_rows(runner.num_pages)
+    launcher = GpuStepLauncher(runner, max_batch_rows, make_stream(), config.cuda_graphs)
     if launcher.graphs is not None:
         with torch.inference_mode():
             launcher.graphs.capture_all(progress)
     return launcher
+
+
+def _capture_trial(
+    config: EngineConfig, runner: TorchRunner, memory: DeviceMemory, stream: Stream
+) -> tuple[GpuStepLauncher, int]:
+    """Allocates the buffers of the largest launcher and captures its largest graphs, for `profile_memory`.
+
+    The graphs share the memory of their activations; each further one takes as much more as the last ones did.
+    """
+    runner.max_session_tokens = runner.context_length  # the page table's, with the final pool
+    launcher = GpuStepLauncher(runner, config.max_batch_rows or MAX_DEFAULT_ROWS, stream, config.cuda_graphs)
+    if launcher.graphs is None:
+        return launcher, 0
+    keys = launcher.graphs.all_keys()
+    with torch.inference_mode():
+        launcher.graphs.capture_all(keys=keys[:1])
+        free_after_first = memory.free()
+        further = keys[1:NUM_TRIAL_CAPTURES]
+        launcher.graphs.capture_all(keys=further)
+    bytes_per_graph = max(0, free_after_first - memory.free()) // max(1, len(further))
+    return launcher, bytes_per_graph * max(0, len(keys) - NUM_TRIAL_CAPTURES)

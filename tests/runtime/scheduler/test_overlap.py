@@ -18,6 +18,7 @@ from shared_prefix_reference import LEADER_READS
 from tiny_hf_models import randomized
 
 from plait.runtime.config import engine_config
+from plait.runtime.executor.gpu import step_launcher
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
@@ -226,7 +227,9 @@ def test_masks_are_set_after_the_forward_pass_is_launched(model):
     assert_same(outcomes, run(model.plain, arrivals))
 
 
-def test_calls_that_need_the_host_run_beside_overlapped_ones(model):
+def test_calls_that_need_the_host_run_beside_overlapped_ones(model, monkeypatch):
+    """As a sampling parameter would that the device's sampler does not know."""
+    monkeypatch.setattr(step_launcher, "can_sample_on_device", lambda gen: not gen.params.logprobs)
     arrivals = [(0, message) for _, message in arrivals_of(3, n=40)]
     arrivals += [
         (10, message)

@@ -116,6 +116,7 @@ CASES = {
         lambda: logprobs.gather_logprobs(empty(64, 128_256), i32(200), i32(200)), chips=ARCHITECTURES
     ),
     "top logprobs": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20), chips=ARCHITECTURES),
+    "128 top logprobs": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 128), chips=ARCHITECTURES),
     "int4 with minima and bias, 16 rows": Case(
         lambda: quantized_matmul.int4_matmul(
             empty(16, 2048, dtype=F16), int4(6144, 2048, 128, True), empty(6144, dtype=F16)

@@ -13,6 +13,7 @@ from triton_device import DEVICE
 
 from plait.kernels.reference import sampling as reference
 from plait.kernels.triton.sampling import logprobs
+from plait.runtime.sampling_params import MAX_TOP_LOGPROBS
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
@@ -42,7 +43,15 @@ def test_top_logprobs_equal_the_reference(rows, vocab, count, seed, dtype):
     torch.testing.assert_close(values, expected_values, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [0, 21])
+def test_the_most_top_logprobs_that_a_request_may_ask_for():
+    logits = logits_of(2, 200, 1.0, 3, torch.float32)
+    values, ids = logprobs.top_logprobs(logits, MAX_TOP_LOGPROBS)
+    expected_values, expected_ids = reference.top_logprobs(logits, MAX_TOP_LOGPROBS)
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(values, expected_values, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, 129])
 def test_unsupported_counts_raise(count):
-    with pytest.raises(ValueError, match="1 to 20"):
+    with pytest.raises(ValueError, match="1 to 128"):
         logprobs.top_logprobs(torch.zeros(1, 100), count)
