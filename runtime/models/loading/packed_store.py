@@ -26,11 +26,21 @@ from plait.runtime.model_files import array_file, packed_cache
 from plait.runtime.model_files.array_file import ArrayFile, Bytes, DamagedFile
 from plait.runtime.model_files.packed_cache import CacheHeader, Source, UnusableFolder
 from plait.runtime.models.checkpoint_interface import Checkpoint
+from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 Packed = TypeVar("Packed", PackedWeight, PackedPair)
 LOWEST_PRIORITY = 19
-_FOLDERS = ("model_files", "models", "weights")  # of the runtime: what they do decides what is packed
-_PACKING_MODULES = ("forms", "gguf_blocks", "packed_weights")
+_SOURCES = (
+    "models/loading/cpu_weights.py",
+    "models/loading/packed_store.py",
+    "models/rope.py",
+    "model_files/array_file.py",
+    "model_files/gguf.py",
+    "model_files/safetensors_bytes.py",
+    "weights/gguf_checkpoint.py",
+    "weights/safetensors_checkpoint.py",
+)
+_GEMM_SOURCES = ("forms.py", "gguf_blocks.py", "packed_weights.py")
 
 
 class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -139,18 +149,18 @@ class PackedStore:
 def weights_key(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
     """Returns the key of a checkpoint's packed weights in the cache. Raises OSError."""
     stored = [f"{name} {checkpoint.stored_type(name)}" for name in checkpoint.names()]
-    depends_on = [_packing_hash(), checkpoint.container, weight_format, repr(checkpoint.config), *stored]
+    family = FAMILIES_BY_NAME[checkpoint.config.architecture]
+    layer = (family.packed_layer, family.gguf_permuted_qk, sorted(family.gguf_layer_names.items()))
+    depends_on = [_packing_hash(), checkpoint.container, weight_format, repr(layer), repr(checkpoint.config), *stored]
     return packed_cache.model_key(checkpoint.paths, depends_on)
 
 
 @cache
 def _packing_hash() -> str:
     """Returns a checksum of the sources that decide which bytes are packed."""
-    runtime = Path(__file__).parents[2]
-    sources = [path for folder in _FOLDERS for path in sorted((runtime / folder).rglob("*.py"))]
-    sources += [Path(packed_weights.__file__).with_name(f"{name}.py") for name in _PACKING_MODULES]
-    assert Path(__file__) in sources, "without these sources, weights of an older layout would be mapped"
-    return f"{zlib.crc32(b''.join(path.name.encode() + path.read_bytes() for path in sources)):08x}"
+    runtime, gemm = Path(__file__).parents[2], Path(packed_weights.__file__).parent
+    sources = [*(runtime / name for name in _SOURCES), *(gemm / name for name in _GEMM_SOURCES)]
+    return f"{zlib.crc32(b''.join(path.read_bytes() for path in sources)):08x}"
 
 
 def _find(key: str, threads: PackingThreads) -> dict[str, list[PackedWeight | PackedPair]]:
