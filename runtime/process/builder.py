@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
-from plait.constrained.guidance.llguidance_grammar import warm_up
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -63,14 +62,8 @@ def build_engine_loop(
 
 
 def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
-    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails.
-
-    Also builds what the first constraint would wait for.
-    """
+    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
     try:
-        tokenizer = load_tokenizer(model_path)
+        return load_tokenizer(model_path)
     except PlaitError:
         return None
-    tokenizer.vocabulary.warm_up()
-    warm_up(tokenizer.vocabulary)
-    return tokenizer

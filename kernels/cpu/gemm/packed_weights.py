@@ -39,7 +39,7 @@ def run_in_turn(run: Callable[[Any], None], jobs: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has zeros."""
+    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has weights of 0."""
 
     data: Bytes  # [tiles, units, bytes of a unit]
     form: Form
@@ -225,9 +225,7 @@ def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]], run: RunJobs) -> N
 def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> None:
     """Packs tiles [first, last) of a weight."""
     form, target = weight.form, data[first:last]
-    rows = weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS]
-    missing = -len(rows) % TILE_OUTPUTS
-    rows = _pad_outputs(rows)
+    rows = _pad_outputs(weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS])
     if form.is_float:
         words = np.ascontiguousarray(rows).view(np.uint32)
         lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], form.bits)
@@ -247,8 +245,6 @@ def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> Non
         to = target[:, :, begin:end].view(items.dtype).reshape(*target.shape[:2], blocks, TILE_OUTPUTS)
         np.copyto(to, outputs.transpose(0, 2, 3, 1))
         begin = end
-    if missing:
-        _clear_outputs(form, target[-1], TILE_OUTPUTS - missing)
 
 
 def _write_lines(form: Form, qvalues: Bytes, target: Bytes) -> None:
@@ -266,12 +262,6 @@ def _write_lines(form: Form, qvalues: Bytes, target: Bytes) -> None:
         outputs = lines.reshape(tiles, 2, HALF_TILE, units, form.blocks, width)
         np.copyto(to[..., line : line + width, :], outputs.transpose(0, 3, 4, 1, 5, 2))
         shift, line = shift + width, line + width
-
-
-def _clear_outputs(form: Form, tile: Bytes, first: int) -> None:
-    """Makes the bytes of outputs from `first` on zeros, in a tile [units, bytes]."""
-    places = np.argsort(_byte_order(form)).reshape(TILE_OUTPUTS, -1)
-    tile[:, places[first:].reshape(-1)] = 0
 
 
 @cache
