@@ -64,8 +64,11 @@ class UnusableFolder(Exception):
 
 
 def folder() -> Path:
-    """Returns the folder of packed weights, which may not exist yet."""
-    return cache_folder() / "packed-weights"
+    """Returns the folder of packed weights, which may not exist yet. Raises UnusableFolder for a user without one."""
+    try:
+        return cache_folder() / "packed-weights"
+    except RuntimeError as error:
+        raise UnusableFolder("this user has no home folder; set XDG_CACHE_HOME") from error
 
 
 def limit_bytes() -> int:

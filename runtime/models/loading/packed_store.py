@@ -6,6 +6,7 @@ wrong with the cache, the weights are packed from the model's files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -155,6 +156,26 @@ def weights_key(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
     return packed_cache.model_key(checkpoint.paths, depends_on)
 
 
+def describe(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
+    """Says for `plait check` where the packed weights of a checkpoint are on disk."""
+    try:
+        limit = packed_cache.limit_bytes()
+        if not limit:
+            return f"not kept on disk ({packed_cache.LIMIT_VARIABLE} is 0)"
+        key = weights_key(checkpoint, weight_format)
+        found = packed_cache.load(key)
+        used = sum(status.st_size for _, status in packed_cache.stored_files())
+        share = f"{used / 1e9:.1f} of {limit / 1e9:g} GB are used"
+        if found is None:
+            return f"the next start packs them, and keeps them in {packed_cache.folder()}; {share}"
+        size = packed_cache.path_of(key).stat().st_size
+        return f"mapped from {packed_cache.path_of(key)} ({size / 1e6:.0f} MB); {share}"
+    except DamagedFile as error:
+        return f"the next start packs them again: {error}"
+    except (UnusableFolder, OSError) as error:
+        return f"not kept on disk: {error}"
+
+
 @cache
 def _packing_hash() -> str:
     """Returns a checksum of the sources that decide which bytes are packed."""
@@ -194,7 +215,8 @@ def _mapped_weights(
 
 def _save(header: CacheHeader, arrays: Sequence[Bytes]) -> None:
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread
     try:
         packed_cache.store(header, arrays)
     except UnusableFolder as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +143,33 @@ def test_limit_zero_switches_the_cache_off(tmp_path, own_folder, monkeypatch):
     load(folder, own_folder)
     monkeypatch.setenv("PLAIT_PACKED_CACHE_GB", "0")
     assert not are_mapped(load(folder, own_folder))
+
+
+def test_check_describes_the_file(tmp_path, own_folder, monkeypatch):
+    folder = save_model(tmp_path / "model")
+    checkpoint = open_checkpoint(folder)
+    assert "the next start packs them, and keeps them in" in packed_store.describe(checkpoint, "int8")
+    load(folder, own_folder, "int8")
+    ((path, _),) = packed_cache.stored_files()
+    assert f"mapped from {path}" in packed_store.describe(checkpoint, "int8")
+    path.write_bytes(b"x" * 100)
+    assert "packs them again" in packed_store.describe(checkpoint, "int8")
+    monkeypatch.setenv("PLAIT_PACKED_CACHE_GB", "0")
+    assert "not kept on disk" in packed_store.describe(checkpoint, "int8")
+    monkeypatch.setenv("PLAIT_PACKED_CACHE_GB", "?")
+    assert "not a number" in packed_store.describe(checkpoint, "int8")
+
+
+def test_a_user_without_a_home_folder_packs(tmp_path, own_folder, monkeypatch, capfd):
+    folder = save_model(tmp_path / "model")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", _no_home)
+    assert not are_mapped(load(folder, own_folder))
+    assert "set XDG_CACHE_HOME" in capfd.readouterr().err
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_small_models_are_not_kept(tmp_path, own_folder, monkeypatch):
