@@ -28,7 +28,8 @@ def check(model: str | None, weights: WeightFormat | None = None, backend: Model
         if uses_transformers(config, path):
             lines |= _describe_for_transformers(path, config)
         else:
-            lines |= _describe(path) | {"weights": _weights(path, weights)}
+            lines |= _describe(path)
+            lines |= _weights(path, weights)
     except (plait.ModelError, plait.InputError) as error:
         failure = error
     width = max(len(name) for name in lines)
@@ -90,8 +91,11 @@ def _embeddings(path: Path) -> str:
     return description + (", scaled to the length 1" if pooling.normalize else "")
 
 
-def _weights(path: Path, weights: WeightFormat | None) -> str:
-    """Returns the weight format that would run here, and why. Raises InputError for one that cannot run here."""
+def _weights(path: Path, weights: WeightFormat | None) -> dict[str, str]:
+    """Returns the weight format that would run here, why, and where packed weights are kept.
+
+    Raises InputError for a format that cannot run here.
+    """
     from plait.runtime.config import engine_config
     from plait.runtime.executor.backend_selection import (
         require_torch_for,
@@ -103,8 +107,11 @@ def _weights(path: Path, weights: WeightFormat | None) -> str:
     config = engine_config(weights=weights)
     checkpoint = open_checkpoint(path)
     chosen = resolve_weight_format(config, checkpoint)
-    if chosen.packed:
-        require_torch_for_rounding(checkpoint, chosen.weight_format)
-    else:
+    lines = {"weights": f"{chosen.weight_format} ({chosen.reason})"}
+    if not chosen.packed:
         require_torch_for(config, path)
-    return f"{chosen.weight_format} ({chosen.reason})"
+        return lines
+    require_torch_for_rounding(checkpoint, chosen.weight_format)
+    from plait.runtime.models.loading.packed_store import describe
+
+    return lines | {"packed weights": describe(checkpoint, chosen.weight_format)}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -116,10 +117,34 @@ class GGUFFile:
 def open_gguf(path: str | Path, *, metadata_only: bool = False) -> GGUFFile:
     """Maps a GGUF file (version 2 or 3, little-endian) and reads its header.
 
-    With `metadata_only`, the list of tensors is not read and stays empty. Raises ModelNotFound, CorruptModel or
-    UnsupportedModel.
+    With `metadata_only`, the list of tensors may not be read and be empty. While an object for the complete file
+    exists and the file has not changed, that is returned: a header takes a tenth of a second. Raises ModelNotFound,
+    CorruptModel or UnsupportedModel.
     """
     path = Path(path)
+    version = _version(path)
+    known = _OPEN_FILES.get((path, *version)) if version else None
+    if known is not None:
+        return known
+    file = _read_file(path, metadata_only)
+    if version and version == _version(path) and not metadata_only:
+        _OPEN_FILES[path, *version] = file
+    return file
+
+
+_OPEN_FILES = WeakValueDictionary[tuple[Any, ...], GGUFFile]()  # path and version -> the file, if it is in use
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes with the file's contents; empty if there is no file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _read_file(path: Path, metadata_only: bool) -> GGUFFile:
     mapped = _mmap_file(path)
     reader = _HeaderReader(path.name, mapped)
     num_tensors, num_entries = reader.preamble()

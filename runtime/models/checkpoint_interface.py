@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ class Checkpoint(Protocol):
     @property
     def container(self) -> Literal["gguf", "safetensors"]:
         """The format of the files."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that decide about the weights."""
 
     def names(self) -> tuple[str, ...]:
         """The names of all tensors of the model, in the order of the layers."""

@@ -7,13 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
-from plait.constrained.guidance.llguidance_grammar import warm_up
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.executor.runner import StartupProgress
 from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
+from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -27,6 +27,7 @@ def build_engine_loop(
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
     """Returns an engine loop that is ready to step. Raises ModelError or InputError before it starts any process."""
+    file = None if model_path.is_dir() else open_gguf(model_path)  # kept open, so that all readers share its header
     with ThreadPoolExecutor(1) as beside:  # a tokenizer takes 0.4 s
         loading = list[Future[Tokenizer | None]]()
         runner, sampler, launcher = make_runner(
@@ -41,8 +42,9 @@ def build_engine_loop(
         vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False, in_place=True
     )
     compiler.start()
-    trim_heap()
     pooling, embeddings = read_pooling(model_path), None
+    del file
+    trim_heap()
     if not isinstance(pooling, UnsupportedPooling):
         embeddings = EmbeddingInfo(runner.config.hidden_size, pooling.kind, pooling.normalize, pooling.prompt)
     welcome = Welcome(
@@ -61,14 +63,8 @@ def build_engine_loop(
 
 
 def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
-    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails.
-
-    Also builds what the first constraint would wait for.
-    """
+    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
     try:
-        tokenizer = load_tokenizer(model_path)
+        return load_tokenizer(model_path)
     except PlaitError:
         return None
-    tokenizer.vocabulary.warm_up()
-    warm_up(tokenizer.vocabulary)
-    return tokenizer

@@ -64,6 +64,10 @@ class GGUFCheckpoint:
             info = self.file.tensors.get(self._gguf_name(name))
             check_shape(name, info.shape if info else None, shape)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.file.path,)
+
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 

@@ -54,6 +54,10 @@ class SafetensorsCheckpoint:
                 file = self.file_by_tensor.get(part)
                 check_shape(part, self._stored_shape(file, part) if file else None, expected)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(self.folder / name for name in ("config.json", *sorted(set(self.file_by_tensor.values()))))
+
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 

@@ -7,7 +7,7 @@ inputs or of a superblock of 256.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +35,21 @@ def _half(blocks: Bytes, offset: int) -> Halves:
     return halves
 
 
-def _fields(packed: Bytes, width: int, group: int) -> Bytes:
-    """Unpacks fields of `width` bits: of each `group` bytes, the lowest field of every byte, then the next fields."""
-    grouped = packed.reshape(len(packed), -1, 1, group)
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    fields: Bytes = (grouped >> shifts) & np.uint8(2**width - 1)
-    return fields.reshape(len(packed), -1)
+def _fields(packed: Bytes, width: int, group: int, at: int = 0) -> Bytes:
+    """Unpacks fields of `width` bits: of each `group` bytes, the lowest field of every byte, then the next fields.
 
-
-def _shifted(x: Bytes, by: int) -> Bytes:
-    return x << np.uint8(by)
+    A field becomes the bits from `at` on of its byte.
+    """
+    kind: Any = np.uint8 if group % 4 else np.uint32
+    words = np.ascontiguousarray(packed).view(kind)
+    grouped = words.reshape(len(packed), -1, group // words.itemsize)
+    mask = kind(int.from_bytes(bytes([2**width - 1 << at]) * words.itemsize, "little"))
+    fields = np.empty((*grouped.shape[:2], 8 // width, grouped.shape[2]), words.dtype)
+    for i in range(8 // width):
+        by = width * i - at
+        shifted = grouped >> kind(by) if by > 0 else grouped << kind(-by) if by else grouped
+        np.bitwise_and(shifted, mask, out=fields[:, :, i])
+    return fields.view(np.uint8).reshape(len(packed), -1)
 
 
 def _signed(scales: Bytes, offset: int) -> Bytes:
@@ -60,9 +65,15 @@ def _q4_1(blocks: Bytes) -> Unpacked:
     return Unpacked(_fields(blocks[:, 4:], 4, 16), _half(blocks, 0), _half(blocks, 2))
 
 
+# The eight bits of a byte, each as bit 4 of a byte, in a word.
+_FIFTH_BITS = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") * np.uint8(16)).view(
+    np.uint64
+)[:, 0]
+
+
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
     """Joins the nibbles `low` [N, 16] and the fifth bits `high` [N, 4] of 32 integers."""
-    return _fields(low, 4, 16) | _shifted(np.unpackbits(high, axis=-1, bitorder="little"), 4)
+    return _fields(low, 4, 16) | _FIFTH_BITS[high].view(np.uint8)
 
 
 def _q5_0(blocks: Bytes) -> Unpacked:
@@ -82,17 +93,20 @@ def _q2_k(blocks: Bytes) -> Unpacked:
 
 
 def _q3_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 32:96], 2, 32) | _shifted(_fields(blocks[:, :32], 1, 32), 2)
-    scales = _fields(blocks[:, 96:104], 4, 8) | _shifted(_fields(blocks[:, 104:108], 2, 4), 4)
+    qvalues = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32, at=2)
+    scales = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4, at=4)
     return Unpacked(qvalues, _half(blocks, 108), scales=_signed(scales, 32))
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Bytes, Bytes]:
     """Q4_K and Q5_K: eight scales and eight minima of 6 bits in the 12 bytes from 4 on."""
-    first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = np.concatenate([first & 63, (mixed & 15) | ((first >> 2) & 48)], axis=1)
-    minima = np.concatenate([second & 63, (mixed >> 4) | ((second >> 2) & 48)], axis=1)
-    return scales, minima
+    first, second, mixed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32).T
+    six, four, upper = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    scales, minima = np.empty((2, len(blocks), 2), np.uint32)
+    scales[:, 0], scales[:, 1] = first & six, (mixed & four) | ((first >> np.uint32(2)) & upper)
+    minima[:, 0] = second & six
+    minima[:, 1] = ((mixed >> np.uint32(4)) & four) | ((second >> np.uint32(2)) & upper)
+    return scales.view(np.uint8), minima.view(np.uint8)
 
 
 def _q4_k(blocks: Bytes) -> Unpacked:
@@ -100,17 +114,17 @@ def _q4_k(blocks: Bytes) -> Unpacked:
 
 
 def _q5_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 48:], 4, 32) | _shifted(_fields(blocks[:, 16:48], 1, 32), 4)
+    qvalues = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32, at=4)
     return Unpacked(qvalues, _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, :128], 4, 64) | _shifted(_fields(blocks[:, 128:192], 2, 32), 4)
+    qvalues = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32, at=4)
     return Unpacked(qvalues, _half(blocks, 208), scales=blocks[:, 192:208])
 
 
 def _iq4_xs(blocks: Bytes) -> Unpacked:
-    scales = _fields(blocks[:, 4:8], 4, 1) | _shifted(_fields(blocks[:, 2:4], 2, 1), 4)
+    scales = _fields(blocks[:, 4:8], 4, 1) | _fields(blocks[:, 2:4], 2, 1, at=4)
     return Unpacked(_fields(blocks[:, 8:], 4, 16), _half(blocks, 0), scales=_signed(scales, 32))
 
 

@@ -1,13 +1,12 @@
 """Packs weights into tiles (`forms`), from GGUF's blocks without loss, or from floats rounded to 4 or 8 bits.
 
-Rows are packed a few tiles at a time, so that the intermediate arrays stay in a core's cache, by several threads.
+Rows are packed a few tiles at a time, so that the intermediate arrays stay in a core's cache. `run` runs these jobs, by
+several threads where the caller has them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,17 +22,24 @@ from plait.kernels.cpu.gemm.forms import (
     TILE_OUTPUTS,
     Form,
 )
-from plait.kernels.cpu.gemm.gguf_blocks import UNPACK, Unpacked
+from plait.kernels.cpu.gemm.gguf_blocks import UNPACK
 from plait.kernels.cpu.kernel_args import aligned_empty
 
 Bytes = npt.NDArray[np.uint8]
 ROUNDED_FORMS = {4: "Q4_1", 8: "Q8_0"}  # bits -> the form of weights that `quantize` rounds
-CHUNK_WEIGHTS = 1 << 17  # weights that a thread unpacks at a time
+CHUNK_WEIGHTS = 1 << 18  # weights that a thread unpacks at a time
+RunJobs = Callable[[Callable[[Any], None], Sequence[Any]], None]  # calls a function with each of some jobs
+
+
+def run_in_turn(run: Callable[[Any], None], jobs: Sequence[Any]) -> None:
+    """Runs jobs one after the other."""
+    for job in jobs:
+        run(job)
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has zeros."""
+    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has weights of 0."""
 
     data: Bytes  # [tiles, units, bytes of a unit]
     form: Form
@@ -96,16 +102,18 @@ def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> StoredWe
     return StoredWeight(raw.reshape(shape[0], -1), form)
 
 
-def quantize(weight: npt.NDArray[np.float32], bits: int) -> StoredWeight:
+def quantize(weight: npt.NDArray[np.float32], bits: int, run: RunJobs = run_in_turn) -> StoredWeight:
     """`quantize_rows` of a float weight [O, C]."""
-    return quantize_rows((len(weight), weight.shape[1]), lambda rows: weight[rows], bits)
+    return quantize_rows((len(weight), weight.shape[1]), lambda rows: weight[rows], bits, run)
 
 
-def quantize_rows(shape: tuple[int, ...], read: Callable[[slice], npt.NDArray[np.float32]], bits: int) -> StoredWeight:
+def quantize_rows(
+    shape: tuple[int, ...], read: Callable[[slice], npt.NDArray[np.float32]], bits: int, run: RunJobs = run_in_turn
+) -> StoredWeight:
     """Rounds a float weight [O, C], of which `read` returns some rows, to Q4_1 or Q8_0.
 
     In 4 bits between the block's smallest and largest value, in 8 bits by the largest magnitude. Rounds a few rows at a
-    time, by several threads. Raises ValueError unless C is a multiple of 32.
+    time. Raises ValueError unless C is a multiple of 32.
     """
     outputs, inputs = shape
     if inputs % QUANT_BLOCK:
@@ -118,7 +126,7 @@ def quantize_rows(shape: tuple[int, ...], read: Callable[[slice], npt.NDArray[np
         rows = slice(first, first + step)
         rounded[rows] = _rounded_blocks(read(rows), bits)
 
-    _run_jobs(round_rows, range(0, outputs, step))
+    run(round_rows, range(0, outputs, step))
     return StoredWeight(rounded, form)
 
 
@@ -144,15 +152,15 @@ def _divide(blocks: npt.NDArray[np.float32], scales: npt.NDArray[np.float16]) ->
     return np.rint(quotients)
 
 
-def pack(weight: StoredWeight) -> PackedWeight:
+def pack(weight: StoredWeight, run: RunJobs = run_in_turn) -> PackedWeight:
     """Packs a weight into tiles."""
     tiles = -(-len(weight.rows) // TILE_OUTPUTS)
     data = _empty(weight, tiles)
-    _pack_into([(weight, data)])
+    _pack_into([(weight, data)], run)
     return PackedWeight(data, weight.form, len(weight.rows))
 
 
-def pack_concatenated(parts: Sequence[StoredWeight]) -> tuple[PackedWeight, ...]:
+def pack_concatenated(parts: Sequence[StoredWeight], run: RunJobs = run_in_turn) -> tuple[PackedWeight, ...]:
     """Packs weights with the same inputs, to be multiplied as one; neighbours of the same form become one weight.
 
     All but the last must have a multiple of 32 outputs.
@@ -163,7 +171,7 @@ def pack_concatenated(parts: Sequence[StoredWeight]) -> tuple[PackedWeight, ...]
             merged[-1] = StoredWeight(np.concatenate([merged[-1].rows, part.rows]), part.form)
         else:
             merged.append(part)
-    return tuple(pack(part) for part in merged)
+    return tuple(pack(part, run) for part in merged)
 
 
 @dataclass(frozen=True)
@@ -180,18 +188,22 @@ class PackedPair:
         return int(self.data.shape[1])
 
 
-def pack_pair(first: StoredWeight, second: StoredWeight) -> PackedPair:
+def pack_pair(first: StoredWeight, second: StoredWeight, run: RunJobs = run_in_turn) -> PackedPair:
     """Packs two weights of the same shape so that their tiles alternate."""
     tiles = -(-len(first.rows) // TILE_OUTPUTS)
     sizes = [weight.inputs // weight.form.unit_inputs * weight.form.unit_bytes for weight in (first, second)]
     data = aligned_empty((tiles, sum(sizes)), np.uint8)
-    halves = [data[:, : sizes[0]], data[:, sizes[0] :]]
-    views = [
-        half.reshape(tiles, -1, weight.form.unit_bytes) for half, weight in zip(halves, (first, second), strict=True)
-    ]
-    _pack_into([(first, views[0]), (second, views[1])])
+    pair = pair_of(data, (first.form, second.form), (len(first.rows), len(second.rows)), sizes[0])
+    _pack_into([(first, pair.first.data), (second, pair.second.data)], run)
+    return pair
+
+
+def pair_of(data: Bytes, forms: tuple[Form, Form], outputs: tuple[int, int], first_bytes: int) -> PackedPair:
+    """Two weights whose tiles alternate in memory [tiles, bytes]; `first_bytes`: of a tile of the first one."""
+    halves = [data[:, :first_bytes], data[:, first_bytes:]]
     one, two = (
-        PackedWeight(view, weight.form, len(weight.rows)) for view, weight in zip(views, (first, second), strict=True)
+        PackedWeight(half.reshape(len(data), -1, form.unit_bytes), form, rows)
+        for half, form, rows in zip(halves, forms, outputs, strict=True)
     )
     return PackedPair(data, one, two)
 
@@ -201,60 +213,55 @@ def _empty(weight: StoredWeight, tiles: int) -> Bytes:
     return aligned_empty((tiles, weight.inputs // weight.form.unit_inputs, weight.form.unit_bytes), np.uint8)
 
 
-def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]]) -> None:
-    """Packs weights into their memory, with as many threads as there are processors."""
+def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]], run: RunJobs) -> None:
+    """Packs weights into their memory."""
     jobs = []
     for weight, data in targets:
         tiles_per_job = max(1, CHUNK_WEIGHTS // (TILE_OUTPUTS * weight.inputs))
         jobs += [(weight, data, first, first + tiles_per_job) for first in range(0, len(data), tiles_per_job)]
-    _run_jobs(lambda job: _pack_tiles(*job), jobs)
-
-
-def _run_jobs(run: Callable[[Any], None], jobs: Sequence[Any]) -> None:
-    """Runs jobs, with as many threads as there are processors if they are many."""
-    if len(jobs) < 4:
-        for job in jobs:
-            run(job)
-        return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as pool:
-        for _ in pool.map(run, jobs):
-            pass
+    run(lambda job: _pack_tiles(*job), jobs)
 
 
 def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> None:
     """Packs tiles [first, last) of a weight."""
     form, target = weight.form, data[first:last]
-    rows = weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS]
+    rows = _pad_outputs(weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS])
     if form.is_float:
-        words = _pad_outputs(np.ascontiguousarray(rows).view(np.uint32))
+        words = np.ascontiguousarray(rows).view(np.uint32)
         lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], form.bits)
         np.copyto(
             target.view(np.uint32).reshape(*target.shape[:2], 2, form.bits, HALF_TILE), lines.transpose(0, 3, 1, 4, 2)
         )
         return
     unpacked = UNPACK[form.name](rows.reshape(-1, weight.block_bytes))
-    units = target.shape[1]
-    outputs = np.concatenate(_output_bytes(form, unpacked), axis=1).reshape(len(rows), units, -1)
-    np.take(_tiles_of_outputs(_pad_outputs(outputs)), _byte_order(form), axis=-1, out=target, mode="clip")
+    _write_lines(form, unpacked.qvalues, target)
+    small = [(x, form.blocks) for x in (unpacked.scales, unpacked.minima) if x is not None]
+    halves = [(x[:, None].view(np.uint8), 1) for x in (unpacked.scale, unpacked.minimum) if x is not None]
+    begin = form.scales_offset
+    for values, blocks in [*small, *halves]:
+        end = begin + TILE_OUTPUTS * values.shape[1]
+        items = np.ascontiguousarray(values).view(f"u{values.shape[1] // blocks}")  # a block's 1 or 2 bytes
+        outputs = items.reshape(len(target), TILE_OUTPUTS, target.shape[1], blocks)
+        to = target[:, :, begin:end].view(items.dtype).reshape(*target.shape[:2], blocks, TILE_OUTPUTS)
+        np.copyto(to, outputs.transpose(0, 2, 3, 1))
+        begin = end
 
 
-def _output_bytes(form: Form, unpacked: Unpacked) -> list[Bytes]:
-    """Returns the bytes of one output in each unit, [N, bytes], in the order of `Form.fields`."""
-    count = len(unpacked.qvalues)
-    groups = unpacked.qvalues.reshape(count, form.blocks, -1, GROUP_INPUTS)
-    lines, shift = [], 0
+def _write_lines(form: Form, qvalues: Bytes, target: Bytes) -> None:
+    """Writes the lines of qvalues [N, inputs of a unit] to their tiles, in words of 4 inputs."""
+    tiles, units = target.shape[:2]
+    words = np.ascontiguousarray(qvalues).view(np.uint32).reshape(-1)
+    to = target[:, :, : form.scales_offset].view(np.uint32).reshape(tiles, units, form.blocks, 2, -1, HALF_TILE)
+    shift = line = 0
     for width in form.widths:
-        fields = ((groups >> np.uint8(shift)) & np.uint8(2**width - 1)) if len(form.widths) > 1 else groups
-        per_line = 8 // width
-        fields = fields.reshape(count, form.blocks, -1, per_line, GROUP_INPUTS)
-        line = fields[:, :, :, 0].copy()
-        for i in range(1, per_line):
-            line |= fields[:, :, :, i] << np.uint8(width * i)
-        lines.append(line)
-        shift += width
-    small = [x for x in (unpacked.scales, unpacked.minima) if x is not None]
-    halves = [x[:, None].view(np.uint8) for x in (unpacked.scale, unpacked.minimum) if x is not None]
-    return [np.concatenate(lines, axis=2).reshape(count, -1), *small, *halves]
+        fields = (words >> np.uint32(shift)) & np.uint32(0x01010101 * (2**width - 1)) if width < form.bits else words
+        parts = fields.reshape(-1, 8 // width)
+        lines = parts[:, 0].copy()
+        for i in range(1, 8 // width):
+            lines |= parts[:, i] << np.uint32(width * i)
+        outputs = lines.reshape(tiles, 2, HALF_TILE, units, form.blocks, width)
+        np.copyto(to[..., line : line + width, :], outputs.transpose(0, 3, 4, 1, 5, 2))
+        shift, line = shift + width, line + width
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, StoredWeight
+from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
 from plait.kernels.cpu.vector_ops import GELU, SILU
 from plait.runtime.config import WeightFormat
@@ -18,6 +18,7 @@ from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import PackedLayer
+from plait.runtime.models.loading.packed_store import Packed, PackedStore, PackingThreads
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.rope import partial_rotary_permutation
@@ -39,15 +40,21 @@ class PackedWeightLoader:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Checkpoint, weight_format: WeightFormat, layer: PackedLayer
+        self,
+        config: ModelConfig,
+        weights: Checkpoint,
+        weight_format: WeightFormat,
+        layer: PackedLayer,
+        threads: PackingThreads,
     ) -> None:
         self.config, self.weights, self.weight_format, self._layer = config, weights, weight_format, layer
+        self._run = threads.run
+        self.store = PackedStore(weights, weight_format, threads)
         self.names = frozenset(weights.names())
         self.unused = set(self.names)
 
     def load_stored(self, name: str) -> StoredWeight:
         """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
-        self.unused.discard(name)
         stored_type, blocks, shape = self.weights.raw_blocks(name)
         exact = packed_weights.from_gguf(blocks, stored_type, shape)
         if exact is not None and (
@@ -59,12 +66,18 @@ class PackedWeightLoader:
         bits = WEIGHT_BITS[self.weight_format]
         if stored_type in BYTES and len(shape) == 2:
             read = partial(_widened_rows, stored_type, blocks)
-            return packed_weights.quantize_rows(shape, read, bits)
-        return packed_weights.quantize(self.float32_array(name), bits)
+            return packed_weights.quantize_rows(shape, read, bits, self._run)
+        return packed_weights.quantize(self.float32_array(name), bits, self._run)
 
     def load_packed(self, name: str) -> PackedWeight:
         """The weight of the named linear layer."""
-        return packed_weights.pack(self.load_stored(f"{name}.weight"))
+        return self._load_one(name, lambda: packed_weights.pack(self.load_stored(f"{name}.weight"), self._run), name)
+
+    def _load_one(self, key: str, pack: Callable[[], Packed], *names: str) -> Packed:
+        """The weight or pair `key` of the store, which is packed from the named linear layers."""
+        self.unused.difference_update(f"{name}.weight" for name in names)
+        (packed,) = self.store.get(key, lambda: [pack()])
+        return packed
 
     def float32_array(self, name: str) -> Floats:
         """The weight in float32."""
@@ -85,21 +98,20 @@ class PackedWeightLoader:
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
-        qkv = self._fused_qkv(attention) if self._layer.fused_matrices else self._load_all(*projections)
+        fused = self._layer.fused_matrices
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
         norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
         assert norm is not None and mlp_norm is not None
-        names = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        gate, up = self._fused_halves(f"{mlp}.gate_up_proj") if self._layer.fused_matrices else self._load_all(*names)
+        gate_up = [f"{mlp}.gate_up_proj"] if fused else [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
         return LayerWeights(
             norm=norm,
-            qkv=packed_weights.pack_concatenated(qkv),
+            qkv=self._load_qkv(attention, [f"{attention}.qkv_proj"] if fused else projections),
             bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.load_packed(f"{attention}.o_proj"),
             post_norm=post_norm,
             mlp_norm=mlp_norm,
-            gate_up=packed_weights.pack_pair(gate, up),
+            gate_up=self._load_one(f"{mlp}.gate_up", lambda: self._pack_gate_up(gate_up), *gate_up),
             down=self.load_packed(f"{mlp}.down_proj"),
             post_mlp_norm=post_mlp_norm,
             window=config.window(index),
@@ -110,18 +122,33 @@ class PackedWeightLoader:
         """The weights of the named linear layers."""
         return [self.load_stored(f"{name}.weight") for name in names]
 
-    def _fused_qkv(self, prefix: str) -> list[StoredWeight]:
-        """q, k and v, which are one matrix; rows of q and k in the order of `partial_rotary_permutation`."""
-        config, (weight,) = self.config, self._load_all(f"{prefix}.qkv_proj")
+    def _load_qkv(self, prefix: str, names: Sequence[str]) -> Sequence[PackedWeight]:
+        """q, k and v of the attention `prefix`, to be multiplied as one, from three matrices or one."""
+        self.unused.difference_update(f"{name}.weight" for name in names)
+
+        def pack() -> Sequence[PackedWeight]:
+            stored = self._load_all(*names)
+            return packed_weights.pack_concatenated(
+                stored if len(stored) > 1 else [self._with_rotated_rows(*stored)], self._run
+            )
+
+        return self.store.get(f"{prefix}.qkv", pack)
+
+    def _with_rotated_rows(self, weight: StoredWeight) -> StoredWeight:
+        """q, k and v in one matrix; rows of q and k in the order of `partial_rotary_permutation`."""
+        config = self.config
         rows = np.arange(len(weight.rows)).reshape(-1, config.head_dim)
         rotated = config.num_heads + config.num_kv_heads
         rows[:rotated] = rows[:rotated, partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)]
-        return [StoredWeight(weight.rows[rows.reshape(-1)], weight.form)]
+        return StoredWeight(weight.rows[rows.reshape(-1)], weight.form)
 
-    def _fused_halves(self, name: str) -> list[StoredWeight]:
-        """gate and up, which are one matrix."""
-        (weight,) = self._load_all(name)
-        return [StoredWeight(rows, weight.form) for rows in np.split(weight.rows, 2)]
+    def _pack_gate_up(self, names: Sequence[str]) -> PackedPair:
+        """gate and up, from two matrices or one."""
+        stored = self._load_all(*names)
+        if len(stored) == 1:
+            stored = [StoredWeight(rows, stored[0].form) for rows in np.split(stored[0].rows, 2)]
+        gate, up = stored
+        return packed_weights.pack_pair(gate, up, self._run)
 
     def _head_norms(self, prefix: str) -> Floats | None:
         """The weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
@@ -153,7 +180,17 @@ def load_packed_decoder(
     """
     layer = FAMILIES_BY_NAME[config.architecture].packed_layer
     _check_rotary_and_experts(config, layer)
-    loader = PackedWeightLoader(config, weights, weight_format, layer)
+    with PackingThreads(threads) as packing_threads:
+        loader = PackedWeightLoader(config, weights, weight_format, layer, packing_threads)
+        decoder_weights = _load_weights(config, loader, layer, progress)
+    loader.store.save()
+    amx_min_tokens = 1 if deterministic or _all_floats(decoder_weights.layers) else AMX_MIN_TOKENS
+    return CpuDecoder(decoder_weights, threads, amx_min_tokens)
+
+
+def _load_weights(
+    config: ModelConfig, loader: PackedWeightLoader, layer: PackedLayer, progress: LoadProgress
+) -> DecoderWeights:
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
     for index in range(config.num_layers):
@@ -163,22 +200,18 @@ def load_packed_decoder(
     head = embedding if config.tie_word_embeddings else loader.load_packed("lm_head")
     if loader.unused:
         raise ValueError(f"the packed decoder does not use {min(loader.unused)} of the family {config.architecture}")
-    return CpuDecoder(
-        DecoderWeights(
-            embedding=embedding,
-            embedding_scale=config.hidden_size**0.5 if layer.scales_embedding else 1.0,
-            layers=layers,
-            norm=norm,
-            head=head,
-            rope_tables=build_rope_tables(config),
-            heads=HeadLayout(
-                config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
-            ),
-            eps=config.rms_norm_eps,
-            activation=ACTIVATIONS[layer.activation],
+    return DecoderWeights(
+        embedding=embedding,
+        embedding_scale=config.hidden_size**0.5 if layer.scales_embedding else 1.0,
+        layers=layers,
+        norm=norm,
+        head=head,
+        rope_tables=build_rope_tables(config),
+        heads=HeadLayout(
+            config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
         ),
-        threads,
-        1 if deterministic or _all_floats(layers) else AMX_MIN_TOKENS,
+        eps=config.rms_norm_eps,
+        activation=ACTIVATIONS[layer.activation],
     )
 
 

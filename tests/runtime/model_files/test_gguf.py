@@ -96,6 +96,8 @@ def test_embedded_model_equals_the_gguf_package_and_is_read_quickly() -> None:
         np.testing.assert_array_equal(file.tensor_bytes(tensor.name), tensor.data.view(np.uint8).reshape(-1))
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "llama.rope.freq_base"):
         assert file.metadata[key] == reader.fields[key].contents()
+    assert open_gguf(path) is file is open_gguf(path, metadata_only=True)  # the header is read once while it is in use
+    del file
     assert not open_gguf(path, metadata_only=True).tensors
 
 

@@ -383,7 +383,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"oneOf": [{"type": "object", "properties": {"a": {"items": {}}}}, {"type": "object"}]}, "/oneOf", "may share"),
     ({"if": {"items": {"const": 1}}, "then": {"minItems": 1}}, "/if", "complement"),
     ({"type": "object", "minProperties": 3}, "/minProperties", "more than one"),
-    ({"type": "object", "patternProperties": {"x{200}": {"const": 1}, "b": {"const": 2}}}, "/patternProperties", "too large"),
+    (
+        {"type": "object", "patternProperties": {"x{200}": {"const": 1}, "b": {"const": 2}}},
+        "/patternProperties",
+        "too large",
+    ),
     ({"const": "\u0001"}, "/enum", "control character"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "/allOf", "no value|Unsatisfiable"),
     (False, "", "no value"),
