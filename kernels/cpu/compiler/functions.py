@@ -40,6 +40,7 @@ class KernelModule:
     def __init__(self, name: str) -> None:
         self.module = ir.Module(name)
         self._functions: dict[tuple[Any, ...], tuple[Any, Kind | None]] = {}
+        self._begun: set[tuple[Any, ...]] = set()
 
     def add_entry(self, name: str, function: FunctionType) -> None:
         """Adds a kernel that others call by its address; all its arguments are int64."""
@@ -59,6 +60,9 @@ class KernelModule:
         """
         key = (function, kinds)
         if key not in self._functions:
+            if key in self._begun:
+                raise CompileError(f"{function.__name__} calls itself")
+            self._begun.add(key)
             self._functions[key] = FunctionBody(self, function, kinds).compile()
         return self._functions[key]
 

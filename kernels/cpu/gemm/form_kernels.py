@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -43,12 +44,16 @@ def form_kernel(name: str) -> FormKernel:
 
 @cache
 def _load(name: str) -> FormKernel:
-    path = object_code.cache_path(f"form-{name}")
+    path = _cache_path(name)
     code = object_code.read(path)
     if code is None:
         code = _compile(FORMS[name], object_code.target_machine())
         object_code.write(path, code)
     return FormKernel(*object_code.load(code, FormKernel._fields))
+
+
+def _cache_path(name: str) -> Path | None:
+    return object_code.cache_path(f"form-{name}")
 
 
 def assembly(name: str) -> str:
