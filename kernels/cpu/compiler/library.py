@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
@@ -15,9 +16,10 @@ from plait.kernels.cpu.compiler.functions import KernelModule
 class KernelLibrary:
     """Kernels whose arguments are int64, in one module: compiled when first used, or found in the cache on disk."""
 
-    def __init__(self, name: str, *functions: FunctionType) -> None:
+    def __init__(self, name: str, *functions: Callable[..., None]) -> None:
         self.name = name
-        self._functions = {function.__name__: function for function in functions}
+        self._functions = {function.__name__: function for function in functions if isinstance(function, FunctionType)}
+        assert len(self._functions) == len(functions), "functions of different names"
         self._lock = threading.Lock()
         self._addresses: dict[str, int] = {}
 

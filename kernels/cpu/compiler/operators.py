@@ -45,12 +45,19 @@ KNOWN: dict[type[ast.AST], Any] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-INT_OPERATIONS = {
+COMPARISONS: dict[type[ast.AST], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+INT_OPERATIONS: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.LShift: "shl", ast.RShift: "ashr",
     ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor",
 }  # fmt: skip
-FLOAT_OPERATIONS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
+FLOAT_OPERATIONS: dict[type[ast.AST], str] = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 
 
 def binary(b: Any, kind: type[ast.AST], x: Any, y: Any) -> Any:

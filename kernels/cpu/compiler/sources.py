@@ -17,7 +17,7 @@ def _functions(path: str) -> dict[tuple[str, int], ast.FunctionDef]:
     """Returns the functions of a file by their name and first line, which is that of the first decorator."""
     nodes = ast.walk(ast.parse(Path(path).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    return {(node.name, min(part.lineno for part in [node, *node.decorator_list])): node for node in functions}
+    return {(node.name, min([node.lineno, *(part.lineno for part in node.decorator_list)])): node for node in functions}
 
 
 def syntax_tree(function: FunctionType) -> ast.FunctionDef:

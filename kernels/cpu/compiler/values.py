@@ -124,9 +124,9 @@ def as_value(known: Any) -> Value:
     raise CompileError(f"{known!r} is no value of compiled code")
 
 
-def convert(b: Any, value: Any, kind: Kind) -> Value:
+def convert(b: Any, known: Any, kind: Kind) -> Value:
     """Converts a number to another type as NumPy does; arrays and records must have the type already."""
-    value = as_value(value)
+    value: Value = as_value(known)
     if value.kind == kind:
         return value
     if not isinstance(kind, Number) or not isinstance(value.kind, Number):
@@ -143,9 +143,9 @@ def convert(b: Any, value: Any, kind: Kind) -> Value:
     return number(kind, b.fpext(x, F64) if kind is FLOAT64 else b.fptrunc(x, v.F32))
 
 
-def truth(b: Any, value: Any) -> Value:
+def truth(b: Any, known: Any) -> Value:
     """Returns whether a number is not zero."""
-    value = as_value(value)
+    value: Value = as_value(known)
     if value.kind is BOOL:
         return value
     zero = ir.Constant(value.number.type, 0)

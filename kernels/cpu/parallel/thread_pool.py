@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from functools import cache, cached_property
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,7 @@ class ThreadKernel:
     It is one of the kernels of a library, or has one for itself.
     """
 
-    def __init__(self, function: FunctionType, library: KernelLibrary | None = None) -> None:
+    def __init__(self, function: Callable[[int, int, int], None], library: KernelLibrary | None = None) -> None:
         self.function = function
         self._library = library or KernelLibrary(function.__name__, function)
 
