@@ -147,10 +147,11 @@ def compiled(function: Any, array_at: Any) -> Any:
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 @given(x=NUMBERS, y=NUMBERS)
 def test_integers_arrays_and_records_are_those_of_python(function, x, y) -> None:
-    expected, actual = np.arange(SIZE), np.arange(SIZE)
+    expected, actual = np.arange(SIZE), np.concatenate([np.arange(SIZE), np.zeros(SIZE, np.int64)])
     function(expected, x, y)
     compiled(function, int64_array)(actual.ctypes.data, x, y)
-    assert actual.tolist() == expected.tolist()
+    assert actual[:SIZE].tolist() == expected.tolist()
+    assert not actual[SIZE:].any(), "written behind the array"
 
 
 def floats(out, x, y):
