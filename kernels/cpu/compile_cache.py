@@ -1,4 +1,4 @@
-"""The on-disk cache of compiled kernels, which any change of the kernels' sources invalidates.
+"""The hash of the kernels' sources, which any change invalidates compiled kernels by, and numba's cache on disk.
 
 numba checks the file of the cached function only, not those of the functions that it calls. But the values that a
 function captures are part of its cache key, so each cached function captures `SOURCE_HASH`.
@@ -6,7 +6,7 @@ function captures are part of its cache key, so each cached function captures `S
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import numba
 
 
 def _source_hash() -> int:
-    """Returns the checksum of the names and contents of all source files of this package."""
+    """Returns a hash, below 2^63, of the names and contents of all source files of this package."""
     folder = Path(__file__).parent
     files = sorted(folder.rglob("*.py"))
     assert Path(__file__) in files and len(files) > 20, "without these sources, stale machine code would be loaded"
-    return zlib.crc32(b"\0".join(bytes(file.relative_to(folder)) + b"\0" + file.read_bytes() for file in files))
+    contents = b"\0".join(bytes(file.relative_to(folder)) + b"\0" + file.read_bytes() for file in files)
+    return int.from_bytes(hashlib.sha256(contents).digest()[:8]) >> 1
 
 
 SOURCE_HASH = _source_hash()
@@ -35,11 +36,3 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(function)
 
     return compiled
-
-
-def cached_cfunc(signature: Any, function: Callable[..., Any]) -> Any:
-    """Returns `numba.cfunc` of a function, compiled or from the cache on disk if a folder for it can be written."""
-    try:
-        return numba.cfunc(signature, cache=True)(function)
-    except RuntimeError:
-        return numba.cfunc(signature)(function)

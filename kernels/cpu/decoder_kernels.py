@@ -13,7 +13,7 @@ from plait.kernels.cpu import amx
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
-from plait.kernels.cpu.compile_cache import SOURCE_HASH
+from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
@@ -74,7 +74,8 @@ def _schedule_attention(args: Any, threads: int) -> None:
     tiles, segments = int32_vector(args, arg.TILES), int32_vector(args, arg.SEGMENTS)
     first_pages, pages = int32_vector(args, arg.FIRST_PAGES), int32_vector(args, arg.PAGES)
     shift, max_tokens = settings[arg.PAGE_SHIFT], settings[arg.TILE_TOKENS]
-    num_tiles = build_tiles(q_starts, kv_starts, first_pages, pages, shift, max_tokens, tiles, segments)
+    order = split_starts  # its memory: `count_splits` writes it afterwards
+    num_tiles = build_tiles(q_starts, kv_starts, first_pages, pages, shift, max_tokens, tiles, segments, order)
     tokens, max_splits = count_splits(q_starts, kv_starts, num_tiles, tiles, segments, split_starts)
     settings[arg.NUM_TILES], settings[arg.TILE_LANES] = num_tiles, tokens * settings[arg.Q_PER_KV]
     heads = _heads(args, settings)
@@ -282,21 +283,19 @@ def _run_head(thread_id: int, threads: int, args: Any) -> None:
         amx.release_tiles()
 
 
-def _compiled_kernels(source_hash: int) -> tuple[ThreadKernel, ThreadKernel]:
-    """Returns the two kernels that Python calls, which are cached on disk (`compile_cache`)."""
-
-    def forward(thread_id: int, threads: int, address: int) -> None:
-        _ = source_hash
-        _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
-
-    def compute_logits(thread_id: int, threads: int, address: int) -> None:
-        _ = source_hash
-        _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
-
-    return ThreadKernel(forward), ThreadKernel(compute_logits)
+def run_forward(thread_id: int, threads: int, address: int) -> None:
+    """Runs the step that its arguments describe and leaves the hidden states in NORMED."""
+    _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
 
 
-# `forward` runs the step that its arguments describe and leaves the hidden states in NORMED. `compute_logits`
-# multiplies float32 [n, C] with a packed weight and finds the largest of its real outputs; the product is in bfloat16
-# if HEAD_ACTIVATIONS has room for that. Their counters must be zero.
-forward, compute_logits = _compiled_kernels(SOURCE_HASH)
+def run_compute_logits(thread_id: int, threads: int, address: int) -> None:
+    """Multiplies float32 [n, C] with a packed weight and finds the largest of its real outputs.
+
+    The product is in bfloat16 if HEAD_ACTIVATIONS has room for that.
+    """
+    _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
+
+
+# The kernels that Python calls. Their counters must be zero.
+LIBRARY = KernelLibrary("decoder", run_forward, run_compute_logits)
+forward, compute_logits = ThreadKernel(run_forward, LIBRARY), ThreadKernel(run_compute_logits, LIBRARY)

@@ -1,7 +1,8 @@
-"""`inner_njit`: `numba.njit` for functions that only other compiled functions call.
+"""`inner_njit`: marks a function that kernels call, so that tests can call it from functions that numba compiles.
 
-numba links, optimizes and makes machine code of every function together with all that it calls, so an inner function
-is optimized again at each level of calls above it. `inner_njit` stops before that: the outermost function is optimized
+The kernels themselves are compiled by `compiler`, which reads the function and ignores the mark. numba
+links, optimizes and makes machine code of every function together with all that it calls, so an inner function is
+optimized again at each level of calls above it. `inner_njit` stops before that: the outermost function is optimized
 once with all that it calls, and comes out the same in a third of the processor time. It also leaves out the passes that
 serve closures, `with` and unrolled loops, none of which a kernel has. And functions that return no array count no
 references, since kernels work on memory that Python owns: an array that numba allocated, which such a function receives

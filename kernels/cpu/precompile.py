@@ -1,10 +1,11 @@
-"""Compiles the cached kernels ahead of their first call, each in a separate process.
+"""Compiles the kernels ahead of their first call, in a separate process.
 
     python -m plait.kernels.cpu.precompile              compiles what is missing, as the first start of a runtime does
-    python -m plait.kernels.cpu.precompile forward      compiles one kernel and caches it
+    python -m plait.kernels.cpu.precompile --child      compiles in this process and caches the code
 
-Separate processes compile in parallel, and the compiler's memory is freed with them. Standard input of each is a pipe
-from the process that started it. The pipe ends with that process, however it ends; then the compiling process exits.
+The compiler's memory is freed with its process, and the runtime goes on loading the model meanwhile. Standard input of
+the process is a pipe from the one that started it. The pipe ends with that process, however it ends; then the compiling
+process exits.
 """
 
 from __future__ import annotations
@@ -17,50 +18,42 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numba
-from numba import types
-from numba.core import event
-
-from plait.kernels.cpu import decoder_kernels, isa
-from plait.kernels.cpu.compile_cache import SOURCE_HASH
+from plait.kernels.cpu import decoder_kernels
+from plait.kernels.cpu.compiler import object_code
+from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.parallel import thread_pool
 
-COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute on an idle machine
+COMPILE_TIMEOUT_S = 600.0  # compiling takes five seconds on an idle machine
 REPORT_INTERVAL_S = 1.0
-NUM_FUNCTIONS = 165  # about as many functions as all kernels consist of; only for the progress that is shown
-COMPILING = "compiling kernels, once (half a minute)"
+EXPECTED_S = 6.0  # only for the progress that is shown
+COMPILING = "compiling kernels, once (a few seconds)"
 WAITING = "compiling kernels, which another process does"
 CompileProgress = Callable[[float, str], None]  # (fraction done, 0 to 1; current activity)
-LAUNCH_SIGNATURE = (types.int64, types.Array(types.int64, 2, "C"), types.int64, types.int64)
-KERNELS: dict[str, Callable[[], object]] = {
-    "forward": lambda: decoder_kernels.forward.address,
-    "compute_logits": lambda: (
-        decoder_kernels.compute_logits.address,
-        thread_pool.launch.compile(LAUNCH_SIGNATURE),
-        thread_pool.compiled_worker(),
-    ),
-}
+KERNELS: dict[str, KernelLibrary] = {
+    library.name: library for library in (decoder_kernels.LIBRARY, thread_pool.LIBRARY)
+}  # fmt: skip
 
 
 def compile_missing(progress: CompileProgress) -> None:
     """Compiles the kernels that are not in the cache yet, or waits for a process that does.
 
-    Calls `progress` before it begins and then about once per second. If a process fails, takes too long or cannot be
-    started (where Python is embedded in another program), the kernel is compiled by its first call, which reports any
-    error.
+    Calls `progress` before it begins and then about once per second. If the process fails, takes too long or cannot be
+    started (where Python is embedded in another program), the kernels are compiled by their first call, which reports
+    any error.
     """
-    marker = _marker_path()
-    if marker is None or marker.exists():
+    if (folder := object_code.cache_folder()) is None or not _is_any_missing():
         return
     progress(0.0, COMPILING)
-    with _compile_lock(marker.with_suffix(".lock"), progress):
-        if not marker.exists() and _compile_in_subprocesses(progress):
-            with contextlib.suppress(OSError):  # the folder cannot be written: the next start tries again
-                marker.touch()
+    with _compile_lock(folder / "kernels.lock", progress):
+        if _is_any_missing():
+            _compile_in_subprocess(progress)
+
+
+def _is_any_missing() -> bool:
+    return any(library.is_missing for library in KERNELS.values())
 
 
 @contextlib.contextmanager
@@ -84,70 +77,28 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _compile_in_subprocesses(progress: CompileProgress) -> bool:
-    """Compiles each kernel in a process; returns whether all succeeded. No process outlives the call."""
-    command = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile", "--report"]
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for name in KERNELS:
-            pipe, null = subprocess.PIPE, subprocess.DEVNULL
-            children.append(subprocess.Popen([*command, name], stdin=pipe, stdout=pipe, stderr=null))
-        return _wait_for(children, progress)
-    except OSError:
-        return False
-    finally:
-        for child in children:
-            with child:  # closes the pipes
-                child.kill()
+def _compile_in_subprocess(progress: CompileProgress) -> None:
+    """Compiles the kernels in a process, which does not outlive the call."""
+    command = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile", "--child"]
+    null = subprocess.DEVNULL
+    with (
+        contextlib.suppress(OSError),
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null) as child,
+    ):
+        try:
+            _wait_for(child, progress)
+        finally:
+            child.kill()
 
 
-def _wait_for(children: list[subprocess.Popen[bytes]], progress: CompileProgress) -> bool:
-    """Returns whether all children succeed before the timeout. A child writes a byte per compiled function."""
-    outputs = [child.stdout.fileno() for child in children if child.stdout is not None]
-    for output in outputs:
-        os.set_blocking(output, False)
-    start, num_compiled = time.monotonic(), 0
+def _wait_for(child: subprocess.Popen[bytes], progress: CompileProgress) -> None:
+    """Waits until the child ends, or until the timeout."""
+    start = time.monotonic()
     while (elapsed := time.monotonic() - start) < COMPILE_TIMEOUT_S:
-        for output in outputs:
-            with contextlib.suppress(BlockingIOError):
-                num_compiled += len(os.read(output, 4096))
-        progress(min(num_compiled / NUM_FUNCTIONS, 0.99), f"{COMPILING}: {num_compiled} functions, {elapsed:.0f} s")
-        if _all_ended(children, REPORT_INTERVAL_S):
-            return not any(child.returncode for child in children)
-    return False
-
-
-def _all_ended(children: list[subprocess.Popen[bytes]], timeout_s: float) -> bool:
-    """Returns whether all children end, with success or not, within `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    try:
-        for child in children:
-            child.wait(max(deadline - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _marker_path() -> Path | None:
-    """Returns the path of a file that exists once all kernels are cached, for these sources, compiler and processor.
-
-    None if there is no cache.
-    """
-    folder = thread_pool.launch.stats.cache_path
-    if folder is None:
-        return None
-    key = (SOURCE_HASH, numba.__version__, sys.implementation.cache_tag, *isa.compile_target())
-    return Path(folder) / f"kernels-{zlib.crc32(repr(key).encode()):08x}.kept"
-
-
-class _FunctionCounter(event.Listener):  # type: ignore[misc]
-    """Writes a byte to standard output for each function that numba has compiled."""
-
-    def on_start(self, event: event.Event) -> None: ...
-
-    def on_end(self, event: event.Event) -> None:
-        with contextlib.suppress(OSError):  # the reader has ended, and so will this process
-            os.write(sys.stdout.fileno(), b".")
+        progress(min(elapsed / EXPECTED_S, 0.99), f"{COMPILING}: {elapsed:.0f} s")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(REPORT_INTERVAL_S)
+            return
 
 
 def _exit_with_parent() -> None:
@@ -162,21 +113,14 @@ def _print_progress(fraction: float, doing: str) -> None:
 
 
 def main() -> None:
-    """Compiles the kernels named on the command line, or those that are missing.
-
-    With `--report`, which `compile_missing` passes, the process reports functions and ends with its standard input.
-    """
-    names = sys.argv[1:]
-    if names[:1] == ["--report"]:
-        names = names[1:]
-        threading.Thread(target=_exit_with_parent, daemon=True).start()
-        event.register("numba:compile", _FunctionCounter())
-    if not names:
+    """Compiles the kernels that are missing: with `--child`, as `compile_missing` starts it, in this process."""
+    if sys.argv[1:] != ["--child"]:
         compile_missing(_print_progress)
-    if names:
-        gc.disable()  # the process ends when it has compiled: searching for cycles would take a tenth of its time
-    for name in names:
-        KERNELS[name]()
+        return
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    gc.disable()  # the process ends when it has compiled: searching for cycles would take a tenth of its time
+    for library in KERNELS.values():
+        library.load()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ phase is a number of independent items, and every phase runs the same loop on ea
     claim the next items until there are none left; compute them; mark them done; wait until all items are done
 
 A thread that is late, or never starts, costs time but loses no item. The loop is written out in every phase because
-numba compiles no closures here.
+kernels have no closures.
 """
 
 from __future__ import annotations

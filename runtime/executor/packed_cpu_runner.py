@@ -67,8 +67,8 @@ class _KernelLoading:
 
     def _load(self) -> None:
         compile_missing(self._show_compiling)
-        for load in KERNELS.values():
-            load()
+        for library in KERNELS.values():
+            library.load()
 
 
 class PackedCpuRunner:

@@ -81,19 +81,25 @@ def num_shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def build_tiles(
-    q_starts: Any, kv_starts: Any, first_pages: Any, pages: Any, shift: int, max_tokens: int, tiles: Any, segments: Any
+    q_starts: Any,
+    kv_starts: Any,
+    first_pages: Any,
+    pages: Any,
+    shift: int,
+    max_tokens: int,
+    tiles: Any,
+    segments: Any,
+    order: Any,
 ) -> Any:
     """Cuts all new tokens into tiles of up to `max_tokens` tokens, or half of it if they are few.
 
     Fills `segments` [(T + R) * SEGMENT_FIELDS] and `tiles` [T + R + 1]: tile i has segments tiles[i] to tiles[i + 1].
-    Returns the number of tiles.
+    `order` int32 [R] is memory for the rows' order. Returns the number of tiles.
     """
     count = len(q_starts) - 1
     if q_starts[count] < MIN_FULL_TILES * max_tokens:
         max_tokens = max(1, max_tokens // 2)
-    order = np.arange(count).astype(np.int32)
-    if count > 1:
-        sort_by_page_table(kv_starts, first_pages, pages, shift, order)
+    sort_by_page_table(kv_starts, first_pages, pages, shift, order[:count])
     num_tiles, num_segments, free = 0, 0, 0  # free: tokens that the last tile has room for
     previous: Any = np.int64(-1)
     for i in range(count):

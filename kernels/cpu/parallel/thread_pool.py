@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_cfunc, cached_njit
+from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.kernel_args import aligned_zeros
 from plait.kernels.cpu.parallel.atomics import (
     add_and_wake,
@@ -28,7 +28,6 @@ from plait.kernels.cpu.parallel.atomics import (
     atomic_store,
     wait_until_at_least,
 )
-from plait.kernels.cpu.vector_ops import address_of
 
 SERIAL_PART = -1  # the thread id with which a kernel runs once before its threads start
 THREAD_NAME = "cpu-kernel"
@@ -54,46 +53,51 @@ def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args
     return types.void(*[types.int64] * 4), generate
 
 
-def _compiled_functions(source_hash: int) -> tuple[Any, Callable[[int, int], None]]:
-    @cached_njit()
-    def launch(function: int, args: Any, threads: int, control: int) -> None:
-        """Runs the kernel at an address: first its serial part, then a part on this thread and on those that wake."""
-        _ = source_hash
-        address = address_of(args)
-        _call_kernel(function, np.int64(SERIAL_PART), threads, address)
-        if threads > 1:
-            atomic_store(control + KERNEL, function)
-            atomic_store(control + THREADS, threads)
-            atomic_store(control + ARGS, address)
-            atomic_store(control + FINISHED, 0)
-            atomic_store(control + GATE, 0)
-            add_and_wake(control + STEP, 1)
-        _call_kernel(function, np.int64(0), threads, address)
-        if threads > 1:
-            begun = atomic_add(control + GATE, CLOSED)
-            wait_until_at_least(control + FINISHED, begun)
-
-    def serve_steps(control: int, thread_id: int) -> None:
-        """Runs a thread's part of all steps to come; never returns."""
-        _ = source_hash
-        step = 0
-        while True:
-            step = wait_until_at_least(control + STEP, step + 1)
-            if atomic_load(control + THREADS) > thread_id and atomic_add(control + GATE, 1) < CLOSED:
-                kernel, args = atomic_load(control + KERNEL), atomic_load(control + ARGS)
-                _call_kernel(kernel, thread_id, atomic_load(control + THREADS), args)
-                add_and_wake(control + FINISHED, 1)
-
-    return launch, serve_steps
+def run_step(function: int, address: int, threads: int, control: int) -> None:
+    """Runs the kernel at an address: first its serial part, then a part on this thread and on those that wake."""
+    _call_kernel(function, np.int64(SERIAL_PART), threads, address)
+    if threads > 1:
+        atomic_store(control + KERNEL, function)
+        atomic_store(control + THREADS, threads)
+        atomic_store(control + ARGS, address)
+        atomic_store(control + FINISHED, 0)
+        atomic_store(control + GATE, 0)
+        add_and_wake(control + STEP, 1)
+    _call_kernel(function, np.int64(0), threads, address)
+    if threads > 1:
+        begun = atomic_add(control + GATE, CLOSED)
+        wait_until_at_least(control + FINISHED, begun)
 
 
-launch, serve_steps = _compiled_functions(SOURCE_HASH)
+def serve_steps(control: int, thread_id: int) -> None:
+    """Runs a thread's part of all steps to come; never returns."""
+    step = np.int64(0)
+    while True:
+        step = wait_until_at_least(control + STEP, step + 1)
+        if atomic_load(control + THREADS) > thread_id and atomic_add(control + GATE, 1) < CLOSED:
+            kernel, args = atomic_load(control + KERNEL), atomic_load(control + ARGS)
+            _call_kernel(kernel, thread_id, atomic_load(control + THREADS), args)
+            add_and_wake(control + FINISHED, 1)
+
+
+LIBRARY = KernelLibrary("threads", run_step, serve_steps)
+
+
+@cache
+def _compiled_step() -> Any:
+    """Returns `run_step` as compiled code, which keeps Python's global lock: a step is over in milliseconds."""
+    return ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(LIBRARY.load()["run_step"])
 
 
 @cache
 def compiled_worker() -> Any:
     """Returns `serve_steps` as compiled code that runs without Python's global lock."""
-    return cached_cfunc(types.void(types.int64, types.int64), serve_steps).ctypes
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(LIBRARY.load()["serve_steps"])
+
+
+def launch(function: int, args: np.ndarray[Any, Any], threads: int, control: int) -> None:
+    """Runs the kernel at an address on `args` with up to `threads` threads, this one among them."""
+    _compiled_step()(function, args.ctypes.data, threads, control)
 
 
 class ThreadPool:
@@ -128,19 +132,19 @@ os.register_at_fork(after_in_child=_new_pool)
 class ThreadKernel:
     """A function (thread_id, threads, address of the arguments) that several threads run at once.
 
-    It is compiled by its first call, or found in the cache.
+    It is one of the kernels of a library, or has one for itself.
     """
 
-    def __init__(self, function: Callable[[int, int, int], None]) -> None:
+    def __init__(self, function: Callable[[int, int, int], None], library: KernelLibrary | None = None) -> None:
         self.function = function
+        self._library = library or KernelLibrary(function.__name__, function)
 
     @cached_property
     def address(self) -> int:
         """The address of the machine code."""
-        self._compiled = cached_cfunc(types.void(types.int64, types.int64, types.int64), self.function)
-        return int(self._compiled.address)
+        return self._library.load()[self.function.__name__]
 
-    def __call__(self, args: Any, threads: int) -> None:
+    def __call__(self, args: np.ndarray[Any, Any], threads: int) -> None:
         """Runs the kernel on `args`, int64 [entries, 3] (`kernel_args`), with up to `threads` threads."""
         if threads > _pool.num_threads:
             _pool.grow(threads)

@@ -10,9 +10,8 @@ import torch
 from family_cases import FAMILY_CASES, case_id
 from tiny_hf_models import all_logits, randomized, run, runner, text, transformers_logits, write_gguf
 
-from plait.kernels.cpu import amx, decoder_args, precompile
+from plait.kernels.cpu import amx, decoder_args
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, MIN_PARTITION_ROWS, CpuDecoder, missing_features
-from plait.kernels.cpu.parallel.thread_pool import launch
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.errors import InputError
 
@@ -121,12 +120,6 @@ def test_logits_of_some_tokens_have_the_bits_of_all_logits(packed):
     ids = np.array([5, 96, 0, 33, 33, 64])
     selected = packed.model.logits(hidden, ids).copy()
     assert np.array_equal(selected, packed.model.logits(hidden)[:, ids])
-
-
-def test_steps_call_the_precompiled_signatures(packed):
-    """Otherwise the launcher would be compiled again by the first step."""
-    compiled = [tuple(signature) for signature in launch.signatures]
-    assert compiled == [precompile.LAUNCH_SIGNATURE]
 
 
 def test_argmax_tokens_matches_the_logits(packed):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.kernels.cpu import isa, precompile
+from plait.kernels.cpu import isa
+from plait.kernels.cpu.compiler import object_code
 
 OWN = "+avx,+avx2,+fma,+f16c,+avx512f,+avx512vnni,-avxvnni,+bmi"
 BASE = {"avx", "avx2", "fma", "f16c", "bmi"}
@@ -29,8 +30,8 @@ def test_a_missing_feature_removes_the_features_that_need_it(name, listed, expec
 
 
 def test_cached_kernels_depend_on_the_compile_target(monkeypatch):
-    markers = [precompile._marker_path()]
+    paths = [object_code.cache_path("kernels")]
     for setting, value in (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", "+avx,+avx2")):
         monkeypatch.setattr(isa.config, setting, value)
-        markers.append(precompile._marker_path())
-    assert len(set(markers)) == 3
+        paths.append(object_code.cache_path("kernels"))
+    assert len(set(paths)) == 3

@@ -1,39 +1,46 @@
-"""Compiling the cached kernels ahead, in processes of their own."""
+"""Compiling the kernels ahead, in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import threading
 
 import pytest
 
 from plait.kernels.cpu import precompile
+from plait.kernels.cpu.compiler.library import KernelLibrary
+from plait.kernels.cpu.parallel import thread_pool
 
 
 @pytest.fixture
-def marker(tmp_path, monkeypatch):
-    """The path of the file that marks the kernels as compiled, which does not exist yet."""
-    monkeypatch.setattr(precompile, "_marker_path", lambda: tmp_path / "marker")
-    return tmp_path / "marker"
+def missing(tmp_path, monkeypatch):
+    """A small library that is not in the cache, the only one to compile."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    library = KernelLibrary("threads", thread_pool.run_step, thread_pool.serve_steps)
+    monkeypatch.setattr(precompile, "KERNELS", {library.name: library})
+    return library
 
 
-def test_missing_kernels_are_compiled_once(marker) -> None:
-    """The processes find the kernels in the cache, so this is quick."""
+def test_missing_kernels_are_compiled_once(missing, monkeypatch) -> None:
+    """The process compiles all kernels; those of the decoder take it a few seconds."""
     begins: list[str] = []
     for _ in range(2):
         precompile.compile_missing(
             lambda fraction, doing: begins.append(doing) if doing == precompile.COMPILING else None
         )
-    assert len(begins) == 1 and marker.exists()
+    assert len(begins) == 1 and not missing.is_missing
+    monkeypatch.setattr(KernelLibrary, "_compile", None)  # would raise
+    assert all(missing.load().values())
 
 
-def test_of_two_concurrent_starts_only_one_compiles(marker, monkeypatch) -> None:
+def test_of_two_concurrent_starts_only_one_compiles(missing, monkeypatch) -> None:
     compiled, both, waits = [], threading.Barrier(2), threading.Event()
 
-    def compile_all(progress: object) -> bool:
+    def compile_all(progress: object) -> None:
         compiled.append(1)
-        return waits.wait(60)  # the other start reports that it waits
+        assert waits.wait(60)  # the other start reports that it waits
+        missing.load()
 
     def progress(fraction: float, doing: str) -> None:
         if doing.startswith(precompile.WAITING):
@@ -41,41 +48,46 @@ def test_of_two_concurrent_starts_only_one_compiles(marker, monkeypatch) -> None
         else:
             both.wait(60)
 
-    monkeypatch.setattr(precompile, "_compile_in_subprocesses", compile_all)
+    monkeypatch.setattr(precompile, "_compile_in_subprocess", compile_all)
     starts = [threading.Thread(target=precompile.compile_missing, args=(progress,)) for _ in range(2)]
     for start in starts:
         start.start()
     for start in starts:
         start.join()
-    assert compiled == [1] and marker.exists()
+    assert compiled == [1] and not missing.is_missing
 
 
-def test_main_without_names_compiles_what_is_missing(marker, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["precompile"])
-    monkeypatch.setattr(precompile, "_compile_in_subprocesses", lambda progress: True)
+def test_main_compiles_what_is_missing(missing, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(precompile.sys, "argv", ["precompile"])
+    monkeypatch.setattr(precompile, "_compile_in_subprocess", lambda progress: missing.load())
     precompile.main()
-    assert marker.exists() and "compiling kernels" in capsys.readouterr().out
+    assert not missing.is_missing and "compiling kernels" in capsys.readouterr().out
 
 
-def test_failed_compilation_leaves_no_marker(marker, monkeypatch) -> None:
-    monkeypatch.setattr(precompile, "KERNELS", {"forward": None, "no kernel of this name": None})
-    precompile.compile_missing(lambda fraction, doing: None)
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize("command", ["", "never ends"])
-def test_processes_that_cannot_start_or_never_end_are_given_up(command, marker, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("command", ["", "fails", "never ends"])
+def test_a_process_that_cannot_start_fails_or_never_ends_is_given_up(command, missing, tmp_path, monkeypatch) -> None:
     """The first occurs in an embedded Python, where `sys.executable` is no interpreter."""
     if command:
         program = tmp_path / "program"
-        program.write_text("#!/bin/sh\nexec sleep 1000\n")
+        program.write_text("#!/bin/sh\nexit 1\n" if command == "fails" else "#!/bin/sh\nexec sleep 1000\n")
         program.chmod(0o700)
+        monkeypatch.setattr(precompile, "COMPILE_TIMEOUT_S", 60.0 if command == "fails" else 0.1)
         command = str(program)
+    monkeypatch.setattr(precompile, "REPORT_INTERVAL_S", 0.1)
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
     monkeypatch.setattr(precompile.sys, "executable", command)
-    monkeypatch.setattr(precompile, "COMPILE_TIMEOUT_S", 0.0)
     precompile.compile_missing(lambda fraction, doing: None)
-    assert len(started) == (len(precompile.KERNELS) if command else 0)
+    assert len(started) == (1 if command else 0)
     assert all(child.returncode is not None for child in started)
-    assert not marker.exists()
+    assert missing.is_missing and all(missing.load().values()), "the first call compiles"
+
+
+def test_a_compiling_process_ends_with_its_parent() -> None:
+    """Its standard input ends."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    code = "import os\nfrom plait.kernels.cpu import precompile\nprecompile._exit_with_parent()\nos._exit(5)"
+    child = subprocess.Popen([precompile.sys.executable, "-c", code], stdin=reader)
+    os.close(reader)
+    assert child.wait(60) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +22,8 @@ def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:
         assert may_end.wait(60)
 
     monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
-    monkeypatch.setattr(
-        packed_cpu_runner, "KERNELS", {"a": lambda: loaded.append("a"), "b": lambda: loaded.append("b")}
-    )
+    libraries = {name: SimpleNamespace(load=partial(loaded.append, name)) for name in "ab"}
+    monkeypatch.setattr(packed_cpu_runner, "KERNELS", libraries)
     with _KernelLoading(lambda fraction, doing: shown.append((fraction, doing))) as kernels:
         assert has_begun.wait(60)
         kernels.show(0.1, "loading")  # not shown: compiling takes longer

@@ -33,7 +33,8 @@ def attention_batch(layout: AttentionLayout, max_tokens: int, share: bool = True
     tokens, shift = int(layout.q_starts[-1]), layout.page_size.bit_length() - 1
     capacity = tokens + len(layout.q_starts)
     tiles, segments = np.zeros(capacity, np.int32), np.zeros(tiling.SEGMENT_FIELDS * capacity, np.int32)
-    num_tiles = tiling.build_tiles(*arrays[1:5], shift, max_tokens if share else 1, tiles, segments)
+    order = np.zeros(capacity, np.int32)
+    num_tiles = tiling.build_tiles(*arrays[1:5], shift, max_tokens if share else 1, tiles, segments, order)
     if not share:
         segments[3 :: tiling.SEGMENT_FIELDS] = 0
         num_tiles = tokens

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import KernelArgs, args_at, int64_matrix
 from plait.kernels.cpu.parallel import thread_pool
@@ -49,19 +48,15 @@ def _run_phases(ctx, values, delays):
         barrier_wait(ctx.counters, phase, items)
 
 
-def _compiled_phases(source_hash):
-    def phases(thread_id, threads, address):
-        _ = source_hash  # otherwise kernels compiled from other sources would be found in the cache
-        if thread_id == SERIAL_PART:
-            return
-        args = args_at(address, ENTRIES)
-        ctx = ThreadContext(thread_id, threads, args[COUNTERS, 0], 0)
-        _run_phases(ctx, int64_matrix(args, VALUES), int64_matrix(args, DELAYS))
-
-    return ThreadKernel(phases)
+def phases(thread_id, threads, address):
+    if thread_id == SERIAL_PART:
+        return
+    args = args_at(address, ENTRIES)
+    ctx = ThreadContext(thread_id, threads, args[COUNTERS, 0], 0)
+    _run_phases(ctx, int64_matrix(args, VALUES), int64_matrix(args, DELAYS))
 
 
-phases_kernel = _compiled_phases(SOURCE_HASH)
+phases_kernel = ThreadKernel(phases)
 
 
 class Work:

@@ -1,0 +1,119 @@
+"""Machine code of kernels: optimized by LLVM, kept in a folder of the user, loaded into this process.
+
+A file of the cache holds a checksum and an object file. Its name holds a hash of all that the code depends on: sources,
+compiler and processor. So all installations of the same sources share it. A file that cannot be read is made again. The
+folder and its files must belong to this user, and nobody else may write there, or they are not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from plait.kernels.cpu import isa
+from plait.kernels.cpu.compile_cache import SOURCE_HASH
+
+CHECKSUM_BYTES = 32
+MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted
+_ENGINES: list[Any] = []  # own the machine code, which is never freed
+
+
+def cache_folder() -> Path | None:
+    """Returns the folder of compiled kernels, or None if there is none that this user alone can write.
+
+    It lies in the folder that NUMBA_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
+    """
+    try:
+        folder = _folder_path()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except (OSError, RuntimeError):  # a read-only machine, or one without a home folder
+        return None
+    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) and os.access(folder, os.W_OK) else None
+
+
+def _folder_path() -> Path:
+    if configured := os.environ.get("NUMBA_CACHE_DIR", ""):
+        return Path(configured) / "plait-kernels"
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "plait" / "kernels"
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def cache_path(name: str, *depends_on: object) -> Path | None:
+    """Returns the file for the code `name`, which depends on these values besides the kernels' sources."""
+    folder = cache_folder()
+    key = (SOURCE_HASH, llvmlite.__version__, llvm.llvm_version_info, *isa.compile_target(), *depends_on)
+    return None if folder is None else folder / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.o"
+
+
+def read(path: Path | None) -> bytes | None:
+    """Returns the object file in a file of the cache; None if there is none, it is damaged, or another user's."""
+    if path is None:
+        return None
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            content = file.read() if _is_private(os.fstat(file.fileno())) else b""
+        os.utime(path)
+    except OSError:
+        return None
+    code = content[CHECKSUM_BYTES:]
+    return code if code and hashlib.sha256(code).digest() == content[:CHECKSUM_BYTES] else None
+
+
+def write(path: Path | None, code: bytes) -> None:
+    """Writes a file of the cache, completely or not at all, and deletes what has not been read for a month."""
+    if path is None:
+        return
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # the code is compiled again by the next process
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        temporary.replace(path)
+        for old in path.parent.iterdir():
+            if old.suffix != ".lock" and time.time() - old.stat().st_mtime > MAX_UNUSED_S:
+                old.unlink()
+
+
+def target_machine() -> Any:
+    """Returns LLVM's description of this processor."""
+    cpu, features = isa.compile_target()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def optimized(module: Any, machine: Any) -> Any:
+    """Returns a module of llvmlite as LLVM's, optimized."""
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(parsed, builder)
+    return parsed
+
+
+def load(code: bytes, names: tuple[str, ...]) -> list[int]:
+    """Loads an object file; returns the addresses of these functions."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _ENGINES.append(engine)
+    addresses = [engine.get_function_address(name) for name in names]
+    assert all(addresses), f"{names}: a function is missing"
+    return addresses
