@@ -114,6 +114,7 @@ class SplitKVPlan:
     row_item_starts: torch.Tensor  # [R + 1] int32: the items of row r are row_item_starts[r] .. row_item_starts[r + 1]
     partial_out: torch.Tensor  # [W, G, block_rows, D] float32
     partial_lse: torch.Tensor  # [W, G, block_rows] float32, base 2
+    arrivals: torch.Tensor  # [R, G] int32: items of a row whose sums are written; 0 between launches
     prefix_out: torch.Tensor | None = None  # [splits, S, H, D] float32, see SharedPrefixes.tokens
     prefix_lse: torch.Tensor | None = None  # [splits, S, H] float32, base 2
 

@@ -1,8 +1,9 @@
-"""Attention of decode rows (one new token, or a short draft) over paged KV: split along the keys, then merged.
+"""Attention of decode rows (one new token, or a short draft) over paged KV: split along the keys, merged in place.
 
-First pass: one program per work item of the plan and KV head reads its keys once for all query heads of the group. An
-unsplit row writes its result; otherwise each split writes normalized sums and their log-sum-exp, which the second
-pass merges, together with those of the shared prefix (flash-decoding, Dao et al. 2023; cascade, Ye et al. 2024).
+One program per work item of the plan and KV head reads its keys once for all query heads of the group. An unsplit row
+writes its result. Otherwise each split writes normalized sums and their log-sum-exp, and the split of a row that comes
+last merges them, together with those of the shared prefix (flash-decoding, Dao et al. 2023; cascade, Ye et al. 2024).
+The order of the sums does not depend on which one that is.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale,
 from plait.kernels.triton.attention.tile_config import decode_tile_config, gpu_spec, group_size, padded_dim
 
 
-@triton.jit(do_not_specialize=["num_rows", "window"])
+@triton.jit(do_not_specialize=["num_rows", "window", "num_shared_tokens", "max_splits"])
 def _decode_kernel(
     q,
     out,
     partial_out,
     partial_lse,
+    arrivals,  # [R, G] int32: splits that have written their sums; 0 before and after
+    prefix_out,
+    prefix_lse,
+    shared_lens,
+    shared_token_offsets,
+    num_shared_tokens,
+    max_splits,
     k_cache,
     v_cache,
     k_scales,
@@ -50,6 +58,9 @@ def _decode_kernel(
     CACHE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SHARED: tl.constexpr,
+    ALIGN: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
     head, number = tl.program_id(0), tl.program_id(1)
     if number >= tl.load(row_item_starts + num_rows):
@@ -108,25 +119,56 @@ def _decode_kernel(
             tl.where(running_sum > 0, running_max + tl.log2(tl.maximum(running_sum, 1e-30)), float("-inf")),
             mask=token < q_len,
         )
+        row = tl.load(item)
+        first, end = tl.load(row_item_starts + row), tl.load(row_item_starts + row + 1)
+        arrived = arrivals + row * tl.num_programs(0) + head
+        tl.debug_barrier()  # all threads have stored their part
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == end - first - 1:
+            tl.store(arrived, 0)  # for the next layer
+            for m_merged in range(0, q_len * GROUP):
+                merged = _merge_splits(
+                    partial_out,
+                    partial_lse,
+                    prefix_out,
+                    prefix_lse,
+                    shared_lens + row,
+                    shared_token_offsets + row,
+                    first,
+                    end,
+                    head,
+                    m_merged,
+                    num_shared_tokens,
+                    max_splits,
+                    tl.num_programs(0),
+                    GROUP,
+                    D,
+                    BLOCK_D,
+                    BLOCK_M,
+                    SHARED,
+                    ALIGN,
+                    SPLITS,
+                )
+                at = (q_start + m_merged // GROUP).to(tl.int64) * out_token_stride
+                at += (head * GROUP + m_merged % GROUP) * out_head_stride
+                tl.store(out + at + d, merged.to(out.dtype.element_ty), mask=d < D)
 
 
-@triton.jit(do_not_specialize=["num_shared_tokens", "max_splits"])
-def _merge_kernel(
-    out,
+@triton.jit
+def _merge_splits(
     partial_out,
     partial_lse,
     prefix_out,
     prefix_lse,
-    shared_lens,
-    shared_token_offsets,
-    work_items,
-    row_item_starts,
+    shared_len,
+    shared_token_offset,
+    first,
+    end,
+    head,
+    m,
     num_shared_tokens,
     max_splits,
-    out_token_stride,
-    out_head_stride,
+    num_kv_heads,
     GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -134,44 +176,39 @@ def _merge_kernel(
     ALIGN: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    query_head, row, token = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first, end = tl.load(row_item_starts + row), tl.load(row_item_starts + row + 1)
-    if first == end:
-        return
-    q_start, q_len, is_unsplit = (
-        tl.load(work_items + first * 8 + 1),
-        tl.load(work_items + first * 8 + 2),
-        tl.load(work_items + first * 8 + 7),
-    )
-    if (token >= q_len) | (is_unsplit != 0):
-        return
-    d = tl.arange(0, BLOCK_D)
-    p = tl.arange(0, SPLITS)
+    """Returns the result [BLOCK_D] of packed row `m` of a tile from the work items [first, end) and the shared prefix.
+
+    Other programs wrote the items' sums in this launch, so they are not read from this multiprocessor's cache.
+    """
+    d, p = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     inside = (d < D)[None, :]
     acc = tl.zeros([BLOCK_D], tl.float32)
     running_max = tl.full([], -1e30, tl.float32)
     running_sum = tl.zeros([], tl.float32)
-    head, m = query_head // GROUP, token * GROUP + query_head % GROUP
     for base in range(first, end, SPLITS):
         real = base + p < end
-        slot = ((base + p) * (HEADS // GROUP) + head) * BLOCK_M + m
-        lse = tl.load(partial_lse + slot, mask=real, other=float("-inf"))
-        sums = tl.load(partial_out + slot.to(tl.int64)[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0)
+        slot = ((base + p) * num_kv_heads + head) * BLOCK_M + m
+        lse = tl.load(partial_lse + slot, mask=real, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(
+            partial_out + slot.to(tl.int64)[:, None] * D + d[None, :],
+            mask=real[:, None] & inside,
+            other=0,
+            cache_modifier=".cg",
+        )
         acc, running_max, running_sum = _merge_partials(acc, running_max, running_sum, sums, lse)
     if SHARED:
-        shared = tl.load(shared_lens + row)
-        shared_slot = tl.load(shared_token_offsets + row) + token
+        shared, query_head = tl.load(shared_len), head * GROUP + m % GROUP
+        shared_slot = tl.load(shared_token_offset) + m // GROUP
         step = prefix_split_len(shared, max_splits, ALIGN)
         for base in range(0, tl.cdiv(shared, step), SPLITS):
             real = (base + p) * step < shared
-            slot = ((base + p) * num_shared_tokens + shared_slot) * HEADS + query_head
+            slot = ((base + p) * num_shared_tokens + shared_slot) * (num_kv_heads * GROUP) + query_head
             lse = tl.load(prefix_lse + slot, mask=real, other=float("-inf"))
             sums = tl.load(
                 prefix_out + slot.to(tl.int64)[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0
             )
             acc, running_max, running_sum = _merge_partials(acc, running_max, running_sum, sums, lse)
-    at = (q_start + token).to(tl.int64) * out_token_stride + query_head * out_head_stride + d
-    tl.store(out + at, (acc / running_sum).to(out.dtype.element_ty), mask=d < D)
+    return acc / running_sum
 
 
 @triton.jit
@@ -185,7 +222,7 @@ def _merge_partials(acc, running_max, running_sum, sums, lse):
 
 def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
     """Fills `out` [T, H, D] for the rows in the plan. `attend_shared_prefixes` must have run for shared prefixes."""
-    shape, gpu = plan.shape, gpu_spec(out.device)
+    shape, gpu, shared = plan.shape, gpu_spec(out.device), layout.shared
     group, dim = group_size(shape), padded_dim(shape.head_dim)
     blocks = decode_tile_config(gpu, shape, plan.block_rows)
     _decode_kernel[(shape.num_kv_heads, len(plan.work_items))](
@@ -193,6 +230,13 @@ def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitK
         out,
         plan.partial_out,
         plan.partial_lse,
+        plan.arrivals,
+        plan.partial_out if plan.prefix_out is None else plan.prefix_out,
+        plan.partial_lse if plan.prefix_lse is None else plan.prefix_lse,
+        plan.row_item_starts if shared is None else shared.lengths,
+        plan.row_item_starts if shared is None else shared.token_offsets,
+        0 if shared is None else len(shared.tokens),
+        1 if plan.prefix_out is None else len(plan.prefix_out),
         *inputs.caches,
         layout.kv_pages,
         plan.work_items,
@@ -212,38 +256,9 @@ def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitK
         CACHE=inputs.kind,
         WINDOW=shape.window is not None,
         SOFTCAP=inputs.softcap,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
-    )
-    _launch_merge(layout, plan, out)
-
-
-def _launch_merge(layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
-    shape, shared = plan.shape, layout.shared
-    group = group_size(shape)
-    max_q_len = layout.max_q_len if layout.max_q_len is not None else len(out) - layout.num_rows + 1
-    max_decode_q_len = max(1, min(plan.block_rows // group, max_q_len))
-    dim = padded_dim(shape.head_dim)
-    _merge_kernel[(shape.num_heads, layout.num_rows, max_decode_q_len)](
-        out,
-        plan.partial_out,
-        plan.partial_lse,
-        plan.partial_out if plan.prefix_out is None else plan.prefix_out,
-        plan.partial_lse if plan.prefix_lse is None else plan.prefix_lse,
-        plan.row_item_starts if shared is None else shared.lengths,
-        plan.row_item_starts if shared is None else shared.token_offsets,
-        plan.work_items,
-        plan.row_item_starts,
-        0 if shared is None else len(shared.tokens),
-        1 if plan.prefix_out is None else len(plan.prefix_out),
-        *out.stride()[:2],
-        GROUP=group,
-        HEADS=shape.num_heads,
-        D=shape.head_dim,
-        BLOCK_D=dim,
-        BLOCK_M=plan.block_rows,
         SHARED=shared is not None,
         ALIGN=SHARED_ALIGN,
         SPLITS=16 if dim > 128 else 8192 // max(dim, 128),
-        num_warps=4,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
     )

@@ -8,7 +8,7 @@ does depends on the lengths of the current step:
     row          gets max(1, round(its keys / split)) equal splits; their sum never exceeds W
 
 So one long row, alone or among short ones, is spread over the whole GPU, and rows of a full batch are not split and
-need no merge (flash-decoding, Dao et al. 2023; the plan on the device is ours). One small program plans once per
+are not merged (flash-decoding, Dao et al. 2023; the plan on the device is ours). One small program plans once per
 forward pass for all layers of a kind.
 
 Columns of a work item: row, q_start, q_len, kv_len, start in kv_pages, first key, end of keys, 1 if the row is unsplit.
@@ -35,7 +35,7 @@ WORK_ITEM_COLUMNS = 8
 MIN_PLAN_BLOCK = 64  # rows; smaller powers of two would each compile one more kernel
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_extra_items", "max_decode_q_len", "window"])
+@triton.jit(do_not_specialize=["num_rows", "num_extra_items", "max_decode_q_len", "window", "num_kv_heads"])
 def _plan_kernel(
     q_starts,
     kv_starts,
@@ -43,10 +43,12 @@ def _plan_kernel(
     shared_lens,
     work_items,  # [W, 8], columns as in the file's header
     row_item_starts,
+    arrivals,
     num_rows,
     num_extra_items,
     max_decode_q_len,
     window,
+    num_kv_heads,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SHARED: tl.constexpr,
@@ -78,6 +80,8 @@ def _plan_kernel(
     first = ends - count
     tl.store(row_item_starts + r, first, mask=real)
     tl.store(row_item_starts + num_rows, tl.sum(count, 0))
+    for head in range(0, num_kv_heads):
+        tl.store(arrivals + r * num_kv_heads + head, 0, mask=real)
     is_unsplit = ((count == 1) & no_prefix).to(tl.int32)
     for i in range(0, tl.max(count, 0)):
         item = work_items + (first + i) * 8
@@ -122,6 +126,7 @@ def allocate_plan(
         row_item_starts=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
         partial_out=torch.empty((num_items, groups, rows, shape.head_dim), dtype=torch.float32, device=device),
         partial_lse=torch.empty((num_items, groups, rows), dtype=torch.float32, device=device),
+        arrivals=torch.empty((num_rows, groups), dtype=torch.int32, device=device),
         prefix_out=prefix[0],
         prefix_lse=prefix[1],
     )
@@ -141,10 +146,12 @@ def fill_plan(plan: SplitKVPlan, layout: AttentionLayout) -> None:
         layout.kv_starts if layout.shared is None else layout.shared.lengths,
         plan.work_items,
         plan.row_item_starts,
+        plan.arrivals,
         layout.num_rows,
         len(plan.work_items) - layout.num_rows,
         plan.block_rows // group_size(shape),
         shape.window or 0,
+        shape.num_kv_heads,
         BLOCK_R=max(MIN_PLAN_BLOCK, triton.next_power_of_2(layout.num_rows)),
         BLOCK_N=decode_tile_config(gpu, shape, plan.block_rows).keys,
         SHARED=layout.shared is not None,

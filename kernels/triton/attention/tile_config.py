@@ -15,7 +15,7 @@ from plait.kernels.layout import SHARED_ALIGN, AttentionShape, PrefixSharingCost
 from plait.kernels.triton.support import MAX_QUERY_HEADS_PER_KV_HEAD
 
 # Costs of the shared-prefix pass in bytes of one layer's KV that a GPU reads in the same time.
-MIN_CASCADE_SAVING_BYTES = 32 << 20  # the two additional passes: 7 us on an H200
+MIN_CASCADE_SAVING_BYTES = 32 << 20  # the additional pass, and merging: about 7 us on an H200
 CASCADE_GROUP_COST_BYTES = 4 << 20  # each group
 
 

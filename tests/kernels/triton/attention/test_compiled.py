@@ -29,7 +29,7 @@ def test_a_faulty_kernel_is_reported(compiled):
     [report] = [report for report in compiled if report.case == FAULTY_CASE]
     faults = replace(report, tensor_core="").faults()
     assert [fault.split()[0] for fault in faults] == ["spills", "needs", "does"], report
-    assert {report.tensor_core for report in compiled if report.kernel == "_merge_kernel"} == {""}
+    assert {report.tensor_core for report in compiled if report.kernel == "_plan_kernel"} == {""}
 
 
 def test_no_kernel_has_faults(reports):
@@ -39,7 +39,7 @@ def test_no_kernel_has_faults(reports):
 
 def test_every_kernel_is_compiled_for_both_architectures(reports):
     compiled = {(r.kernel, r.arch) for r in reports}
-    kernels = {"_plan_kernel", "_decode_kernel", "_merge_kernel", "_prefill_kernel", "_shared_prefix_kernel"}
+    kernels = {"_plan_kernel", "_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"}
     kernels.add("_rope_write_kv_kernel")
     assert {(kernel, arch) for kernel in kernels for arch in (80, 90)} <= compiled
 
