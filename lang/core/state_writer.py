@@ -42,10 +42,9 @@ class StateWriter(RoleMethods):
             branch = self.__dict__.get("_branch")
             if branch is not None and name in branch.variables:
                 raise AttributeError(f"a state has no attribute {name!r}: read the variable with s[{name!r}]")
-            if name in _NAMES_OF_ASYNC_STATES and hasattr(self, _NAMES_OF_ASYNC_STATES[name]):
-                raise AttributeError(
-                    f"a state has no attribute {name!r} (did you mean {_NAMES_OF_ASYNC_STATES[name]!r}?)"
-                )
+            meant = _NAMES_OF_ASYNC_STATES.get(name)
+            if meant is not None and hasattr(type(self), meant):
+                raise AttributeError(f"a state has no attribute {name!r} (did you mean {meant!r}?)")
             raise AttributeError(f"a state has no attribute {name!r}{did_you_mean(name, _public_names(self))}")
 
     @contextmanager

@@ -25,7 +25,8 @@ def plain(s):
     s += "Q" + plait.gen("answer")
 """,
     "state = await ask.arun('Why?')",
-    "answers = [state['answer']] + [item['answer'] for item in await ask.arun_batch([{'question': 'A'}, {'question': 'B'}])]",
+    "items = await ask.arun_batch([{'question': 'A'}, {'question': 'B'}])",
+    "answers = [state['answer'], *(item['answer'] for item in items)]",
     "shown = state._repr_html_()",
     "answers.append(plain.run()['answer'])",  # a plain program may run although the notebook's loop runs
     "pieces = [piece async for piece in plain.run(stream=True).text_async_iter('answer')]",
