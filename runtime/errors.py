@@ -126,7 +126,7 @@ class CallRejected(CallFailed, ValueError):
 
 VALUE_DOES_NOT_FIT = "value_does_not_fit"  # the kind of a ConstraintFailed: no complete value within max_tokens
 
-_BY_KIND: dict[str, type[CallFailed]] = {VALUE_DOES_NOT_FIT: ConstraintFailed} | {
+_BY_KIND: dict[str, type[CallFailed]] = {
     cls.kind: cls
     for cls in (
         ContextOverflow,
@@ -139,6 +139,7 @@ _BY_KIND: dict[str, type[CallFailed]] = {VALUE_DOES_NOT_FIT: ConstraintFailed} |
         CallRejected,
     )
 }
+_BY_KIND[VALUE_DOES_NOT_FIT] = ConstraintFailed
 
 
 def call_failed(kind: str, text: str) -> CallFailed:

@@ -49,3 +49,11 @@ class Pending(Coroutine[Any, Any, T]):
                 return getattr(self.__dict__["_read"], name)
             self._read.close()
             raise AttributeError(f"{self._label} was not awaited: write (await {self._label}).{name}")
+
+
+class Done:
+    """What `await` returns from at once."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from plait.lang.aio.pending_read import Pending
+from plait.lang.aio.pending_read import Done, Pending
 from plait.lang.core.expressions import Expr, T, Typed, as_expr
 from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.interpreter import execute
@@ -244,6 +244,8 @@ class AsyncStateGroup(ForkGroup[AsyncState]):
         for state in self.states:
             state.cancel()
 
-    async def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Brings the results of the branches to the forked state; see ProgramStateGroup.join. Nothing waits."""
+    def join(self, mode: JoinMode = "gather_variable") -> Awaitable[None]:
+        """Brings the results of the branches to the forked state; see ProgramStateGroup.join. Nothing waits, so a
+        forgotten `await` changes nothing."""
         self._join(mode)
+        return Done()

@@ -85,7 +85,7 @@ def as_client(backend: Any) -> Client:
     return checked_client
 
 
-_EXAMPLES = "a Runtime, an Engine, a RuntimeEndpoint or another backend object"
+_EXAMPLES = "a Runtime, an Engine, a Client, a RuntimeEndpoint or another backend object"
 
 
 def _backend_hint(backend: object) -> str:

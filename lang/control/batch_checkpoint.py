@@ -45,10 +45,6 @@ class BatchCheckpoint:
         if not isinstance(path, str | os.PathLike):
             raise InputError(f'run_batch: resume takes the path of a file, such as "done.jsonl", not {path!r:.80}')
         self._path = Path(path)
-        if not self._path.parent.is_dir():
-            raise InputError(
-                f"run_batch: resume={str(path)!r:.200}: there is no folder {str(self._path.parent)!r:.200}"
-            )
         self._program = program
         self._lock = threading.Lock()
         self._client = client

@@ -16,6 +16,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
 
+_NAMES_OF_ASYNC_STATES = {"stream": "text_iter", "stream_partial": "partial_iter"}
 _PRIMITIVE_NAMES = ("gen", "gen_int", "gen_string", "select", "separate_reasoning")
 
 
@@ -41,6 +42,9 @@ class StateWriter(RoleMethods):
             branch = self.__dict__.get("_branch")
             if branch is not None and name in branch.variables:
                 raise AttributeError(f"a state has no attribute {name!r}: read the variable with s[{name!r}]")
+            meant = _NAMES_OF_ASYNC_STATES.get(name)
+            if meant is not None and hasattr(type(self), meant):
+                raise AttributeError(f"a state has no attribute {name!r} (did you mean {meant!r}?)")
             raise AttributeError(f"a state has no attribute {name!r}{did_you_mean(name, _public_names(self))}")
 
     @contextmanager

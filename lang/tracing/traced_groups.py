@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
+from plait.lang.aio.pending_read import Done
 from plait.lang.aio.state import AsyncStateGroup
 from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.results import AssignedValue
@@ -81,8 +83,9 @@ class TracedGroup(_TracedJoin, ProgramStateGroup):
 class AsyncTracedGroup(_TracedJoin, AsyncStateGroup):
     """The branches of an async body."""
 
-    async def join(self, mode: JoinMode = "gather_variable") -> None:
+    def join(self, mode: JoinMode = "gather_variable") -> Awaitable[None]:
         self._trace_join(mode)
+        return Done()
 
     def _traced_race(self, first: int) -> Any:
         raced = _AsyncTracedRaceGroup(self.states, self.src_state, self)

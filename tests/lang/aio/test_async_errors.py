@@ -82,3 +82,27 @@ def test_wrong_argument_is_an_input_error(backend, value):
     with pytest.raises(plait.InputError, match="did you mean 'question'"):
         run(chat.arun(qestion="Q"))
     assert backend.scheduler.sent(Generate) == []
+
+
+def test_a_join_without_await_joins(backend, recwarn):
+    backend.script(default="a")
+
+    @plait.function
+    async def program(s):
+        s += "Q"
+        forks = s.fork(2)
+        forks += gen("x")
+        forks.join()
+        return await s["x"]
+
+    assert run(program.arun()).ret_value == ["a", "a"]
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
+
+
+def test_names_of_async_states_on_a_plain_one(backend):
+    @plait.function
+    def program(s):
+        s += "Q" + gen("x")
+
+    with pytest.raises(AttributeError, match=r"no attribute 'stream' \(did you mean 'text_iter'\?\)"):
+        program.run().stream("x")

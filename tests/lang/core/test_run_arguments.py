@@ -23,7 +23,7 @@ def qa(s, question, mark="?"):
         (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
         (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
         (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported"),
-        (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine or a Client"),
+        (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine, a Client"),
         (lambda: qa.run("a", backend=plait.Program), "a backend must be"),
         (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),
         (lambda: qa.run_batch({"question": "a"}), "a list of dicts"),

@@ -93,10 +93,9 @@ def test_a_url_as_address():
         plait.Runtime.connect("http://127.0.0.1:30000")
 
 
-@pytest.mark.parametrize(("resume", "text"), [(True, "takes the path of a file"), ("no/such/x.jsonl", "no folder")])
-def test_resume_without_a_path(backend, resume, text):
-    with pytest.raises(plait.InputError, match=text):
-        classify.run_batch([{"text": "x"}], resume=resume)
+def test_resume_without_a_path(backend):
+    with pytest.raises(plait.InputError, match="resume takes the path of a file"):
+        classify.run_batch([{"text": "x"}], resume=True)
 
 
 def test_arguments_of_partial_value_in_the_wrong_order():
