@@ -106,6 +106,6 @@ def sentencepiece_token_bytes(token: str) -> bytes:
     >>> sentencepiece_token_bytes("\u2581the"), sentencepiece_token_bytes("<0x0A>")
     (b' the', b'\\n')
     """
-    if match := _BYTE_TOKEN.fullmatch(token):
+    if token.startswith("<0x") and (match := _BYTE_TOKEN.fullmatch(token)):
         return bytes([int(match[1], 16)])
     return token.replace(SENTENCEPIECE_SPACE, " ").encode("utf-8", "replace")
