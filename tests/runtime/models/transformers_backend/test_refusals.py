@@ -20,7 +20,13 @@ from plait.runtime.executor.transformers_runner import TransformersRunner
 from plait.runtime.models.transformers_backend import attention
 
 CONFIG = {"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "vocab_size": 97, "hidden_size": 32}
-YARN_LIKE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention", "conv"],
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +47,21 @@ def write(folder, config):
     ("config", "reason"),
     [
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder"),
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent state|no attention interface"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            "linear_attention|recurrent state|no attention interface",
+        ),
         ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "linear_attention"),
-        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}, "layers of the type conv"),
+        (LFM2, "layers of the type conv"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "no attention interface"),
         ({"architectures": ["FalconForCausalLM"], "model_type": "falcon", "alibi": True}, "ALiBi"),
         ({"architectures": ["OlmoForSequenceClassification"], "model_type": "olmo"}, "not a causal language model"),
-        (CONFIG | {"rope_parameters": YARN_LIKE}, "depends on the length"),
+        (CONFIG | {"rope_parameters": DYNAMIC}, "depends on the length"),
         (CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
-        ({"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "x.Y"}}, "cannot read"),
+        (
+            {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "x.Y"}},
+            "cannot read its config",
+        ),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
