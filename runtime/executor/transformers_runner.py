@@ -128,4 +128,4 @@ class TransformersRunner(TorchOutputs):
 def _median_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """The median over tokens of the relative error of logits [n, V]; infinite if it is not a number."""
     errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-20)
-    return errors.nan_to_num(nan=float("inf")).median().item()
+    return float(errors.nan_to_num(nan=float("inf")).median())
