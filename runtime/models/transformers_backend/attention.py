@@ -98,8 +98,9 @@ def attach(model: torch.nn.Module, attention: PagedAttention) -> None:
     AttentionInterface.register(NAME, paged_attention_forward)
     for module in model.modules():
         setattr(module, _STATE, attention)
-        if hasattr(getattr(module, "config", None), "_attn_implementation"):
-            module.config._attn_implementation = NAME
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = NAME
         replace_attention(module, paged_attention_forward)
 
 

@@ -63,9 +63,7 @@ def load_hf_config(folder: Path) -> tuple[Any, type]:
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise UnsupportedModel(
-            f"transformers cannot read the config of {architecture!r:.60}: {error!s:.300}"
-        ) from error
+        raise UnsupportedModel(f"{architecture!r:.60}: transformers cannot read its config: {error!s:.300}") from error
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     reason = _unsupported_reason(config, model_class, architecture)
     if reason:
