@@ -36,7 +36,6 @@ class NoReplicaError(Exception):
 @dataclass(slots=True, eq=False)
 class _Replica:
     feed: ReplicaFeed
-    is_draining: bool = False
     load: int = 0
     num_placed: int = 0
 
@@ -67,6 +66,7 @@ class Router:
         self.mean_output: float = FIRST_OUTPUT_ESTIMATE
         self.num_spread = 0  # requests placed away from a longer prefix because its replicas were too busy
         self._replicas: dict[int, _Replica] = {}
+        self._open_replicas: list[tuple[int, _Replica]] = []  # that take new requests
         self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._adapters: dict[tuple[str, str], int] = {}  # (tenant, adapter): mask of the replicas that have it
         self._ended: deque[tuple[float, int, Sequence[int]]] = deque()
@@ -78,14 +78,16 @@ class Router:
         replica = next(number for number in range(len(self._replicas) + 1) if number not in self._replicas)
         self.index.add_replica(replica)
         self._replicas[replica] = _Replica(ReplicaFeed(self.index, replica, now))
+        self._open_replicas.append((replica, self._replicas[replica]))
         return replica
 
     def drain(self, replica: int) -> None:
         """Places no new requests on the replica, except those of its sessions."""
-        self._replicas[replica].is_draining = True
+        self._open_replicas = [entry for entry in self._open_replicas if entry[0] != replica]
 
     def remove_replica(self, replica: int) -> None:
         """Forgets a replica that ended, with its sessions. Its placements need not be given back."""
+        self.drain(replica)
         del self._replicas[replica]
         self.index.remove_replica(replica)
         self._ended = deque(entry for entry in self._ended if entry[1] != replica)
@@ -151,33 +153,23 @@ class Router:
 
     def _choose(self, blocks: Sequence[int], tenant: str, adapter: str) -> tuple[int, int]:
         """Returns the replica and how many leading blocks it has."""
-        open_replicas = [(number, replica) for number, replica in self._replicas.items() if not replica.is_draining]
-        if not open_replicas:
+        keys = [(replica.load, replica.num_placed, number) for number, replica in self._open_replicas]
+        if not keys:
             raise NoReplicaError
-        loads = [replica.load for _, replica in open_replicas]
-        limit = min(loads) + self.window_tokens + self.window_share * sum(loads) / len(loads)
+        least = min(keys)
+        limit = least[0] + self.window_tokens + self.window_share * sum([key[0] for key in keys]) / len(keys)
         candidates = 0
-        for number, replica in open_replicas:
-            if replica.load <= limit:
+        for load, _, number in keys:
+            if load <= limit:
                 candidates |= 1 << number
         if adapter and (with_adapter := candidates & self._adapters.get((tenant, adapter), 0)):
             candidates = with_adapter
         count, best = self.index.longest(blocks, candidates)
-        if count < len(blocks):
+        if count < len(blocks) and candidates.bit_count() < len(keys):
             self.num_spread += self.index.longest(blocks, EVERY_REPLICA)[0] > count
-        return self._least_loaded(best), count
-
-    def _least_loaded(self, mask: int) -> int:
-        best, best_key = -1, (0, 0)
-        while mask:
-            bit = mask & -mask
-            number = bit.bit_length() - 1
-            replica = self._replicas[number]
-            key = replica.load, replica.num_placed
-            if best < 0 or key < best_key:
-                best, best_key = number, key
-            mask ^= bit
-        return best
+        if best >> least[2] & 1:
+            return least[2], count
+        return min(key for key in keys if best >> key[2] & 1)[2], count
 
     def first_token(self, placement: Placement) -> None:
         """Gives back the load of the prompt, which is computed."""
