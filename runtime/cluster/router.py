@@ -27,6 +27,8 @@ MAX_SESSIONS = 65_536  # sessions whose replica is remembered; the least recentl
 OUTPUT_EWMA_WEIGHT = 1 / 64
 FIRST_OUTPUT_ESTIMATE = 256
 EVERY_REPLICA = -1  # the mask of all
+PLACED_BITS = 40  # a sort key of a replica is load << PLACED_BITS | number of requests placed on it
+CLOSED = 1 << 100  # the sort key of a replica that takes no new requests
 
 
 class NoReplicaError(Exception):
@@ -35,8 +37,9 @@ class NoReplicaError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Replica:
+    number: int
     feed: ReplicaFeed
-    is_draining: bool = False
+    is_open: bool = True  # whether it takes new requests
     load: int = 0
     num_placed: int = 0
 
@@ -67,6 +70,8 @@ class Router:
         self.mean_output: float = FIRST_OUTPUT_ESTIMATE
         self.num_spread = 0  # requests placed away from a longer prefix because its replicas were too busy
         self._replicas: dict[int, _Replica] = {}
+        self._keys: list[int] = []  # of the replica with this number
+        self._num_open = self._open_load = 0  # replicas that take new requests, and their load
         self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._adapters: dict[tuple[str, str], int] = {}  # (tenant, adapter): mask of the replicas that have it
         self._ended: deque[tuple[float, int, Sequence[int]]] = deque()
@@ -77,15 +82,24 @@ class Router:
         """Adds a replica and returns its number, the smallest that is free."""
         replica = next(number for number in range(len(self._replicas) + 1) if number not in self._replicas)
         self.index.add_replica(replica)
-        self._replicas[replica] = _Replica(ReplicaFeed(self.index, replica, now))
+        self._replicas[replica] = _Replica(replica, ReplicaFeed(self.index, replica, now))
+        self._keys += [CLOSED] * (replica + 1 - len(self._keys))
+        self._keys[replica] = 0
+        self._num_open += 1
         return replica
 
     def drain(self, replica: int) -> None:
         """Places no new requests on the replica, except those of its sessions."""
-        self._replicas[replica].is_draining = True
+        drained = self._replicas[replica]
+        if drained.is_open:
+            drained.is_open = False
+            self._keys[replica] = CLOSED
+            self._num_open -= 1
+            self._open_load -= drained.load
 
     def remove_replica(self, replica: int) -> None:
         """Forgets a replica that ended, with its sessions. Its placements need not be given back."""
+        self.drain(replica)
         del self._replicas[replica]
         self.index.remove_replica(replica)
         self._ended = deque(entry for entry in self._ended if entry[1] != replica)
@@ -145,44 +159,42 @@ class Router:
             self.index.expect(number, blocks) if count < len(blocks) else (),
             replica,
         )
-        replica.load += placement.load
         replica.num_placed += 1
+        self._add_load(replica, placement.load)
         return placement
 
     def _choose(self, blocks: Sequence[int], tenant: str, adapter: str) -> tuple[int, int]:
         """Returns the replica and how many leading blocks it has."""
-        open_replicas = [(number, replica) for number, replica in self._replicas.items() if not replica.is_draining]
-        if not open_replicas:
+        if not self._num_open:
             raise NoReplicaError
-        loads = [replica.load for _, replica in open_replicas]
-        limit = min(loads) + self.window_tokens + self.window_share * sum(loads) / len(loads)
+        keys = self._keys
+        least = min(keys)
+        limit = (least >> PLACED_BITS) + self.window_tokens + self.window_share * self._open_load / self._num_open
+        highest_key = int(limit + 1) << PLACED_BITS
         candidates = 0
-        for number, replica in open_replicas:
-            if replica.load <= limit:
+        for number, key in enumerate(keys):
+            if key < highest_key:
                 candidates |= 1 << number
         if adapter and (with_adapter := candidates & self._adapters.get((tenant, adapter), 0)):
             candidates = with_adapter
         count, best = self.index.longest(blocks, candidates)
-        if count < len(blocks):
+        if count < len(blocks) and candidates.bit_count() < self._num_open:
             self.num_spread += self.index.longest(blocks, EVERY_REPLICA)[0] > count
-        return self._least_loaded(best), count
+        number = keys.index(least)
+        if not best >> number & 1:
+            number = min((key, other) for other, key in enumerate(keys) if best >> other & 1)[1]
+        return number, count
 
-    def _least_loaded(self, mask: int) -> int:
-        best, best_key = -1, (0, 0)
-        while mask:
-            bit = mask & -mask
-            number = bit.bit_length() - 1
-            replica = self._replicas[number]
-            key = replica.load, replica.num_placed
-            if best < 0 or key < best_key:
-                best, best_key = number, key
-            mask ^= bit
-        return best
+    def _add_load(self, replica: _Replica, load: int) -> None:
+        replica.load += load
+        if replica.is_open:
+            self._open_load += load
+            self._keys[replica.number] = replica.load << PLACED_BITS | replica.num_placed
 
     def first_token(self, placement: Placement) -> None:
         """Gives back the load of the prompt, which is computed."""
         if placement.is_open:
-            placement.home.load -= placement.prompt_load
+            self._add_load(placement.home, -placement.prompt_load)
             placement.prompt_load = 0
 
     def finish(self, placement: Placement, num_output: int, now: float) -> None:
@@ -191,7 +203,7 @@ class Router:
             return
         placement.is_open = False
         self.mean_output += OUTPUT_EWMA_WEIGHT * (num_output - self.mean_output)
-        placement.home.load -= placement.load
+        self._add_load(placement.home, -placement.load)
         if placement.expected and self._replicas.get(placement.replica) is placement.home:
             self._ended.append((now + EXPECT_S, placement.replica, placement.expected))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.cluster.prefix_index import PrefixIndex
+from plait.runtime.cluster.prefix_index import PrefixIndex, probes
 
 REPLICAS = range(3)
-PATHS = st.lists(st.integers(0, 1), max_size=6)
+PATHS = st.lists(st.integers(0, 1), max_size=6) | st.integers(0, 20).map(lambda length: [0] * length)
 STEPS = st.one_of(
     st.tuples(st.just("add"), st.sampled_from(REPLICAS), PATHS),
     st.tuples(st.just("remove"), st.sampled_from(REPLICAS), PATHS),
@@ -48,12 +48,11 @@ def test_the_longest_prefix_is_found(steps, query, among) -> None:
             owner, promised = promises.pop(argument % len(promises))
             index.stop_expecting(owner, promised)
             expected[owner] -= set(promised)
-    known = {r: held[r] | expected[r] for r in REPLICAS}
-    assert len(index) == len(set().union(*known.values()))
-    mask = sum(1 << r for r in among)
-    lengths = {r: _num_leading(blocks(query), known[r]) for r in among}
-    if all(_is_closed(known[r]) for r in REPLICAS):  # a parent may be gone for a moment while its child is expected
-        count, best = index.longest(blocks(query), mask)
+    assert len(index) == len(set().union(*held.values())) + len(set().union(*expected.values()))
+    query = blocks(query)
+    lengths = {r: max(_num_leading(query, held[r]), _num_expected(query, expected[r])) for r in among}
+    if all(_is_closed(held[r]) for r in REPLICAS) and all(_has_no_hole(query, expected[r]) for r in REPLICAS):
+        count, best = index.longest(query, sum(1 << r for r in among))
         assert count == max(lengths.values(), default=0)
         assert best == sum(1 << r for r in among if lengths[r] == count)
     for replica in REPLICAS:
@@ -72,8 +71,20 @@ def _num_leading(query: list[int], known: set[int]) -> int:
     return next((n for n, block in enumerate(query) if block not in known), len(query))
 
 
-def _is_closed(known: set[int]) -> bool:
-    return all(block // 3 in known or block // 3 == 1 for block in known)
+def _num_expected(query: list[int], expected: set[int]) -> int:
+    positions = [position for position in (0, 1, 3, 7, 15, 23) if position < len(query)]
+    count = _num_leading([query[position] for position in positions], expected)
+    return positions[count - 1] + 1 if count else 0
+
+
+def _is_closed(held: set[int]) -> bool:
+    return all(block // 3 in held or block // 3 == 1 for block in held)
+
+
+def _has_no_hole(query: list[int], expected: set[int]) -> bool:
+    """False where the first of two requests with a prefix has ended and the second is still expected."""
+    found = [query[position] in expected for position in probes(len(query))]
+    return found == sorted(found, reverse=True)
 
 
 def test_reports_beyond_the_limit_are_dropped_and_counted() -> None:

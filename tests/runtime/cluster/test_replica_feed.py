@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.runtime.cluster.prefix_index import PrefixIndex
 from plait.runtime.cluster.replica_feed import HEARTBEAT_S, ReplicaFeed
-from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockEvents
+from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockBatch, BlockEvents
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 
 TICK_S = 0.05
@@ -119,7 +119,10 @@ def test_what_a_replica_sent_before_its_restart_is_ignored(late) -> None:
 
 
 def test_a_silent_replica_is_asked_again_and_again() -> None:
-    feed = ReplicaFeed(PrefixIndex(), 0, 0.0)
+    index = PrefixIndex()
+    index.add_replica(0)
+    feed = ReplicaFeed(index, 0, 0.0)
+    feed.receive(BlockBatch(1, 1, [], []), 0.0)
     asked = [step for step in range(40) if feed.should_ask(step * TICK_S)]
     assert len(asked) >= 8
     assert feed.num_gaps == 1
