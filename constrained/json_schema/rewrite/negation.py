@@ -12,8 +12,8 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 MAX_DEPTH = 8
@@ -52,7 +52,8 @@ def _negate_keyword(
     type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts; likewise the other
     bounds, each of which constrains one kind of value, so only values of that kind violate it. required: an object
     without one of the names. pattern: a text that does not match, by automata. properties: an object that has one of
-    them, with a value that violates its schema. allOf: a violation of any branch; anyOf: of all branches; not: the schema itself; $ref: a violation of its target.
+    them, with a value that violates its schema. allOf: a violation of any branch; anyOf: of all branches; not: the
+    schema itself; $ref: a violation of its target.
     """
     match name:
         case "type":

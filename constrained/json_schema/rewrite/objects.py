@@ -11,8 +11,8 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, literal, matches
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 MAX_DEPENDENT = 12

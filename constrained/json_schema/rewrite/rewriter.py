@@ -32,8 +32,8 @@ from plait.constrained.json_schema.rewrite.objects import (
     property_names,
     unevaluated_properties,
 )
-from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 REWRITE_RULES: tuple[RewriteRule, ...] = (

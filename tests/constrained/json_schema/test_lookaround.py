@@ -11,8 +11,8 @@ import pytest
 from schema_strategies import accepts, grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.pattern_algebra import intersect
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
+from plait.constrained.regex.pattern_algebra import intersect
 
 PATTERNS = [
     r"^(?!aws:)[a-z:]+$",
