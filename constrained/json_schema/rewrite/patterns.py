@@ -174,7 +174,7 @@ def _has_anchor(item: Any) -> bool:
         return any(_has_anchor(inner) for inner in value[3])
     if op == "BRANCH":
         return any(_has_anchor(inner) for arm in value[1] for inner in arm)
-    return op == "AT"
+    return op == "AT" or op.startswith("ASSERT")
 
 
 def _to_python_syntax(pattern: str) -> str:

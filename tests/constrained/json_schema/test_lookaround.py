@@ -29,6 +29,8 @@ PATTERNS = [
     r"a(?<!b)(?=b)b",
     r"^(a(?=b)[ab]+)$",
     r"(?=ab)a|^(?!b)$",
+    r".*(?<!\\)\$\{(.*?)\}|(?<!\\)\$([_a-z][_a-z0-9]*).*",
+    r"(?:x|(?!a)[ab])$",
 ]
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab$-", repeat=size)]
 RANDOM = random.Random(1)
