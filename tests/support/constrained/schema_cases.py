@@ -114,6 +114,7 @@ ROWS: list[Row] = [
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [1]], [[1, 2]]),
     ({"type": "array", "uniqueItems": False}, [[1, 1]], [{}]),
     ({"oneOf": [{"pattern": "a"}, {"pattern": "b$"}]}, ["a", "xb", "ba"], ["ab", "c", "", 7]),
+    ({"maxLength": 2.0, "minItems": 1.0, "minProperties": 1.0}, ["ab", [1], {"a": 1}], ["abc", [], {}]),
     ({"not": {"pattern": "^[a-c]+$"}}, ["", "abd"], ["a", "cab", 3]),
     ({"if": {"pattern": "^a"}, "then": {"minLength": 3}, "type": "string"}, ["abc", "b", ""], ["a", "ab"]),
     (
