@@ -29,7 +29,10 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, exceeds_double_r
 from plait.constrained import Grammar, GrammarError
 from plait.constrained.json_schema.rewrite.document import subschemas
 
-DRAFTS = {"draft7": jsonschema_rs.Draft7, "draft2020-12": jsonschema_rs.Draft202012}
+SCHEMA_URIS = {
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
 STEPS, MAX_ORDERS = 60, 24
 
 
@@ -122,7 +125,7 @@ def suite(folder: Path) -> list[dict[str, Any]]:
     for draft, file, group in groups(folder):
         schema = group["schema"]
         if isinstance(schema, dict):
-            schema.setdefault("$schema", f"http://json-schema.org/{draft}/schema" if "7" in draft else DRAFT_2020)
+            schema.setdefault("$schema", SCHEMA_URIS[draft])
         grammar = compiled(schema)
         name = {"source": draft, "name": f"{file}: {group['description']}"}
         if isinstance(grammar, GrammarError):
@@ -141,11 +144,8 @@ def suite(folder: Path) -> list[dict[str, Any]]:
     return report
 
 
-DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
-
-
 def groups(folder: Path) -> Iterator[tuple[str, str, Any]]:
-    for draft in ("draft7", "draft2020-12"):
+    for draft in SCHEMA_URIS:
         for path in sorted((folder / draft).glob("*.json")):
             for group in json.loads(path.read_text()):
                 if "localhost:1234" not in json.dumps(group["schema"]):

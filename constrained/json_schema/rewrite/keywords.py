@@ -30,7 +30,7 @@ UNSUPPORTED = {
     "$recursiveRef": "several schemas have a recursive anchor",
     "x-guidance": "this keyword would control a library and is not accepted",
 }
-_COUNTS = _words("minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains")
+COUNTS = _words("minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains")
 _NUMBERS = frozenset(("minimum", "maximum", "multipleOf"))
 _SCHEMAS = _words(
     "additionalItems contains unevaluatedItems additionalProperties propertyNames unevaluatedProperties not if "
@@ -69,7 +69,7 @@ def check_keyword_value(name: str, value: Any, at: str) -> None:
 
     >>> check_keyword_value("minLength", 3, "")
     """
-    if name in _COUNTS:
+    if name in COUNTS:
         good = _is_number(value) and value >= 0 and value == int(value)
     elif name in _NUMBERS:
         good = _is_number(value) and (name != "multipleOf" or value > 0)

@@ -12,7 +12,9 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import complement_pattern
+from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.specs import GrammarError
 
 MAX_DEPTH = 8
 MAX_LISTED = 200
@@ -49,8 +51,9 @@ def _negate_keyword(
 
     type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts; likewise the other
     bounds, each of which constrains one kind of value, so only values of that kind violate it. required: an object
-    without one of the names. properties: an object that has one of them, with a value that violates its schema.
-    allOf: a violation of any branch; anyOf: of all branches; not: the schema itself; $ref: a violation of its target.
+    without one of the names. pattern: a text that does not match, by automata. properties: an object that has one of
+    them, with a value that violates its schema. allOf: a violation of any branch; anyOf: of all branches; not: the
+    schema itself; $ref: a violation of its target.
     """
     match name:
         case "type":
@@ -71,6 +74,8 @@ def _negate_keyword(
             return [{"type": "number", other[name]: value}]
         case "required":
             return [{"type": ["object"], "properties": {key: False}} for key in value]
+        case "pattern":
+            return _negate_pattern(value)
         case "properties":
             return _negate_properties(value, document, depth)
         case "allOf" | "anyOf" | "not" | "$ref":
@@ -109,6 +114,14 @@ def _negate_enum(listed: list[Any]) -> list[Schema] | None:
     for low, high in pairwise(numbers):
         rest.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
     return rest
+
+
+def _negate_pattern(pattern: str) -> list[Schema] | None:
+    try:
+        rest = intersect(f"{ANY}*", ecma_to_plain_pattern(pattern).pattern, negated=True).pattern
+    except GrammarError:
+        return None
+    return [{"type": "string", "pattern": f"^(?:{_to_ecma(rest)})$"}] if rest != NO_TEXT else []
 
 
 def _to_ecma(plain: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, permutations
 from math import comb
 from typing import Any
@@ -11,8 +12,8 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, literal, matches
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 MAX_DEPENDENT = 12
@@ -164,6 +165,8 @@ def _names_pattern_of(keyword: str, value: Any, document: SchemaDocument, depth:
             return ecma_to_plain_pattern(f"^(?:{FORMATS[value]})$").pattern if value in FORMATS else None
         case "type":
             return None if "string" in ([value] if isinstance(value, str) else value) else NO_TEXT
+        case "not" if '"format"' not in json.dumps(value) and "$ref" not in json.dumps(value):
+            return intersect(f"{ANY}*", _names_pattern(value, document, depth + 1), negated=True).pattern
         case "anyOf":
             return "|".join(f"(?:{_names_pattern(inner, document, depth + 1)})" for inner in value)
     if keyword in ASSERTIONS - {"$ref", "allOf"} - _NOT_OF_TEXTS:

@@ -9,8 +9,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.pattern_algebra import for_interegular, intersect
 from plait.constrained.regex.char_classes import merge_ranges, write_class
+from plait.constrained.regex.pattern_algebra import for_interegular, intersect
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, parse_regex
 from plait.constrained.specs import GrammarError
 
@@ -174,7 +174,7 @@ def _has_anchor(item: Any) -> bool:
         return any(_has_anchor(inner) for inner in value[3])
     if op == "BRANCH":
         return any(_has_anchor(inner) for arm in value[1] for inner in arm)
-    return op == "AT"
+    return op == "AT" or op.startswith("ASSERT")
 
 
 def _to_python_syntax(pattern: str) -> str:

@@ -19,6 +19,7 @@ from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import (
     ANNOTATIONS,
     ASSERTIONS,
+    COUNTS,
     UNSUPPORTED,
     check_keyword_value,
     unknown_keyword_reason,
@@ -32,8 +33,8 @@ from plait.constrained.json_schema.rewrite.objects import (
     property_names,
     unevaluated_properties,
 )
-from plait.constrained.json_schema.rewrite.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 REWRITE_RULES: tuple[RewriteRule, ...] = (
@@ -222,7 +223,9 @@ class _Rewriter:
     def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
         if "enum" in schema and not schema["enum"]:
             return False
-        out: SchemaObject = {name: schema[name] for name in _COPIED_KEYWORDS if name in schema}
+        out: SchemaObject = {
+            name: int(schema[name]) if name in COUNTS else schema[name] for name in _COPIED_KEYWORDS if name in schema
+        }
         conjuncts: list[Schema] = []
         if "enum" in schema:
             conjuncts.append(self._enum(schema, at))

@@ -11,8 +11,8 @@ import pytest
 from schema_strategies import accepts, grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.pattern_algebra import intersect
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
+from plait.constrained.regex.pattern_algebra import intersect
 
 PATTERNS = [
     r"^(?!aws:)[a-z:]+$",
@@ -29,6 +29,8 @@ PATTERNS = [
     r"a(?<!b)(?=b)b",
     r"^(a(?=b)[ab]+)$",
     r"(?=ab)a|^(?!b)$",
+    r".*(?<!\\)\$\{(.*?)\}|(?<!\\)\$([_a-z][_a-z0-9]*).*",
+    r"(?:x|(?!a)[ab])$",
 ]
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab$-", repeat=size)]
 RANDOM = random.Random(1)

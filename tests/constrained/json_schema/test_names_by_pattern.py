@@ -25,6 +25,8 @@ SCHEMAS: list[dict[str, Any]] = [
     {"propertyNames": {"anyOf": [{"pattern": "^a"}, {"maxLength": 1}]}},
     {"propertyNames": {"enum": ["a", "ab"], "minLength": 2}},
     {"propertyNames": {"format": "date"}},
+    {"propertyNames": {"not": {"enum": ["a", "ab"]}, "pattern": "^a"}},
+    {"propertyNames": {"not": {"anyOf": [{"pattern": "^a"}, {"maxLength": 1}]}}, "additionalProperties": {"const": 1}},
     {"propertyNames": {"type": "integer"}},
     {
         "propertyNames": {"anyOf": [{"enum": ["a", "c"]}, {"pattern": "^b.$"}]},

@@ -113,6 +113,10 @@ ROWS: list[Row] = [
     ({**OLD7, "items": {"const": 1}, "additionalItems": False}, [[1, 1], 3], [[2]]),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [1]], [[1, 2]]),
     ({"type": "array", "uniqueItems": False}, [[1, 1]], [{}]),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "b$"}]}, ["a", "xb", "ba"], ["ab", "c", "", 7]),
+    ({"maxLength": 2.0, "minItems": 1.0, "minProperties": 1.0}, ["ab", [1], {"a": 1}], ["abc", [], {}]),
+    ({"not": {"pattern": "^[a-c]+$"}}, ["", "abd"], ["a", "cab", 3]),
+    ({"if": {"pattern": "^a"}, "then": {"minLength": 3}, "type": "string"}, ["abc", "b", ""], ["a", "ab"]),
     (
         {"type": "array", "uniqueItems": True, "items": {"type": ["string", "object"]}},
         [["a", "b", {}, {"a": 1}]],
@@ -360,7 +364,7 @@ ROWS: list[Row] = [
 
 REFUSED: list[tuple[Any, str, str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}, "/oneOf", "may share"),
-    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}], "type": "string"}, "/oneOf", "may share"),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "x{200}"}], "type": "string"}, "/oneOf", "may share"),
     ({"properties": {"a": {"items": {"contains": {"const": 1}}}}}, "/properties/a/items/contains", "at most 16"),
     ({"type": "string", "pattern": "^((?!ab).)*$"}, "/pattern", "lookaround"),
     ({"type": "string", "pattern": "(?!^a$)b"}, "/pattern", "in lookahead"),
