@@ -26,7 +26,7 @@ class Frame(NamedTuple):
     outer: Frame | None
     is_array: bool
     nodes: Nodes
-    index: int = 0
+    position: int = 0
     name: str = ""
     start: int = -1
     seen: tuple[bytes, ...] | None = None  # the texts of the finished items; None: they may repeat
@@ -94,7 +94,7 @@ class ItemTracker:
             return self._end_value(frame.outer, text, at + 1)
         if byte == b",":
             assert frame is not None
-            opened = frame._replace(index=frame.index + 1, start=-1)
+            opened = frame._replace(position=frame.position + 1, start=-1)
             return State(VALUE if frame.is_array else KEY, opened, at + 1)
         if byte == b":":
             return State(VALUE, frame, at + 1)
@@ -115,7 +115,7 @@ class ItemTracker:
         if frame is None:
             return self._paths.start
         if frame.is_array:
-            return self._paths.item(frame.nodes, frame.index)
+            return self._paths.item(frame.nodes, frame.position)
         return self._paths.property(frame.nodes, frame.name)
 
     def _end_value(self, frame: Frame | None, text: bytes, end: int) -> State | None:
