@@ -27,6 +27,8 @@ NEED_TORCH = (
     *("plait.runtime.executor.torch_runner", "plait.runtime.models.decoder", "plait.runtime.sampling.torch_ops"),
     *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "phi3", "qwen3_moe")),
     "plait.runtime.models.loading.torch_weights",
+    *("plait.runtime.executor.torch_outputs", "plait.runtime.executor.transformers_runner"),
+    *(f"plait.runtime.models.transformers_backend.{name}" for name in ("attention", "falcon", "model")),
 )
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, json, sys
@@ -89,7 +91,7 @@ def test_torch_and_triton_are_extras() -> None:
     assert not [name for name in PROJECT["dependencies"] if name.startswith(("torch", "triton"))]
     assert requirements("torch") == {"torch"}
     assert requirements("gpu") == {"torch", "triton"}
-    assert requirements("all") == {"torch", "triton", "anthropic", "litellm", "mcp"}
+    assert requirements("all") == {"torch", "triton", "transformers", "anthropic", "litellm", "mcp"}
     assert requirements("test") >= {"torch", "triton"} and "torch" in requirements("rag")
 
 
