@@ -27,7 +27,8 @@ from plait.constrained.compile_service.spec_cost import is_small
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
-from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, warm_up
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
+from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import CompileQueueFull, GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary

@@ -21,7 +21,7 @@ from plait.constrained.compile_service.messages import WorkerInit, WorkerReady, 
 from plait.constrained.compile_service.template_control import REAP, receive_control
 from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.dfa.token_trie import SINGLE_BYTES
-from plait.constrained.guidance.llguidance_grammar import warm_up
+from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.vocabulary import Vocabulary
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 import llguidance
 import msgspec
@@ -23,6 +22,7 @@ from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker, remaining_completions
 from plait.constrained.guidance.item_tracker import ItemTracker
 from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
+from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
 from plait.constrained.guidance.unique_items import UniqueItems, UniqueItemsWalker
 from plait.constrained.json_schema.unique_paths import UniquePaths
 from plait.constrained.specs import GrammarError
@@ -131,7 +131,7 @@ class LlguidanceGrammar(Grammar):
         return _raise_on_error(inner)
 
     def _compile_inner_matcher(self) -> llguidance.LLMatcher:
-        tokenizer = _tokenizer(self.vocabulary)
+        tokenizer = tokenizer_of(self.vocabulary)
         return _raise_on_error(llguidance.LLMatcher(tokenizer, self._text, log_level=0, limits=_limits()))
 
 
@@ -350,55 +350,6 @@ class UniqueItemsMatcher(LlguidanceMatcher):
     def _new_walker(self) -> LlguidanceWalker:
         grammar, inner = self._grammar, self._inner.deep_copy()
         return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, self._items.copy())
-
-
-class _TokenizerAdapter:
-    """The vocabulary with the interface that LLTokenizer expects."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.eos_token_id = vocabulary.eos_ids[0]
-        self.tokens = vocabulary.token_bytes
-        self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: str) -> Sequence[int]:
-        return self._encode(text)
-
-
-_tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDictionary()
-
-
-def _tokenizer(vocabulary: Vocabulary, masks_quickly: bool = True) -> llguidance.LLTokenizer:
-    """Returns llguidance's tokenizer of the vocabulary, built once; about 0.2 s for 49,152 tokens.
-
-    Half of that is for the tables (slices) with which it masks the tokens of strings quickly.
-    """
-    tokenizer = _tokenizers.get(vocabulary)
-    if tokenizer is None:
-        adapter = _TokenizerAdapter(vocabulary)
-        slices = None if masks_quickly else list[str]()
-        tokenizer = llguidance.LLTokenizer(
-            adapter, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids), slices=slices
-        )
-        _tokenizers[vocabulary] = tokenizer
-    return tokenizer
-
-
-def warm_up(vocabulary: Vocabulary, *, masks_quickly: bool = True) -> None:
-    """Builds what the first grammar for `vocabulary` would otherwise wait for; nothing if it names no end token.
-
-    Without `masks_quickly`, in a process that only checks grammars, it takes half as long.
-    """
-    if vocabulary.eos_ids:
-        _tokenizer(vocabulary, masks_quickly)
-
-
-def is_warm(vocabulary: Vocabulary) -> bool:
-    """Returns whether `warm_up` has been called for `vocabulary`."""
-    return vocabulary in _tokenizers
 
 
 def _limits() -> llguidance.LLParserLimits:
