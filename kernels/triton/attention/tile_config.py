@@ -79,7 +79,8 @@ def decode_tile_config(gpu: GpuSpec, shape: AttentionShape, rows: int) -> TileCo
     """
     row_bytes = padded_dim(shape.head_dim) * shape.cache_dtype.itemsize
     keys = min(64, max(16, 16384 // row_bytes))
-    if shape.cache_dtype == torch.int8 and row_bytes >= 128:  # scales and conversions need registers too
+    converts_slowly = shape.cache_dtype == torch.int8 or (shape.cache_dtype.itemsize == 1 and gpu.capability < 90)
+    if converts_slowly and row_bytes >= 128:  # scales and conversions need registers too
         keys = 32
     return TileConfig(rows, keys, warps=4, stages=3 if keys * row_bytes > 8192 else 4)
 
