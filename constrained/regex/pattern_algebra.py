@@ -13,7 +13,7 @@ from plait.constrained.regex.char_classes import merge_ranges, write_class
 from plait.constrained.regex.python_syntax import PlainPattern
 from plait.constrained.specs import GrammarError
 
-MAX_OPERAND = 4_000  # characters of both patterns
+MAX_OPERAND = 8_000  # characters of both patterns
 MAX_STATES = 120
 MAX_WRITTEN = 30_000
 MAX_PAIRS = 20_000

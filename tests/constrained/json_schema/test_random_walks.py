@@ -33,7 +33,6 @@ from plait.constrained import GrammarError, Matcher
 NAMED_SCHEMAS = {**REAL, **PYDANTIC}
 REFUSED_POINTERS = {
     "openapi/pet_nullable": "/properties/owner/nullable",
-    "zod/record_checked": "/propertyNames",
     "zod/emoji": "/pattern",
     "zod/not_empty": "",
     "others/contains_open": "/contains",

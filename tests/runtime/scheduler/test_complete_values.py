@@ -77,7 +77,7 @@ def test_a_value_is_complete_or_the_call_fails(work, logprobs, pages):
         shortest = grammar(spec).matcher().completion(1000)
         end, text = calls[i].end, text_of(calls[i].tokens)
         if len(shortest) > n:
-            assert isinstance(end, Failed) and end.kind == "constraint" and f"fits into {n} tokens" in end.text
+            assert isinstance(end, Failed) and end.kind == "value_does_not_fit" and f"fits into {n} tokens" in end.text
             continue
         if n == 0:
             continue
