@@ -76,11 +76,21 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def kill_running(pids: list[int]) -> list[int]:
-    """Kills the processes that are still running, and returns them."""
-    running = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    """Kills the processes that are still running after 10 s, and returns them. One that was killed ends a bit later."""
+    deadline = time.monotonic() + 10
+    while running := [pid for pid in pids if is_running(pid)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
     for pid in running:
         os.kill(pid, signal.SIGKILL)
     return running
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_for_pids(path: Path, count: int) -> list[int]:
