@@ -127,6 +127,11 @@ class Soak:
         first, last = sorted(samples[fifth : 2 * fifth] or samples), sorted(samples[-fifth:])
         return first[len(first) // 2], last[len(last) // 2]
 
+    def series(self, name: str) -> str:
+        """The memory after each tenth of the time, in MiB: whether it levels off, or goes on growing."""
+        samples = [memory[name] for _, memory in self.memory]
+        return ", ".join(f"{samples[len(samples) * tenth // 10 - 1]:.1f}" for tenth in range(1, 11) if len(samples) > 9)
+
 
 def soak(minutes: float) -> Iterator[Figure]:
     with serve("--deterministic") as server:
@@ -148,6 +153,7 @@ def soak(minutes: float) -> Iterator[Figure]:
         if name == "runtime":
             pool = run.growth("KV pool")
             note += f", without the KV pool, of which {pool[0]:.0f} to {pool[1]:.0f} MiB have been used"
+            note += f"; after each tenth {run.series(name)}"
         yield at_most(f"the same: memory of {name}, after warm-up to the end", 100 * (last / first - 1), 1, "%", note)
     yield at_most("the same: no call, page or request left after", idle, 35, "s")
     yield at_most("the same: tracebacks in the log", num_tracebacks, 0, "")
