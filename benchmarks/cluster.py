@@ -30,7 +30,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cluster_loads import LOADS, VOCAB, Job
+from cluster_loads import LOADS, Job
+from simulated_engine import VOCAB, Clock, OneTokenModel
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array, IntArray
@@ -53,17 +54,7 @@ CLIENT = b"simulated"
 
 
 @dataclass
-class Clock:
-    """Simulated seconds, which the scheduler reads in place of `time.monotonic`."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@dataclass
-class Model:
+class Model(OneTokenModel):
     """A model runner that gives every token the same logits and advances the clock."""
 
     clock: Clock
@@ -80,14 +71,6 @@ class Model:
         self.clock.now += cost
         self.busy_s += cost
         return np.zeros((batch.num_logits, 1), np.float32)
-
-    def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
-        return [1.0] * len(hidden), [1] * len(hidden)
-
-    def logits(self, hidden: Float32Array, allowed_ids: Any) -> Float32Array:
-        logits = np.zeros((len(hidden), VOCAB), np.float32)
-        logits[:, 1] = 1.0
-        return logits
 
 
 @dataclass

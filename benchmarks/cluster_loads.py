@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from simulated_engine import VOCAB
 
 from plait.runtime.arrays import IntArray
-
-VOCAB = 4096
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from simulated_engine import VOCAB, Clock, OneTokenModel
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array
@@ -32,7 +33,7 @@ from plait.runtime.scheduler import batching
 from plait.runtime.scheduler.engine_loop import EngineLoop
 
 FIXED_S, ROW_S, TOKEN_S = 0.012, 0.0006, 0.0008
-CLIENT, VOCAB, PAGES, CONTEXT = b"simulated", 4096, 400_000, 16_384
+CLIENT, PAGES, CONTEXT = b"simulated", 400_000, 16_384
 WORKLOADS = ("long calls", "long programs")
 
 
@@ -56,17 +57,7 @@ class Program:
 
 
 @dataclass
-class Clock:
-    """The simulated time in seconds, which the scheduler reads in place of `time.monotonic`."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@dataclass
-class Model:
+class Model(OneTokenModel):
     """A model runner that gives every token the same logits and advances the clock."""
 
     clock: Clock
@@ -77,14 +68,6 @@ class Model:
         num_prompt_tokens = sum(row.count for row in batch.rows if row.count > 1)
         self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * num_prompt_tokens
         return np.zeros((batch.num_logits, 1), np.float32)
-
-    def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
-        return [1.0] * len(hidden), [1] * len(hidden)
-
-    def logits(self, hidden: Float32Array, allowed_ids: Any) -> Float32Array:
-        logits = np.zeros((len(hidden), VOCAB), np.float32)
-        logits[:, 1] = 1.0
-        return logits
 
 
 @dataclass

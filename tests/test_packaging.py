@@ -27,7 +27,11 @@ NEED_TORCH = (
     *("plait.runtime.executor.torch_runner", "plait.runtime.models.decoder", "plait.runtime.sampling.torch_ops"),
     *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "phi3", "qwen3_moe")),
     "plait.runtime.models.loading.torch_weights",
-    *("plait.runtime.executor.torch_outputs", "plait.runtime.executor.transformers_runner"),
+    *(
+        "plait.runtime.executor.torch_inputs",
+        "plait.runtime.executor.torch_outputs",
+        "plait.runtime.executor.transformers_runner",
+    ),
     *(f"plait.runtime.models.transformers_backend.{name}" for name in ("attention", "falcon", "model")),
 )
 IMPORT_ALL_WITHOUT_TORCH = """

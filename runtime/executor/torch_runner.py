@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.kv_cache import LayerCache, allocate_caches, cache_dtype, kv_slot_bytes
-from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
+from plait.kernels.layout import AttentionShape, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
-from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
@@ -27,7 +25,8 @@ from plait.runtime.executor.runner import (
     choose_num_pages,
     warm_up,
 )
-from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload, use_device
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
+from plait.runtime.executor.torch_inputs import ForwardInputs, upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import decoder_class
@@ -37,14 +36,6 @@ DEFAULT_GPU_BATCH_TOKENS = 8192
 LARGE_TILE_TOKENS = 64  # attention uses larger tiles for rows with more new tokens
 QUANTIZED_WARM_UP_COUNTS = (24, 48, 640)  # one batch size for each kernel configuration of quantized products
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class ForwardInputs(NamedTuple):
-    """One batch on the device, all int32."""
-
-    token_ids: torch.Tensor  # [T]; negative ids are placeholders, see ScheduledRequest
-    output_indices: torch.Tensor  # the tokens whose hidden states are returned
-    layout: AttentionLayout
 
 
 class TorchRunner(TorchOutputs):
@@ -174,21 +165,7 @@ class TorchRunner(TorchOutputs):
         groups = self.prefix_sharing.groups(batch.rows, max(counts)) if self.prefix_sharing is not None else []
         if self.prefix_sharing is not None and groups:
             self.prefix_sharing.count(groups)
-        arrays = [*batch_arrays(batch), *(shared_prefix_arrays(groups, counts) if groups else ())]
-        token_ids, output_indices, q_starts, kv_starts, kv_pages, positions, write_slots, *shared = upload(
-            arrays, self.device
-        )
-        layout = AttentionLayout(
-            q_starts,
-            kv_starts,
-            kv_pages,
-            positions,
-            write_slots,
-            min_q_len=min(counts),
-            max_q_len=max(counts),
-            shared=SharedPrefixes(*shared) if shared else None,
-        )
-        return ForwardInputs(token_ids, output_indices, layout)
+        return upload_inputs(batch, self.device, shared_prefix_arrays(groups, counts) if groups else ())
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 
 from plait.kernels.kv_cache import LayerCache
-from plait.kernels.layout import AttentionLayout
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.executor.backend_selection import resolve_dtype_name
-from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.runner import DEFAULT_CPU_BATCH_TOKENS, StartupProgress, choose_num_pages
-from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload, use_device
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
+from plait.runtime.executor.torch_inputs import upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.models.transformers_backend.config import check_settings, load_hf_config, transformers_config
@@ -77,19 +76,7 @@ class TransformersRunner(TorchOutputs):
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """As in `Runner`."""
-        counts = [request.count for request in batch.rows]
-        token_ids, output_indices, q_starts, kv_starts, kv_pages, positions, write_slots = upload(
-            [*batch_arrays(batch)], self.device
-        )
-        layout = AttentionLayout(
-            q_starts,
-            kv_starts,
-            kv_pages,
-            positions,
-            write_slots,
-            min_q_len=min(counts),
-            max_q_len=max(counts),
-        )
+        token_ids, output_indices, layout = upload_inputs(batch, self.device)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
 

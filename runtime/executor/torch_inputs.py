@@ -1,0 +1,41 @@
+"""A batch's arrays on a torch device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from plait.kernels.layout import AttentionLayout, SharedPrefixes
+from plait.runtime.arrays import IntArray
+from plait.runtime.batch.batch import Batch
+from plait.runtime.executor.batch_arrays import batch_arrays
+from plait.runtime.executor.torch_device import upload
+
+
+class ForwardInputs(NamedTuple):
+    """One batch on the device, all int32."""
+
+    token_ids: torch.Tensor  # [T]; negative ids are placeholders, see ScheduledRequest
+    output_indices: torch.Tensor  # the tokens whose hidden states are returned
+    layout: AttentionLayout
+
+
+def upload_inputs(batch: Batch, device: torch.device, shared: Sequence[IntArray] = ()) -> ForwardInputs:
+    """Starts copying the batch's arrays to the device. `shared`: the arrays of its shared prefixes, if it has any."""
+    counts = [request.count for request in batch.rows]
+    token_ids, output_indices, q_starts, kv_starts, kv_pages, positions, write_slots, *shared_tensors = upload(
+        [*batch_arrays(batch), *shared], device
+    )
+    layout = AttentionLayout(
+        q_starts,
+        kv_starts,
+        kv_pages,
+        positions,
+        write_slots,
+        min_q_len=min(counts),
+        max_q_len=max(counts),
+        shared=SharedPrefixes(*shared_tensors) if shared_tensors else None,
+    )
+    return ForwardInputs(token_ids, output_indices, layout)
