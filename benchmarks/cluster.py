@@ -36,11 +36,21 @@ from simulated_engine import VOCAB, Clock, OneTokenModel
 from plait.constrained import CompilePool, Vocabulary
 from plait.runtime.arrays import Float32Array, IntArray
 from plait.runtime.batch import request_metrics
-from plait.runtime.cluster.replica_feed import HEARTBEAT_S
 from plait.runtime.cluster.router import Placement, Router
 from plait.runtime.config import engine_config
-from plait.runtime.kv_cache.block_events import BlockBatch, BlockEvents, block_hashes, namespace_hash
-from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
+from plait.runtime.kv_cache.block_events import HEARTBEAT_S, BlockEvents, block_hashes, namespace_hash
+from plait.runtime.messages import (
+    PROTOCOL,
+    Append,
+    BlockBatch,
+    Close,
+    Failed,
+    Finished,
+    Generate,
+    Open,
+    Tokens,
+    Welcome,
+)
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler import batching

@@ -18,9 +18,10 @@ from collections.abc import Callable
 import numpy as np
 
 from plait.runtime.cluster.router import Router
-from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockBatch, BlockEvents, block_hashes, namespace_hash
+from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockEvents, block_hashes, namespace_hash
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.messages import BlockBatch
 
 PROMPT_BLOCKS = 94
 ROOT = namespace_hash(("", ""))

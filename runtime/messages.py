@@ -1,7 +1,7 @@
 """The messages between a client and the scheduler: typed structs, encoded as MessagePack by msgspec.
 
-Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache.
-Scheduler to client: Welcome Tokens Finished Failed Status.
+Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache WatchBlocks.
+Scheduler to client: Welcome Tokens Finished Failed Status BlockBatch BlockSnapshot.
 
 They travel in frames, see `transport/frames.py`.
 
@@ -19,7 +19,7 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 8  # incremented when the layout of any message changes
+PROTOCOL = 9  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -146,7 +146,18 @@ class FlushCache(Message, frozen=True):
     tenant: str | None = None
 
 
-ClientMessage = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
+class WatchBlocks(Message, frozen=True):
+    """Asks for block events (`BlockBatch`) for the next 10 s, see `kv_cache/block_events.py`. Has no other answer.
+
+    snapshot: a `BlockSnapshot` first, because this client knows no blocks yet or has missed a batch.
+    """
+
+    snapshot: bool
+
+
+ClientMessage = (
+    Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache | WatchBlocks
+)
 SessionCall = Generate | Select | Embed
 
 
@@ -180,7 +191,7 @@ class Welcome(Message, frozen=True):
 
     embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
     can_generate: it has an output head. chat_template: replaces the one of the model's files; "" for none.
-    max_batch_rows: calls that run at once.
+    max_batch_rows: calls that run at once. model_fingerprint: of the model's files, see `model_files/fingerprint.py`.
     """
 
     protocol: int
@@ -193,6 +204,7 @@ class Welcome(Message, frozen=True):
     can_generate: bool = True
     chat_template: str = ""
     max_batch_rows: int = 64
+    model_fingerprint: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -305,4 +317,26 @@ class Status(Message, frozen=True):
     spared_tokens: int = 0
 
 
-ServerMessage = Welcome | Tokens | Finished | Failed | Status
+class BlockBatch(Message, frozen=True):
+    """The blocks that entered and left the radix tree since the previous batch: their hashes.
+
+    An empty batch is a heartbeat: it shows that none was lost before it.
+
+    epoch: when the tree began, in nanoseconds; a restart has a higher one. sequence: 1, 2, … within an epoch.
+    """
+
+    epoch: int
+    sequence: int
+    added: list[int]
+    removed: list[int]
+
+
+class BlockSnapshot(Message, frozen=True):
+    """All blocks in the tree; takes the place of the batch with this sequence number."""
+
+    epoch: int
+    sequence: int
+    blocks: list[int]
+
+
+ServerMessage = Welcome | Tokens | Finished | Failed | Status | BlockBatch | BlockSnapshot

@@ -16,6 +16,8 @@ from plait.runtime.messages import (
     MAX_NAME_CHARS,
     MAX_PRIORITY,
     Abort,
+    BlockBatch,
+    BlockSnapshot,
     ClientMessage,
     Failed,
     Finished,
@@ -192,7 +194,7 @@ class Client:
             self._calls[call_id] = call
 
     def _on_reply(self, reply: ServerMessage) -> None:
-        if isinstance(reply, Welcome):
+        if isinstance(reply, Welcome | BlockBatch | BlockSnapshot):  # no answers to calls
             return
         with self._lock:
             call = self._calls.get(reply.call) if isinstance(reply, Tokens) else self._calls.pop(reply.call, None)

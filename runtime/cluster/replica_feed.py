@@ -7,9 +7,9 @@ does not close in REORDER_S, a snapshot is asked for, and asked for again while 
 from __future__ import annotations
 
 from plait.runtime.cluster.prefix_index import PrefixIndex
-from plait.runtime.kv_cache.block_events import BlockBatch, BlockSnapshot
+from plait.runtime.kv_cache.block_events import HEARTBEAT_S
+from plait.runtime.messages import BlockBatch, BlockSnapshot
 
-HEARTBEAT_S = 0.25  # a replica sends a batch so often, empty or not
 REORDER_S = 0.05
 SILENT_S = 2 * HEARTBEAT_S  # without a message for so long, a snapshot is asked for
 ASK_AGAIN_S = 0.2

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from plait.runtime.cluster.prefix_index import PrefixIndex
 from plait.runtime.cluster.replica_feed import ReplicaFeed
-from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockBatch, BlockSnapshot
+from plait.runtime.kv_cache.block_events import BLOCK_TOKENS
+from plait.runtime.messages import BlockBatch, BlockSnapshot
 
 OUTPUT_WEIGHT = 4  # prompt tokens that cost as much time as one output token, on an H100 with an 8B model
 WINDOW_TOKENS = 8192  # prompt tokens that a replica's load may lie above the least
@@ -97,6 +98,15 @@ class Router:
             self._num_open -= 1
             self._open_load -= drained.load
 
+    def reopen(self, replica: int) -> None:
+        """Undoes `drain`."""
+        reopened = self._replicas[replica]
+        if not reopened.is_open:
+            reopened.is_open = True
+            self._num_open += 1
+            self._open_load += reopened.load
+            self._keys[replica] = reopened.load << PLACED_BITS | reopened.num_placed
+
     def remove_replica(self, replica: int) -> None:
         """Forgets a replica that ended, with its sessions. Its placements need not be given back."""
         self.drain(replica)
@@ -155,13 +165,23 @@ class Router:
             number,
             num_matched,
             num_tokens - num_matched,
-            round(OUTPUT_WEIGHT * min(max_tokens, self.mean_output)),
+            self._output_load(max_tokens),
             self.index.expect(number, blocks) if count < len(blocks) else (),
             replica,
         )
         replica.num_placed += 1
         self._add_load(replica, placement.load)
         return placement
+
+    def continue_on(self, replica: int, num_tokens: int, max_tokens: int) -> Placement:
+        """Counts the load of a further call on the replica that holds its session. num_tokens: of the new text."""
+        home = self._replicas[replica]
+        placement = Placement(replica, 0, num_tokens, self._output_load(max_tokens), (), home)
+        self._add_load(home, placement.load)
+        return placement
+
+    def _output_load(self, max_tokens: int) -> int:
+        return round(OUTPUT_WEIGHT * min(max_tokens, self.mean_output))
 
     def _choose(self, blocks: Sequence[int], tenant: str, adapter: str) -> tuple[int, int]:
         """Returns the replica and how many leading blocks it has."""
@@ -197,12 +217,16 @@ class Router:
             self._add_load(placement.home, -placement.prompt_load)
             placement.prompt_load = 0
 
-    def finish(self, placement: Placement, num_output: int, now: float) -> None:
-        """Gives back the load of a request that ended, failed or was aborted. Does nothing the second time."""
+    def finish(self, placement: Placement, num_output: int | None, now: float) -> None:
+        """Gives back the load of a request that ended, failed or was aborted. Does nothing the second time.
+
+        num_output: tokens that it generated; None if it was to generate none, or failed.
+        """
         if not placement.is_open:
             return
         placement.is_open = False
-        self.mean_output += OUTPUT_EWMA_WEIGHT * (num_output - self.mean_output)
+        if num_output is not None:
+            self.mean_output += OUTPUT_EWMA_WEIGHT * (num_output - self.mean_output)
         self._add_load(placement.home, -placement.load)
         if placement.expected and self._replicas.get(placement.replica) is placement.home:
             self._ended.append((now + EXPECT_S, placement.replica, placement.expected))

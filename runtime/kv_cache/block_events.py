@@ -13,36 +13,17 @@ from __future__ import annotations
 import time
 from hashlib import blake2b
 
-import msgspec
 import numpy as np
 
 from plait.runtime.arrays import IntArray
 from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
+from plait.runtime.messages import BlockBatch, BlockSnapshot
 
 BLOCK_TOKENS = 64
 HASH_BYTES = 8  # two of a million blocks collide once in 40 million tables, and then only a placement is worse
+HEARTBEAT_S = 0.25  # a batch is sent so often, empty or not
 MAX_PENDING = 65_536  # changes between two batches; beyond it they are dropped and the receiver needs a snapshot
-
-
-class BlockBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The net change since the previous batch. An empty batch is a heartbeat: it shows that none was lost before it.
-
-    epoch: when the tree began, in nanoseconds; a restart has a higher one. sequence: 1, 2, … within an epoch.
-    """
-
-    epoch: int
-    sequence: int
-    added: list[int]
-    removed: list[int]
-
-
-class BlockSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """All blocks in the tree; takes the place of the batch with this sequence number."""
-
-    epoch: int
-    sequence: int
-    blocks: list[int]
 
 
 def namespace_hash(namespace: CacheNamespace) -> int:
@@ -72,6 +53,7 @@ class BlockEvents:
         self._added: set[int] = set()
         self._removed: set[int] = set()
         for node in tree.nodes():  # parents before children
+            node.block_hashes = ()  # those of an earlier listener
             self.on_insert(node)
         tree.listener = self
 
@@ -131,6 +113,10 @@ class BlockEvents:
     def take_snapshot(self) -> BlockSnapshot:
         """Returns all blocks in the tree. Its next batch has only what changes after it."""
         self.take_batch()
+        return self.snapshot()
+
+    def snapshot(self) -> BlockSnapshot:
+        """Returns all blocks in the tree, in place of the batch that was taken last. Nothing may have changed since."""
         blocks = [block for node in self.tree.nodes() for block in node.block_hashes]
         return BlockSnapshot(self.epoch, self._sequence, blocks)
 

@@ -13,6 +13,7 @@ from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.executor.runner import StartupProgress
 from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
+from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
 from plait.runtime.scheduler.engine_loop import EngineLoop
@@ -57,6 +58,7 @@ def build_engine_loop(
         no_embeddings_reason=pooling.reason if isinstance(pooling, UnsupportedPooling) else "",
         can_generate=runner.config.has_lm_head,
         chat_template=config.chat_template,
+        model_fingerprint=model_fingerprint(model_path),
         max_batch_rows=config.max_batch_rows or (DEFAULT_BATCH_ROWS if launcher is None else launcher.max_batch_rows),
     )
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)

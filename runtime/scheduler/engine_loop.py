@@ -27,11 +27,13 @@ from plait.runtime.messages import (
     Open,
     Status,
     TokenLogprob,
+    WatchBlocks,
     Welcome,
 )
 from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE, TokenMask
 from plait.runtime.sampling.sampler import Sampler, SamplerOutput
 from plait.runtime.scheduler.batching import BatchScheduler
+from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
@@ -67,6 +69,7 @@ class EngineLoop:
         launcher_rows = DEFAULT_BATCH_ROWS if async_launcher is None else async_launcher.max_batch_rows
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
+        self.block_publisher = BlockPublisher(self.cache.tree, transport.send)
         self.error_log = ErrorLog()
         self.batch_scheduler = BatchScheduler(
             self.cache,
@@ -106,6 +109,8 @@ class EngineLoop:
             self.sample(step)
         if self.pending_step is not None and self.pending_step.is_complete:
             self.commit_pending_step()
+        if self.block_publisher.is_watched:
+            self.block_publisher.publish(time.monotonic())
         if self.config.check_integrity:
             self.cache.check_integrity(self.sessions.sequences())
 
@@ -202,6 +207,7 @@ class EngineLoop:
         if not self.has_work or self.calls.num_compiling or self.num_steps % COMPILER_INTERVAL == 0:
             self.sessions.start_compiled_calls()
         for client in self.transport.take_disconnected():
+            self.block_publisher.drop_client(client)
             try:
                 self.sessions.drop_client(client)
             except Exception as error:
@@ -214,8 +220,8 @@ class EngineLoop:
             self.error_log.record(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
-        """Seconds until the next deadline of a call or a compilation, at most `timeout_s`; None without limit."""
-        deadlines = [self.calls.deadlines.next(), self.compiler.next_deadline()]
+        """Seconds until the next deadline, compilation or block event, at most `timeout_s`; None without limit."""
+        deadlines = [self.calls.deadlines.next(), self.compiler.next_deadline(), self.block_publisher.next_due()]
         waits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
@@ -230,6 +236,8 @@ class EngineLoop:
             if isinstance(message, FlushCache):
                 self.cache.flush(message.tenant)
             self.transport.send(client, self.status(message.call))
+        elif isinstance(message, WatchBlocks):
+            self.block_publisher.watch(client, message.snapshot, time.monotonic())
         else:
             self.sessions.enqueue(client, message)
 

@@ -17,6 +17,7 @@ from plait.runtime.transport.frames import (
 
 CALLS = (b"Generate", b"Select", b"Embed")  # their ids: session, call
 REPLIES = (b"Tokens", b"Finished", b"Failed", b"Status")  # their first id: call
+EVENTS = (b"BlockBatch", b"BlockSnapshot")  # numbered: whoever misses one asks for a snapshot
 
 
 class DecodedFrame(NamedTuple):
@@ -55,7 +56,7 @@ def _failure(header: MessageHeader | None, reason: str) -> list[Failed]:
 
 
 def decode_server_frame(frame: bytes) -> list[ServerMessage]:
-    """Decodes a frame of the scheduler. An invalid reply becomes the failure of its call.
+    """Decodes a frame of the scheduler. An invalid reply becomes the failure of its call; an invalid event is dropped.
 
     Raises msgspec.DecodeError if the call of an invalid reply is unknown: some call would then wait for ever.
     """
@@ -67,6 +68,8 @@ def decode_server_frame(frame: bytes) -> list[ServerMessage]:
     if len(frames) > 1:
         return [reply for single in frames for reply in decode_server_frame(single)]
     header = MessageHeader.parse(frames[0]) if frames else None
+    if header is not None and header.kind in EVENTS:
+        return []
     if header is None or header.kind not in REPLIES or not header.ids:
         raise msgspec.DecodeError(reason)
     return [Failed(header.ids[0], "internal", f"the runtime's reply could not be read: {reason:.200}")]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.cluster.router import EXPECT_S, NoReplicaError, Router
-from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockBatch
+from plait.runtime.kv_cache.block_events import BLOCK_TOKENS
+from plait.runtime.messages import BlockBatch
 
 TOKENS = 10 * BLOCK_TOKENS
 PREFIX = list(range(1, 11))
