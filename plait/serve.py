@@ -20,7 +20,10 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
-    server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    server.add_argument("--device", help="auto, cpu, cuda, ..., with --replicas a list of them; default: auto")
+    server.add_argument(
+        "--replicas", type=int, metavar="N", help="runtimes of the model, on which requests are placed by cached prefix"
+    )
     add_weights_option(server)
     add_backend_option(server)
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
@@ -136,4 +139,4 @@ def serve_command(options: argparse.Namespace) -> int:
     engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
     engine = {name: value for name, value in engine.items() if value is not None}
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
-    return serve(options.model, settings, log_format, deterministic=options.deterministic, **engine)
+    return serve(options.model, settings, log_format, options.replicas, deterministic=options.deterministic, **engine)

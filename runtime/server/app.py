@@ -9,6 +9,7 @@ all that an endpoint does, and puts three more functions between a stream's even
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -37,6 +38,7 @@ from plait.runtime.server.protocols.ollama import models as ollama_models
 from plait.runtime.server.protocols.openai import chat, completions, embeddings, models, responses, tokenize
 from plait.runtime.server.protocols.programs import endpoint as program_route
 from plait.runtime.server.protocols.sglang import generate, server_info
+from plait.runtime.server.rerun import run_elsewhere
 from plait.runtime.server.settings import ServerSettings
 
 ROUTERS = (
@@ -79,6 +81,8 @@ def create_app(backend: Backend, settings: ServerSettings) -> Application:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     state = app.state.plait = AppState(backend, settings)
+    if state.replicated is not None:
+        state.replicated.on_silence = partial(run_elsewhere, state)
     routers = [*ROUTERS, *([static_page.router] if settings.page else [])]
     for router in routers:
         app.include_router(router)

@@ -18,13 +18,14 @@ from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.in_flight import InFlightRequests
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.ops.status_query import StatusQuery
+from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 from plait.runtime.server.settings import ServerSettings
 
 REPLACEMENT_POLL_S = 0.02
 
 
 class Backend(Protocol):
-    """What an application serves: a Runtime, an Engine, or a RestartingRuntime."""
+    """What an application serves: a Runtime, an Engine, a RestartingRuntime or a ReplicatedRuntime."""
 
     @property
     def client(self) -> Client:
@@ -40,7 +41,8 @@ class AppState:
         self.started_at = int(time.time())
         self.in_flight = InFlightRequests()
         self.admission = AdmissionControl(settings, self.in_flight)
-        self.metrics = Metrics()
+        self.replicated = backend if isinstance(backend, ReplicatedRuntime) else None
+        self.metrics = Metrics(has_replicas=self.replicated is not None)
         self.status_query = StatusQuery(lambda: self.client)
         self._replacement: asyncio.Task[None] | None = None  # waits for the next runtime, for all requests
         self.last_model_name = ""  # for metrics and status while the runtime restarts

@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from plait.runtime.server.app_state import AppState
+from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 
 ABORT_TIMEOUT_S = 2.0  # for aborted requests to send their error responses
@@ -28,7 +29,9 @@ class GracefulServer(uvicorn.Server):
     `exit_code` is valid after `serve` has returned.
     """
 
-    def __init__(self, config: uvicorn.Config, state: AppState, runtime: RestartingRuntime, address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: AppState, runtime: RestartingRuntime | ReplicatedRuntime, address: str
+    ) -> None:
         super().__init__(config)
         self._state, self._runtime, self._address = state, runtime, address
         self._drain: asyncio.Task[None] | None = None

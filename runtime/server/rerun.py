@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from typing import TypeVar
 
 from starlette.requests import Request
 
 from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
-from plait.runtime.server.app_state import state_of
+from plait.runtime.server.app_state import AppState, state_of
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.response import cancel_on_disconnect
 from plait.runtime.server.in_flight import current_request
@@ -50,7 +50,21 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
                 raise
             if had_runtime:
                 state.metrics.reruns.add(1)
-                log.warning("%s is run again: its runtime ended", record.request_id)
+                log.warning("%s is run again: %s", record.request_id, error)
+
+
+def run_elsewhere(state: AppState, calls: Set[int]) -> None:
+    """Fails those of `calls` that belong to requests of which nothing has been sent, so that they are run again.
+
+    For the calls on a replica that does not answer. A request that is in its last run stays there.
+    """
+    error = RuntimeGone("the replica of this request does not answer")
+    for record in tuple(state.in_flight.records):
+        if record.first_byte_time is None and record.num_runs < MAX_RUNS:
+            for call in record.calls:
+                if call.call_id in calls and not call.done():
+                    call.abort()
+                    call.on_failed(error)
 
 
 def _is_runtime_gone(error: Exception) -> bool:

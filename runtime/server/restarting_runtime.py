@@ -36,6 +36,9 @@ class RestartingRuntime:
 
     The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
     `settings` are those of `Runtime`. `num_restarts` counts replacements; `has_given_up`: there will be no more.
+    on_start: called with each runtime that has started; a PlaitError that it raises makes it a failed start.
+    on_silence: called when a runtime has not answered for NOT_READY_AFTER_S. name: in the log. Both are called in the
+    thread, on_start first in that of the constructor.
     """
 
     def __init__(
@@ -43,9 +46,13 @@ class RestartingRuntime:
         model_path: str | None = None,
         meanwhile: Callable[[], object] | None = None,
         stuck_after_s: float = STUCK_AFTER_S,
+        on_start: Callable[[Runtime], None] = lambda runtime: None,
+        on_silence: Callable[[], None] = lambda: None,
+        name: str = "the runtime",
         **settings: Any,
     ) -> None:
         self._model_path, self._settings, self._stuck_after_s = model_path, settings, stuck_after_s
+        self._on_start, self._on_silence, self.name = on_start, on_silence, name
         self._runtime = self._start(meanwhile)
         self._started_at = time.monotonic()
         self._num_failures = 0
@@ -87,9 +94,18 @@ class RestartingRuntime:
             runtime.client.attach_to_loop()
 
     def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
-        runtime = Runtime(self._model_path, meanwhile=meanwhile, **{"progress": _log_progress, **self._settings})
+        settings = {"progress": self._log_progress, **self._settings}
+        runtime = Runtime(self._model_path, meanwhile=meanwhile, **settings)
         runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
+        try:
+            self._on_start(runtime)
+        except PlaitError:
+            runtime.shutdown(grace_s=0.0)
+            raise
         return runtime
+
+    def _log_progress(self, text: str) -> None:
+        log.info("%s starts: %s", self.name, text)
 
     def _watch(self) -> None:
         was_answering = True
@@ -100,7 +116,9 @@ class RestartingRuntime:
             elif was_answering != (client.unanswered_s < NOT_READY_AFTER_S):
                 was_answering = not was_answering
                 state = "answers again" if was_answering else f"has not answered for {NOT_READY_AFTER_S:g} s"
-                log.warning("the runtime %s; /ready is %d", state, 200 if was_answering else 503)
+                log.warning("%s %s", self.name, state)
+                if not was_answering:
+                    self._on_silence()
             if self.has_given_up:
                 return
 
@@ -112,20 +130,20 @@ class RestartingRuntime:
             return
         self._num_failures = 0 if died_at - self._started_at > STABLE_AFTER_S else self._num_failures + 1
         if self._num_failures > MAX_FAILURES:
-            log.error("the runtime did not stay up in %d attempts; it is not restarted again", MAX_FAILURES)
+            log.error("%s did not stay up in %d attempts; it is not restarted again", self.name, MAX_FAILURES)
             self.has_given_up = True
             return
         pause_s = (
             0.0 if self._num_failures < 2 else min(INITIAL_BACKOFF_S * 2 ** (self._num_failures - 2), MAX_BACKOFF_S)
         )
-        log.error("%s; the runtime is restarted in %g s", self._runtime.client.disconnect_reason, pause_s)
+        log.error("%s; %s is restarted in %g s", self._runtime.client.disconnect_reason, self.name, pause_s)
         if self._closing.wait(pause_s):
             return
         self._started_at = time.monotonic()
         try:
             runtime = self._start()
         except PlaitError as error:
-            log.error("the runtime did not start: %s", error)
+            log.error("%s did not start: %s", self.name, error)
             return
         self._runtime, self.num_restarts = runtime, self.num_restarts + 1
         loop = self._loop
@@ -133,10 +151,6 @@ class RestartingRuntime:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._attach_if_current, loop, runtime)
         self._started_at = time.monotonic()
-        log.warning("the runtime is up again after %.1f s", self._started_at - died_at)
+        log.warning("%s is up again after %.1f s", self.name, self._started_at - died_at)
         if self._closing.is_set():
             runtime.shutdown()
-
-
-def _log_progress(text: str) -> None:
-    log.info("the runtime starts: %s", text)

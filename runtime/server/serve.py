@@ -9,24 +9,36 @@ import ipaddress
 import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from plait.runtime.errors import InputError
+from plait.runtime.executor.host_machine import num_threads
 from plait.runtime.server.ops.request_log import LogFormat, set_up_log
 from plait.runtime.server.ops.tracing import export_spans
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
+if TYPE_CHECKING:
+    from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+
+MAX_REPLICAS = 64
 SEND_BUFFER_BYTES = 1 << 17  # Linux reserves twice as much
 
 log = logging.getLogger("plait.server")
 
 
-def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "json", **engine: Any) -> int:
+def serve(
+    model: str | None,
+    settings: ServerSettings,
+    log_format: LogFormat = "json",
+    replicas: int | None = None,
+    **engine: Any,
+) -> int:
     """Serves until SIGINT or SIGTERM and returns the exit code. `engine`: settings of `Runtime`.
 
+    replicas: how many runtimes of the model a router places requests on; None for one runtime without a router.
     Prints one line with the address once the server accepts connections. Exit codes: 0 after a graceful shutdown, 130
     after a second SIGINT, 1 if the runtime died and could not be restarted. Raises InputError if the address cannot be
     bound, and what `Runtime` raises for a model that cannot run.
@@ -37,7 +49,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
     if not settings.api_keys and not _is_local(listener):
         log.warning("the server has no API key: anyone who can reach its address can use it")
     with listener:
-        runtime = RestartingRuntime(model, _import_server, settings.stuck_after_s, **engine)
+        runtime = _start(model, settings.stuck_after_s, replicas, engine)
         try:
             from plait.runtime.server.uvicorn_server import run
 
@@ -45,6 +57,21 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
             return run(runtime, settings, listener, _address(settings, listener))
         finally:
             runtime.shutdown()
+
+
+def _start(
+    model: str | None, stuck_after_s: float, replicas: int | None, engine: dict[str, Any]
+) -> RestartingRuntime | ReplicatedRuntime:
+    if replicas is None:
+        return RestartingRuntime(model, _import_server, stuck_after_s, **engine)
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise InputError(f"--replicas takes a number from 1 to {MAX_REPLICAS}, not {replicas}")
+    from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
+
+    devices = replica_devices(replicas, engine.pop("device", None))
+    # The replicas share the cores: more threads than cores wait for each other in every operation.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads() // replicas)))
+    return ReplicatedRuntime(model, devices, _import_server, stuck_after_s, **engine)
 
 
 def _import_server() -> None:

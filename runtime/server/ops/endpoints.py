@@ -15,6 +15,7 @@ from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.ops import prometheus
+from plait.runtime.server.replicated_runtime import ReplicaState, total_status
 from plait.runtime.server.restarting_runtime import NOT_READY_AFTER_S
 
 router = APIRouter()
@@ -61,8 +62,26 @@ class Counts(msgspec.Struct):
     forced_tokens: int
 
 
+class ReplicaStatus(msgspec.Struct):
+    """One replica of a server with `--replicas`.
+
+    state: "ready", "unanswered", "restarting" or "ended". load: of its calls that have not ended, in prompt tokens; an
+    output token counts as four. placed: sessions placed on it so far.
+    """
+
+    number: int
+    state: ReplicaState
+    restarts: int
+    load: int
+    placed: int
+    runtime: Counts | None
+
+
 class ServerStatus(msgspec.Struct):
-    """`requests`: at most 50 of the caller's own key, the oldest first. `runtime` is null while it does not answer."""
+    """`requests`: at most 50 of the caller's own key, the oldest first. `runtime` is null while it does not answer.
+
+    With `--replicas`, `runtime` has the sums of the replicas that answer, and `replicas` one entry for each.
+    """
 
     model: str | None
     ready: bool
@@ -70,6 +89,7 @@ class ServerStatus(msgspec.Struct):
     restarts: int
     requests: list[RunningRequest]
     runtime: Counts | None
+    replicas: list[ReplicaStatus]
 
 
 @router.get("/health", **documented(answer=Health, errors=(500, 503)))
@@ -94,11 +114,14 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     state = state_of(request)
-    status = await _scheduler_status(state)
-    with contextlib.suppress(PlaitError):
-        state.metrics.unanswered.set(state.client.unanswered_s)
-    queue_time_s = state.admission.queue.queue_time_s()
-    text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts, queue_time_s)
+    metrics, name, queue_time_s = state.metrics, state.last_model_name, state.admission.queue.queue_time_s()
+    if state.replicated is not None:
+        metrics.set_replicas(await state.replicated.reports(), name, state.replicated.num_spread)
+    else:
+        metrics.set_runtime(await _scheduler_status(state), name, state.num_restarts)
+        with contextlib.suppress(PlaitError):
+            metrics.unanswered.set(state.client.unanswered_s)
+    text = metrics.scrape(state.in_flight, queue_time_s)
     return Response(text, media_type=prometheus.CONTENT_TYPE)
 
 
@@ -109,16 +132,22 @@ async def status(request: Request) -> Response:
     records = [record for record in state.in_flight.records if record.is_admitted and record.tenant == tenant]
     records.sort(key=lambda record: record.start_time)
     requests = [RunningRequest(r.request_id, r.route, round(r.wall_s, 3), r.num_tokens) for r in records[:MAX_LISTED]]
-    counts = await _scheduler_status(state)
+    reports = [] if state.replicated is None else await state.replicated.reports()
+    counts = await _scheduler_status(state) if state.replicated is None else total_status(reports)
     server_status = ServerStatus(
         model=state.last_model_name or None,
         ready=_not_ready_reason(state) is None,
         in_flight=state.in_flight.num_admitted,
         restarts=state.num_restarts,
         requests=requests,
-        runtime=None if counts is None else msgspec.convert(counts, Counts, from_attributes=True),
+        runtime=_counts(counts),
+        replicas=[ReplicaStatus(r.number, r.state, r.restarts, r.load, r.placed, _counts(r.status)) for r in reports],
     )
     return json_response(server_status, headers={"cache-control": "no-store"})
+
+
+def _counts(status: Status | None) -> Counts | None:
+    return None if status is None else msgspec.convert(status, Counts, from_attributes=True)
 
 
 async def _scheduler_status(state: AppState) -> Status | None:

@@ -6,11 +6,14 @@ values: known routes, statuses, fixed reasons. docs/deploy.md lists names and me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plait.runtime.errors import VALUE_DOES_NOT_FIT
 from plait.runtime.messages import Status
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord
 from plait.runtime.server.ops.log_output import num_dropped_lines
 from plait.runtime.server.ops.prometheus import Histogram, Metric, to_prometheus_text
+from plait.runtime.server.replicated_runtime import ReplicaReport
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
@@ -35,9 +38,11 @@ _MODEL = ("model_name",)
 
 
 class Metrics:
-    """All metrics of one server."""
+    """All metrics of one server. With replicas, those of a runtime have the label `replica`."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_replicas: bool = False) -> None:
+        replica = ("replica",) if has_replicas else ()
+        self.has_replicas = has_replicas
         self.requests = Histogram(
             "plait_request_seconds",
             "From a request's headers to the end of its response.",
@@ -58,25 +63,38 @@ class Metrics:
         self.queue_time = Metric(
             "gauge", "plait_predicted_queue_seconds", "Until all that waits now has its first token, as predicted."
         )
-        self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.")
+        self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.", replica)
         self.dropped_log_lines = Metric(
             "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
         )
-        self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.")
+        self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.", replica)
         self.unanswered = Metric(
-            "gauge", "plait_runtime_unanswered_seconds", "For how long the runtime has not answered a liveness check."
+            "gauge",
+            "plait_runtime_unanswered_seconds",
+            "For how long the runtime has not answered a liveness check.",
+            replica,
+        )
+        self.placed = Metric("counter", "plait_router_placed_total", "Sessions placed on a replica.", replica)
+        self.load = Metric(
+            "gauge", "plait_router_load_tokens", "Prompt tokens to compute, and four for an output token.", replica
+        )
+        self.spread = Metric(
+            "counter", "plait_router_spread_total", "Sessions placed away from a longer prefix, whose replica was busy."
         )
         self.reruns = Metric(
             "counter",
             "plait_reruns_total",
             "Requests run again: the runtime ended before they had sent anything.",
         )
-        self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state",))
+        self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state", *replica))
         self.tokens = [
-            (Metric("counter", f"plait_{name}_tokens_total", text), field) for name, text, field in _TOKEN_COUNTS
+            (Metric("counter", f"plait_{name}_tokens_total", text, replica), field)
+            for name, text, field in _TOKEN_COUNTS
         ]
-        self.scheduler = [(Metric("counter", f"plait_{name}_total", text), field) for name, text, field in _COUNTS]
-        self.vllm = [Metric(kind, f"vllm:{name}", text, _MODEL) for kind, name, text in _VLLM]
+        self.scheduler = [
+            (Metric("counter", f"plait_{name}_total", text, replica), field) for name, text, field in _COUNTS
+        ]
+        self.vllm = [Metric(kind, f"vllm:{name}", text, (*_MODEL, *replica)) for kind, name, text in _VLLM]
 
     def observe_request(self, record: RequestRecord) -> None:
         """Counts a request that has ended."""
@@ -104,33 +122,40 @@ class Metrics:
         elif 400 <= record.status < 500:
             self.rejections.add(1, "invalid_request")
 
-    def scrape(
-        self,
-        in_flight: InFlightRequests,
-        status: Status | None,
-        model_name: str,
-        restarts: int,
-        queue_time_s: float = 0.0,
-    ) -> str:
-        """Returns all metrics as text. `status`: the scheduler's counters, None while it does not answer."""
+    def set_runtime(self, status: Status | None, model_name: str, restarts: int, *replica: str) -> None:
+        """Sets the metrics of a runtime. `status`: the scheduler's counters, None while it does not answer."""
+        self.up.set(status is not None, *replica)
+        self.restarts.set(restarts, *replica)
+        if status is not None:
+            self._set_scheduler_metrics(status, model_name, *replica)
+
+    def set_replicas(self, reports: Sequence[ReplicaReport], model_name: str, num_spread: int) -> None:
+        """Sets the metrics of all replicas and of the router."""
+        self.spread.set(num_spread)
+        for report in reports:
+            replica = str(report.number)
+            self.set_runtime(report.status, model_name, report.restarts, replica)
+            self.unanswered.set(report.unanswered_s, replica)
+            self.placed.set(report.placed, replica)
+            self.load.set(report.load, replica)
+
+    def scrape(self, in_flight: InFlightRequests, queue_time_s: float = 0.0) -> str:
+        """Returns all metrics as text."""
         self.queue_time.set(queue_time_s)
         self.in_flight.set(in_flight.num_admitted)
-        self.up.set(status is not None)
-        self.restarts.set(restarts)
         self.dropped_log_lines.set(num_dropped_lines())
-        if status is not None:
-            self._set_scheduler_metrics(status, model_name)
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
         own = [self.in_flight, self.queue_time, self.up, self.unanswered, self.restarts, self.reruns]
         own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
+        own += [self.placed, self.load, self.spread] if self.has_replicas else []
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
-    def _set_scheduler_metrics(self, status: Status, model_name: str) -> None:
+    def _set_scheduler_metrics(self, status: Status, model_name: str, *replica: str) -> None:
         for metric, field in (*self.tokens, *self.scheduler):
-            metric.set(getattr(status, field))
+            metric.set(getattr(status, field), *replica)
         for state in ("free", "cached", "held"):
-            self.pages.set(getattr(status, f"{state}_pages"), state)
+            self.pages.set(getattr(status, f"{state}_pages"), state, *replica)
         usage = status.held_pages / max(1, status.total_pages)
         generated = status.sampled_tokens + status.forced_tokens
         values = {
@@ -144,7 +169,7 @@ class Metrics:
             "vllm:generation_tokens_total": generated,
         }
         for metric in self.vllm:
-            metric.set(values[metric.name], model_name)
+            metric.set(values[metric.name], model_name, *replica)
 
 
 _TOKEN_COUNTS = (
