@@ -25,6 +25,11 @@ def has_nvidia_driver() -> bool:
     return Path(GPU_DEVICE_NODES[0]).exists()
 
 
+def num_gpu_nodes() -> int:
+    """The number of NVIDIA GPUs that this machine shows, on Linux."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def num_threads() -> int:
     """Threads for one computation: OMP_NUM_THREADS, else one per physical core that this process may use.
 

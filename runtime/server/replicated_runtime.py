@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_client import ReplicatedClient, sum_of
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport
 from plait.runtime.errors import InputError, ModelError, PlaitError, RuntimeGone
+from plait.runtime.executor.host_machine import num_gpu_nodes
 from plait.runtime.messages import Status
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.ops.status_query import StatusQuery
@@ -234,7 +234,7 @@ def replica_devices(num_replicas: int, device: str | None) -> list[str]:
         if len(devices) != num_replicas:
             raise InputError(f"--device names {len(devices)} devices for {num_replicas} replicas")
         return devices
-    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    num_gpus = num_gpu_nodes()
     if device not in (None, "auto", "cuda") or not num_gpus or num_replicas == 1:
         return [device or "auto"] * num_replicas
     if num_replicas > num_gpus:

@@ -43,6 +43,8 @@ def serve(
     after a second SIGINT, 1 if the runtime died and could not be restarted. Raises InputError if the address cannot be
     bound, and what `Runtime` raises for a model that cannot run.
     """
+    if replicas is not None and not 1 <= replicas <= MAX_REPLICAS:
+        raise InputError(f"--replicas takes a number from 1 to {MAX_REPLICAS}, not {replicas}")
     listener = _bind(settings)  # before the model is loaded, so that a port in use is reported at once
     set_up_log(log_format)
     export_spans()
@@ -64,8 +66,6 @@ def _start(
 ) -> RestartingRuntime | ReplicatedRuntime:
     if replicas is None:
         return RestartingRuntime(model, _import_server, stuck_after_s, **engine)
-    if not 1 <= replicas <= MAX_REPLICAS:
-        raise InputError(f"--replicas takes a number from 1 to {MAX_REPLICAS}, not {replicas}")
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
 
     devices = replica_devices(replicas, engine.pop("device", None))
