@@ -36,7 +36,7 @@ from plait.runtime.process.runtime import Runtime
 from plait.runtime.server import restarting_runtime, serve
 from plait.runtime.server.settings import server_settings
 restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
-sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2]))))
+sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2])), replicas=int(sys.argv[3]) or None))
 """
 RUNTIME = """
 import json, sys
@@ -103,11 +103,11 @@ def runtime(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def server(address: str) -> Iterator[tuple[int, int]]:
-    """Starts a server in front of a runtime. Yields its port and process id."""
+def server(address: str, replicas: int = 0) -> Iterator[tuple[int, int]]:
+    """Starts a server in front of a runtime, with a router if `replicas` is 1. Yields its port and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVE, address, str(port)]
+    command = [sys.executable, "-c", SERVE, address, str(port), str(replicas)]
     quiet = subprocess.DEVNULL
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=subprocess.PIPE)) as process:
         assert process.stdout is not None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 
 import psutil
 import pytest
 from asgi_server import wait_until
+from served_process import Served
 from tiny_llama_gguf import write_small_model
 
 from plait.cli import main
@@ -60,6 +62,30 @@ def test_replica_that_cannot_start_ends_the_others(small_model) -> None:
     with pytest.raises(InputError, match="nowhere"):
         ReplicatedRuntime(str(small_model), ["cpu", "nowhere"], progress=False, max_pages=2000)
     assert workers() == before
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_sigterm_lets_requests_end_and_ends_all_replicas(small_model) -> None:
+    served = Served(small_model, "--replicas", "2", environment={"OMP_NUM_THREADS": "1"})
+    try:
+        replicas = psutil.Process(served.process.pid).children()
+        assert len(replicas) == 2
+        for replica in replicas:
+            replica.suspend()  # so that the request still runs when SIGTERM arrives
+        answers = []
+        body = {"model": "default", "prompt": "One, two,", "max_tokens": 4}
+        asking = threading.Thread(target=lambda: answers.append(served.post(body)))
+        asking.start()
+        assert wait_until(lambda: served.get("/status").json()["in_flight"] == 1)
+        served.process.terminate()
+        assert wait_until(lambda: served.get("/ready").json().get("error", {}).get("code") == "draining")
+        for replica in replicas:
+            replica.resume()
+        asking.join(60)
+        assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 4
+        assert served.wait() == 0 and not any(replica.is_running() for replica in replicas)
+    finally:
+        served.close()
 
 
 def test_fingerprint_tells_contents_apart_and_no_places(small_model, tmp_path) -> None:

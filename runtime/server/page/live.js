@@ -25,24 +25,38 @@ export function startLive(onStatus, onFailure) {
     byId("peak").textContent = rates.length ? `peak ${Math.max(...rates).toFixed(0)}` : "";
   }
 
+  function row(texts) {
+    const row = document.createElement("tr");
+    texts.forEach((text, index) => {
+      const cell = document.createElement("td");
+      cell.textContent = text;
+      if (index > 1) cell.className = "num";
+      row.append(cell);
+    });
+    return row;
+  }
+
   function list(requests) {
     byId("none").hidden = requests.length > 0;
     byId("requests").replaceChildren(
-      ...requests.map((request) => {
-        const row = document.createElement("tr");
-        const cells = [request.id, request.route, integer.format(request.tokens), request.seconds.toFixed(1)];
-        cells.forEach((text, index) => {
-          const cell = document.createElement("td");
-          cell.textContent = text;
-          if (index > 1) cell.className = "num";
-          row.append(cell);
-        });
-        return row;
+      ...requests.map((request) => row([request.id, request.route, integer.format(request.tokens), request.seconds.toFixed(1)])),
+    );
+  }
+
+  function listReplicas(replicas) {
+    byId("replicas").hidden = replicas.length === 0;
+    byId("replica-rows").replaceChildren(
+      ...replicas.map(({ number, state, restarts, runtime }) => {
+        const running = runtime ? integer.format(runtime.running_calls) : "–";
+        const hits = runtime?.prompt_tokens ? `${Math.round((100 * runtime.cached_tokens) / runtime.prompt_tokens)}%` : "–";
+        const used = runtime ? `${Math.round((100 * runtime.held_pages) / Math.max(1, runtime.total_pages))}%` : "–";
+        return row([number, state, restarts, running, hits, used]);
       }),
     );
   }
 
   function show(now) {
+    listReplicas(now.replicas);
     const counts = now.runtime;
     if (counts === null) return;
     const tokens = counts.sampled_tokens + counts.forced_tokens;
