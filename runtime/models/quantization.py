@@ -48,7 +48,7 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     if reason is not None:
         return FormatChoice("bf16", False, f"{widened}, multiplied by torch: {reason}")
     if device != "cpu":
-        return FormatChoice(weight_format, False, _describe_gpu_format(weight_format, dtype))
+        return FormatChoice(weight_format, False, _describe_gpu_format(weights, weight_format, dtype))
     from plait.kernels.cpu.decoder import instruction_set
 
     numbers = (
@@ -124,8 +124,9 @@ def _matrix_names(weights: Checkpoint) -> list[str]:
     return [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
 
 
-def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
-    as_stored = f"the file's own 4- and 8-bit weights; matrices that are stored otherwise in {dtype}"
+def _describe_gpu_format(weights: Checkpoint, weight_format: WeightFormat, dtype: str) -> str:
+    own = "file's own 4- and 8-bit weights" if weights.quantization is None else f"folder's own: {weights.quantization}"
+    as_stored = f"the {own}; matrices that are stored otherwise in {dtype}"
     rounded = f"weights with more bits are rounded to {weight_format}" + (
         ", the output head to int8" if weight_format == "int4" else ""
     )
@@ -149,6 +150,8 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
 def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """The reason why a GPU reads none of the stored matrices directly; None if it reads some."""
     matrices = _matrix_names(weights)
+    if any(weights.is_quantized(name) for name in matrices):
+        return None
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None
     return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"

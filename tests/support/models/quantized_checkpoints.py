@@ -98,7 +98,7 @@ def gptq(bits: int, group: int, *, sym: bool, act_order: bool = False, version: 
         count = math.ceil(inputs / size)
         codes = rng.integers(0, 2**bits, (outputs, inputs))
         zeros = np.full((outputs, count), 2 ** (bits - 1)) if sym else rng.integers(0, 2**bits, (outputs, count))
-        scales, groups = some_scales(rng, outputs, count), np.arange(inputs) // size
+        scales, groups = some_scales(rng, outputs, count) / 2 ** (bits - 4), np.arange(inputs) // size
         if act_order:
             groups = rng.permutation(groups)
         stored_zeros = (zeros - 1) % 2**bits if version == "gptq" else zeros
@@ -162,7 +162,7 @@ def packed_int(
         count = math.ceil(inputs / size)
         codes = rng.integers(0, 2**bits, (outputs, inputs))
         zeros = np.full((outputs, count), 2 ** (bits - 1)) if sym else rng.integers(0, 2**bits, (outputs, count))
-        scales, groups = some_scales(rng, outputs, count, dtype=dtype), np.arange(inputs) // size
+        scales, groups = some_scales(rng, outputs, count, dtype=dtype) / 2 ** (bits - 4), np.arange(inputs) // size
         tensors = {
             "weight_packed": words_of(codes, bits),
             "weight_shape": torch.tensor([outputs, inputs]),
