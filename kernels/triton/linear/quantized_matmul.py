@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from plait.kernels.quantized_weights import INT4_SPAN, Float8Weight, Int4Weight, Int8Weight
+from plait.kernels.triton.attention.tile_config import gpu_spec
 
 TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads in flight for its bandwidth
 
@@ -29,8 +30,12 @@ class QuantizedMatmulConfig(NamedTuple):
     stages: int
 
 
-def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> QuantizedMatmulConfig:
-    """Returns the tile for `pairs` steps of 128 input channels. Up to 16 rows the product is bound by memory."""
+def quantized_matmul_config(rows: int, out_features: int, pairs: int, capability: int = 90) -> QuantizedMatmulConfig:
+    """Returns the tile for `pairs` steps of 128 input channels. Up to 16 rows the product is bound by memory.
+
+    `capability`: of the GPU, times 10. From 100 on, 64 output channels at most: Triton 3.7.1 compiles products of 128 x
+    128 whose weights have a scale every 32 to 128 inputs to an empty kernel there.
+    """
     if rows <= 16:
         tiles = triton.cdiv(out_features, 64)
         splits = max(1, min(TARGET_PROGRAMS // tiles, pairs // 2, 16))
@@ -39,7 +44,7 @@ def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> Quantiz
         tiles = triton.cdiv(out_features, 64)
         splits = max(1, min(TARGET_PROGRAMS // 2 // tiles, pairs // 4, 8))
         return QuantizedMatmulConfig(32 if rows <= 32 else 64, 64, splits, 4, 3)
-    return QuantizedMatmulConfig(128, 128, 1, 8, 3)
+    return QuantizedMatmulConfig(128, 64 if capability >= 100 else 128, 1, 8, 3)
 
 
 @triton.jit
@@ -232,7 +237,7 @@ def _launch(
     rows, outs = out.shape
     if not rows or not outs:
         return
-    config = quantized_matmul_config(rows, outs, pairs)
+    config = quantized_matmul_config(rows, outs, pairs, gpu_spec(x.device).capability)
     per_split = triton.cdiv(pairs, config.splits)
     splits = triton.cdiv(pairs, per_split)  # no split without work
     target = out if splits == 1 else torch.empty((splits, rows, outs), dtype=torch.float32, device=x.device)

@@ -1,15 +1,18 @@
-"""Products with weights of published quantization formats, for `ptx_compile`, as an engine calls them."""
+"""Products with 4- and 8-bit weights for `ptx_compile`, as an engine calls them: published formats, and GGUF's on sm_100."""
 
 from __future__ import annotations
 
 import torch
-from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32
+from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32, int8
+from operator_launches import int4 as gguf_int4
 from ptx_compile import Job, record_launches
 
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
-from plait.kernels.triton.linear import quantized_linear
+from plait.kernels.triton.attention.tile_config import GpuSpec
+from plait.kernels.triton.linear import quantized_linear, quantized_matmul
 
-CHIPS = (80, 90, 100)
+GPU_SPECS = {80: GpuSpec(80, 108), 90: GpuSpec(90, 132), 100: GpuSpec(100, 148)}
+CHIPS = tuple(GPU_SPECS)
 
 
 def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: bool, table: bool) -> Int4Weight:
@@ -52,14 +55,20 @@ CASES = {
     "fp8 in blocks, a prompt": (4096, float8(4096, 4096, 128), BF16),
     "fp8 per output, 256 rows": (256, float8(4096, 4096, 0), BF16),
 }
+NEWEST_ONLY = {  # those that operator_launches compiles for older chips
+    "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),
+    "Q8_0, 256 rows": (256, int8(4096, 4096, True), BF16),
+    "int8, 256 rows": (256, int8(4096, 4096), BF16),
+}
 
 
 def jobs() -> list[Job]:
     """Every launch that differs, once for each chip."""
     compiled: dict[tuple[int, str], Job] = {}
-    for name, case in CASES.items():
-        for launch in record_launches(lambda case=case: linears(*case)):
-            for chip in CHIPS:
+    for chip, spec in GPU_SPECS.items():
+        quantized_matmul.gpu_spec = lambda device, spec=spec: spec
+        for name, case in (CASES | (NEWEST_ONLY if chip == CHIPS[-1] else {})).items():
+            for launch in record_launches(lambda case=case: linears(*case)):
                 wants_tensor_core = launch.kernel.__name__ not in NO_PRODUCT
                 compiled.setdefault((chip, launch.key()), Job(name, launch, chip, wants_tensor_core))
     return list(compiled.values())
