@@ -1,4 +1,4 @@
-"""Products with 4- and 8-bit weights for `ptx_compile`, as an engine calls them: published formats, and GGUF's on sm_100."""
+"""Products with 4- and 8-bit weights for `ptx_compile`, as an engine calls them; GGUF's on sm_100 only."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ CASES = {
         + tuple(f"layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")),
     ),
     "W4A16": Case(
-        compressed("pack-quantized", num_bits=4, strategy="group", group_size=128), packed_int(4, 128, sym=True), "Q4_0"
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=64), packed_int(4, 64, sym=True), "Q4_0"
     ),
     "W4A16, asymmetric": Case(
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),

@@ -29,7 +29,7 @@ def test_every_format_has_a_case_and_a_description() -> None:
     assert found["GPTQ 4, act-order"] == "GPTQ, 4 bits in groups of 64"
     assert found["GPTQ 8, one group"] == "GPTQ, 8 bits with a scale per output"
     assert found["fp8, blocks"] == "fp8, a scale per block of 128 x 128; activations stay in 16 bits"
-    assert found["W4A16"] == "compressed-tensors, int4 in groups of 128"
+    assert found["W4A16"] == "compressed-tensors, int4 in groups of 64"
     assert found["W8A8"] == "compressed-tensors, int8 with a scale per output; activations stay in 16 bits"
     assert found["NF4, nested"] == "bitsandbytes, nf4"
     assert read_quantization({}) is None and read_quantization({"quantization_config": None}) is None
