@@ -10,7 +10,7 @@ adjacent, so that a tile of a matrix product is contiguous in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -21,13 +21,18 @@ _SPAN_PAIR = 2 * INT4_SPAN  # kernels process two spans at a time
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """A weight [N, K] as 4-bit integers q: scale * (q - 8), or scale * q + minimum if there are minima."""
+    """A weight [N, K] as 4-bit integers q: scale * (q - 8), scale * q + minimum, or scale * table[q].
+
+    `order` [K] int64: the weight's columns are input channels order[0], order[1], ...; None: in their own order.
+    """
 
     packed: torch.Tensor  # [S, N, 32] uint8, S spans
-    scales: torch.Tensor  # [S * 64 / group, N] float16
+    scales: torch.Tensor  # [S * 64 / group, N] float16, bfloat16 or float32
     minima: torch.Tensor | None  # like scales
-    group: int  # input channels that share a scale: 32 or 128
+    group: int  # input channels that share a scale: a multiple of 32
     in_features: int  # K
+    table: torch.Tensor | None = None  # [16] float32
+    order: torch.Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -36,27 +41,34 @@ class Int4Weight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight [N, K] as values times scales: one scale per output channel, or per 32 inputs of it."""
+    """A weight [N, K] as values times scales: one scale per output channel, or per `group` inputs of it."""
 
     values: torch.Tensor  # [N, K] int8
-    scales: torch.Tensor  # [N] float32, or [K / 32, N] float16
+    scales: torch.Tensor  # [N] float32, or [ceil(K / group), N] in any float
+    group: int = 32  # a multiple of 32
 
     @property
     def is_grouped(self) -> bool:
         return self.scales.dim() == 2
 
 
-LinearWeight = torch.Tensor | Int4Weight | Int8Weight  # a weight [N, K] in any format
+@dataclass(frozen=True)
+class Float8Weight(Int8Weight):
+    """As `Int8Weight`; the values are the bits of float8 e4m3fn, [N, K] uint8, all of them numbers."""
+
+
+QuantizedWeight = Int4Weight | Int8Weight
+LinearWeight = torch.Tensor | QuantizedWeight  # a weight [N, K] in any format
 
 
 def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, group: int) -> Int4Weight:
     """Packs integers [N, K] from 0 to 15 with scales (and minima) [N, ceil(K / group)]. Padding dequantizes to 0.
 
-    Raises ValueError if the group is neither 32 nor 128, or the shapes do not fit.
+    Raises ValueError if the group is no multiple of 32, or the shapes do not fit.
     """
     out_features, in_features = integers.shape
-    if group not in (32, 128):
-        raise ValueError(f"int4 weights come in groups of 32 or 128, not {group}")
+    if group < 32 or group % 32:
+        raise ValueError(f"int4 weights come in groups of a multiple of 32, not {group}")
     if scales.shape != (out_features, -(-in_features // group)) or (
         minima is not None and minima.shape != scales.shape
     ):
@@ -68,10 +80,10 @@ def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
         out_features, -1, 2, INT4_SPAN // 2
     )  # [N, S, 2, 32]
     packed = spans[:, :, 0] | (spans[:, :, 1] << 4)
-    groups = (in_features + extra) // group
+    groups = -(-(in_features + extra) // group)
 
     def side_by_side(values: torch.Tensor) -> torch.Tensor:
-        return pad(values.to(torch.float16), (0, groups - values.shape[1])).T.contiguous()
+        return pad(values, (0, groups - values.shape[1])).T.contiguous()
 
     lowest = None if minima is None else side_by_side(minima)
     return Int4Weight(packed.transpose(0, 1).contiguous(), side_by_side(scales), lowest, group, in_features)
@@ -109,15 +121,30 @@ def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int])
 
 
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
-    """Returns the float32 weight [N, K]."""
-    spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2).float()  # [S, N, 2, 32]
-    integers = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * INT4_SPAN)
-    scales = weight.scales.float().T.repeat_interleave(weight.group, dim=1)
-    if weight.minima is None:
-        values = scales * (integers - 8)
+    """Returns the float32 weight [N, K], its columns in the order of the inputs."""
+    spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2)  # [S, N, 2, 32]
+    codes = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * INT4_SPAN)
+    codes = codes[:, : weight.in_features]
+
+    def of_inputs(values: torch.Tensor) -> torch.Tensor:
+        return values.float().T.repeat_interleave(weight.group, dim=1)[:, : weight.in_features]
+
+    if weight.table is not None:
+        values = of_inputs(weight.scales) * weight.table[codes.long()]
+    elif weight.minima is None:
+        values = of_inputs(weight.scales) * (codes.float() - 8)
     else:
-        values = scales * integers + weight.minima.float().T.repeat_interleave(weight.group, dim=1)
-    return values[:, : weight.in_features]
+        values = of_inputs(weight.scales) * codes.float() + of_inputs(weight.minima)
+    return in_input_order(values, weight)
+
+
+def in_input_order(values: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
+    """Moves columns [n, K] from the weight's order to that of the inputs."""
+    if weight.order is None:
+        return values
+    result = torch.empty_like(values)
+    result[:, weight.order] = values
+    return result
 
 
 def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
@@ -130,12 +157,18 @@ def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
     return Int8Weight(blocks[..., 2:].contiguous().view(torch.int8).view(shape), scales.T.contiguous())
 
 
+def unscaled_values(weight: Int8Weight) -> torch.Tensor:
+    """Returns the values [N, K] in float32, without their scales."""
+    is_float8 = isinstance(weight, Float8Weight)
+    return (weight.values.view(torch.float8_e4m3fn) if is_float8 else weight.values).float()
+
+
 def dequantize_int8(weight: Int8Weight) -> torch.Tensor:
     """Returns the float32 weight [N, K]."""
     scales = weight.scales[:, None]
     if weight.is_grouped:
-        scales = weight.scales.float().T.repeat_interleave(32, dim=1)
-    return weight.values.float() * scales
+        scales = weight.scales.float().T.repeat_interleave(weight.group, dim=1)[:, : weight.values.shape[1]]
+    return unscaled_values(weight) * scales
 
 
 def quantize_int8(weight: torch.Tensor) -> Int8Weight:
@@ -151,16 +184,27 @@ def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
     """
     if len(parts) == 1:
         return parts[0]
-    if int4_parts := [part for part in parts if isinstance(part, Int4Weight)]:
-        if len(int4_parts) == len(parts) and len({(part.group, part.in_features) for part in int4_parts}) == 1:
-            return _concat_int4_outputs(int4_parts)
-    elif int8_parts := [part for part in parts if isinstance(part, Int8Weight)]:
-        if len(int8_parts) == len(parts) and len({part.is_grouped for part in int8_parts}) == 1:
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    int4_parts = [part for part in parts if isinstance(part, Int4Weight)]
+    int8_parts = [part for part in parts if isinstance(part, Int8Weight)]
+    if len(tensors) == len(parts):
+        return torch.cat(tensors)
+    if len(int4_parts) == len(parts) and all(_fit(int4_parts[0], part) for part in int4_parts):
+        return _concat_int4_outputs(int4_parts)
+    if len(int8_parts) == len(parts):
+        kinds = {(type(part), part.is_grouped, part.group * part.is_grouped) for part in int8_parts}
+        if len(kinds) == 1:
             scales = torch.cat([part.scales for part in int8_parts], dim=-1)
-            return Int8Weight(torch.cat([part.values for part in int8_parts]), scales)
-    else:
-        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+            return replace(int8_parts[0], values=torch.cat([part.values for part in int8_parts]), scales=scales)
     raise ValueError("weights in different forms cannot be stacked")
+
+
+def _fit(first: Int4Weight, second: Int4Weight) -> bool:
+    """Whether two weights can be one: with the same inputs, groups, order and table."""
+    pairs = ((first.table, second.table), (first.order, second.order))
+    return (first.group, first.in_features) == (second.group, second.in_features) and all(
+        one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs
+    )
 
 
 def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
@@ -168,8 +212,7 @@ def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
     if any(part.minima is not None for part in parts):
         minima = torch.cat([part.scales * -8 if part.minima is None else part.minima for part in parts], dim=1)
     packed = torch.cat([part.packed for part in parts], dim=1)
-    scales = torch.cat([part.scales for part in parts], dim=1)
-    return Int4Weight(packed, scales, minima, parts[0].group, parts[0].in_features)
+    return replace(parts[0], packed=packed, scales=torch.cat([part.scales for part in parts], dim=1), minima=minima)
 
 
 def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
@@ -177,6 +220,6 @@ def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
     if isinstance(weight, torch.Tensor):
         return weight[rows]
     if isinstance(weight, Int8Weight):
-        return Int8Weight(weight.values[rows], weight.scales[..., rows])
+        return replace(weight, values=weight.values[rows], scales=weight.scales[..., rows])
     minima = None if weight.minima is None else weight.minima[:, rows]
-    return Int4Weight(weight.packed[:, rows], weight.scales[:, rows], minima, weight.group, weight.in_features)
+    return replace(weight, packed=weight.packed[:, rows], scales=weight.scales[:, rows], minima=minima)

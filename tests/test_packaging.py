@@ -23,7 +23,12 @@ NEED_TORCH = (
     *("plait.kernels.triton.", "plait.kernels.reference.", "plait.runtime.executor.gpu."),
     *("plait.kernels.cpu.attention.torch_op", "plait.kernels.gguf_dequantize", "plait.kernels.kernel_selection"),
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),
-    *("plait.kernels.sampling_inputs", "plait.runtime.executor.prefix_sharing", "plait.runtime.executor.torch_device"),
+    *(
+        "plait.kernels.held_weights",
+        "plait.kernels.sampling_inputs",
+        "plait.runtime.executor.prefix_sharing",
+        "plait.runtime.executor.torch_device",
+    ),
     *("plait.runtime.executor.torch_runner", "plait.runtime.models.decoder", "plait.runtime.sampling.torch_ops"),
     *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "phi3", "qwen3_moe")),
     "plait.runtime.models.loading.torch_weights",

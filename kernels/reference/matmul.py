@@ -17,6 +17,7 @@ from plait.kernels.quantized_weights import (
     dequantize_int4,
     dequantize_int8,
     select_outputs,
+    unscaled_values,
 )
 
 
@@ -30,10 +31,10 @@ def int4_matmul(
 def int8_matmul(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `int4_matmul`; with one scale per output channel, the scale multiplies the sum."""
+    """As `int4_matmul`, also for float8; with one scale per output channel, the scale multiplies the sum."""
     if weight.is_grouped:
         return _finish(x.float() @ dequantize_int8(weight).to(x.dtype).float().T, bias, x.dtype, out)
-    return _finish((x.float() @ weight.values.float().T) * weight.scales, bias, x.dtype, out)
+    return _finish((x.float() @ unscaled_values(weight).T) * weight.scales, bias, x.dtype, out)
 
 
 def _finish(

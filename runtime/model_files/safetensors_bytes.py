@@ -34,6 +34,14 @@ class SafetensorsBytes:
             raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
         return found.reshape(math.prod(shape[:-1]), -1)
 
+    def flat(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor of any type, uint8 [bytes]. Raises CorruptModel if they are not all there."""
+        begin, end = self._header[name]["data_offsets"]
+        found = self._bytes[self._begin + begin : self._begin + end]
+        if len(found) != end - begin:
+            raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
+        return found
+
 
 def widen(stored_type: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Numbers of a type of `BYTES` as float32."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from plait.kernels.quantized_matrix import QuantizedMatrix
 from plait.runtime.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class Checkpoint(Protocol):
     def paths(self) -> tuple[Path, ...]:
         """The files that decide about the weights."""
 
+    @property
+    def quantization(self) -> str | None:
+        """Describes the quantization_config of a folder; None if there is none."""
+
     def names(self) -> tuple[str, ...]:
         """The names of all tensors of the model, in the order of the layers."""
 
@@ -47,10 +52,20 @@ class Checkpoint(Protocol):
         """
 
     def stored_type(self, name: str) -> str:
-        """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header."""
+        """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header.
+
+        A weight that `is_quantized` has the GGUF type that holds the same numbers, else BF16; its scales are read.
+        """
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether the weight is stored as the quantization_config says, not as floats. Experts: the first one."""
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """The weight as it is stored; None unless it is a matrix that `is_quantized`."""
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         """(stored type, uint8 blocks [rows, bytes per row], shape). The blocks may be mapped memory of the file.
 
+        The blocks of a weight that `is_quantized` are made from it, without rounding unless the type is BF16.
         Raises UnsupportedModel for safetensors of other types than F32, F16 and BF16.
         """

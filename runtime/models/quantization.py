@@ -37,21 +37,22 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     is_default = weight_format == "auto"
     if weight_format == "auto":
         weight_format = _default_format(weights, dtype, device)
+    widened = dtype if weights.quantization is None else f"{dtype}, dequantized from {weights.quantization}"
     if weight_format == "bf16":
-        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch")
+        return FormatChoice("bf16", False, f"{widened}, multiplied by torch")
     reason = unsupported_reason(weights.config, dtype, device)
     if reason is not None and weight_format in WEIGHT_BITS:
         raise InputError(f"weights cannot be {weight_format}: {reason}")
     if reason is None and weight_format == "as-stored":
         reason = cpu_storage_mismatch(weights) if device == "cpu" else _gpu_storage_mismatch(weights)
     if reason is not None:
-        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch: {reason}")
+        return FormatChoice("bf16", False, f"{widened}, multiplied by torch: {reason}")
     if device != "cpu":
-        return FormatChoice(weight_format, False, _describe_gpu_format(weight_format, dtype))
+        return FormatChoice(weight_format, False, _describe_gpu_format(weights, weight_format, dtype))
     from plait.kernels.cpu.decoder import instruction_set
 
     numbers = (
-        f"the file's own weights ({stored_forms(weights)})"
+        _describe_own_weights(weights)
         if weight_format == "as-stored"
         else f"weights with more bits ({stored_forms(weights)}) are rounded to {weight_format}"
         + (", a CPU's default for safetensors: half the bytes" if is_default else "")
@@ -60,7 +61,11 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
 
 
 def _default_format(weights: Checkpoint, dtype: str, device: str) -> WeightFormat:
-    """Unquantized weights on a GPU; on a CPU the file's own, but int8 for safetensors of floats where that can run."""
+    """The weights of quantized safetensors as they are. Else unquantized weights on a GPU; on a CPU the file's own, but
+    int8 for safetensors of floats where that can run.
+    """
+    if weights.quantization is not None:
+        return "as-stored"
     if device != "cpu":
         return "bf16"
     if weights.container == "gguf" or unsupported_reason(weights.config, dtype, device) is not None:
@@ -103,12 +108,25 @@ def stored_forms(weights: Checkpoint) -> str:
     return ", ".join(name for name, _ in counts.most_common())
 
 
+def _describe_own_weights(weights: Checkpoint) -> str:
+    """The stored weights as the packed CPU decoder holds them, and how many of them are rounded for it."""
+    if weights.quantization is None:
+        return f"the file's own weights ({stored_forms(weights)})"
+    quantized = [name for name in _matrix_names(weights) if weights.is_quantized(name)]
+    rounded = sum(weights.stored_type(name) == "BF16" for name in quantized)
+    held = f"the folder's own weights ({weights.quantization}), held as {stored_forms(weights)}"
+    if not rounded:
+        return held
+    return f"{held}; {rounded} of {len(quantized)} quantized matrices have no such form and are rounded to 16 bits"
+
+
 def _matrix_names(weights: Checkpoint) -> list[str]:
     return [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
 
 
-def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
-    as_stored = f"the file's own 4- and 8-bit weights; matrices that are stored otherwise in {dtype}"
+def _describe_gpu_format(weights: Checkpoint, weight_format: WeightFormat, dtype: str) -> str:
+    own = "file's own 4- and 8-bit weights" if weights.quantization is None else f"folder's own: {weights.quantization}"
+    as_stored = f"the {own}; matrices that are stored otherwise in {dtype}"
     rounded = f"weights with more bits are rounded to {weight_format}" + (
         ", the output head to int8" if weight_format == "int4" else ""
     )
@@ -132,6 +150,8 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
 def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """The reason why a GPU reads none of the stored matrices directly; None if it reads some."""
     matrices = _matrix_names(weights)
+    if any(weights.is_quantized(name) for name in matrices):
+        return None
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None
     return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"

@@ -54,6 +54,7 @@ class GGUFCheckpoint:
     """A `Checkpoint` of a GGUF file; made by `open_checkpoint`."""
 
     container: Final = "gguf"
+    quantization: Final = None
 
     def __init__(self, path: Path) -> None:
         self.file = open_gguf(path)
@@ -74,6 +75,12 @@ class GGUFCheckpoint:
     def stored_type(self, name: str) -> str:
         shape_of(name, self.shapes)
         return self.file.tensors[self._gguf_name(name)].quantization
+
+    def is_quantized(self, name: str) -> bool:
+        return False
+
+    def quantized(self, name: str) -> None:
+        return None
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)

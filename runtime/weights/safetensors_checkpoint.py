@@ -11,10 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from plait.kernels.quantized_matrix import QuantizedMatrix
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
 from plait.runtime.models.registry import config_from_hf
+from plait.runtime.weights.quantized.modules import QuantizedModules
+from plait.runtime.weights.quantized.registry import read_quantization
+from plait.runtime.weights.quantized.stored_module import TensorInfo
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
@@ -37,7 +41,11 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = config_from_hf(read_json_object(folder / "config.json"))
+        described = read_json_object(folder / "config.json")
+        self.config = config_from_hf(described)
+        found = read_quantization(described)
+        self.quantization = None if found is None else found.description
+        self._quantized = QuantizedModules(found, self._tensor_info, self._tensor_bytes)
         self.handles: dict[tuple[str, str | None], Any] = {}
         self._mapped: dict[str, SafetensorsBytes] = {}
         self.file_by_tensor = self._map_tensors_to_files()
@@ -50,9 +58,7 @@ class SafetensorsCheckpoint:
             self.config = replace(self.config, tie_word_embeddings=True, has_lm_head=False)
         self.shapes = expected_shapes(self.config)
         for name, shape in self.shapes.items():
-            for part, expected in self._stored_parts(name, shape):
-                file = self.file_by_tensor.get(part)
-                check_shape(part, self._stored_shape(file, part) if file else None, expected)
+            self._check_stored_parts(name, shape)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -62,15 +68,30 @@ class SafetensorsCheckpoint:
         return tuple(self.shapes)
 
     def stored_type(self, name: str) -> str:
-        part, _ = self._stored_parts(name, shape_of(name, self.shapes))[0]
+        parts = self._stored_parts(name, shape_of(name, self.shapes))
+        part = parts[0][0]
+        if part in self._quantized:
+            forms = {self._quantized.form(other) for other, _ in parts}
+            return forms.pop() if len(forms) == 1 else "BF16"
         kind: str = self._open(self.file_by_tensor[part]).get_slice(part).get_dtype()
         return kind
+
+    def is_quantized(self, name: str) -> bool:
+        return self._stored_parts(name, shape_of(name, self.shapes))[0][0] in self._quantized
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        parts = self._stored_parts(name, shape_of(name, self.shapes))
+        return self._quantized.matrix(parts[0][0]) if len(parts) == 1 and self.is_quantized(name) else None
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
         parts = self._stored_parts(name, shape)
-        rows = [self._raw_rows(part, part_shape) for part, part_shape in parts]
-        return self.stored_type(name), rows[0] if len(rows) == 1 else np.concatenate(rows), shape
+        stored_type = self.stored_type(name)
+        if self.is_quantized(name):
+            rows = [self._quantized.blocks(part, stored_type) for part, _ in parts]
+        else:
+            rows = [self._raw_rows(part, part_shape) for part, part_shape in parts]
+        return stored_type, rows[0] if len(rows) == 1 else np.concatenate(rows), shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
@@ -80,22 +101,46 @@ class SafetensorsCheckpoint:
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        stored_type, rows, shape = self.raw_blocks(name)
+        shape = shape_of(name, self.shapes)
+        if self.is_quantized(name):
+            arrays = [self._quantized.float32_array(part) for part, _ in self._stored_parts(name, shape)]
+            return np.concatenate(arrays).reshape(shape)
+        stored_type, rows, _ = self.raw_blocks(name)
         return widen(stored_type, rows, shape)
 
     def _raw_rows(self, part: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """The bytes of a stored tensor, uint8 [rows, bytes of a row], mapped."""
+        """The bytes of a stored tensor of floats, uint8 [rows, bytes of a row], mapped."""
         file = self.file_by_tensor[part]
         stored_type = self._open(file).get_slice(part).get_dtype()
         if stored_type not in BYTES:
             raise UnsupportedModel(f"tensor {part!r} is stored as {stored_type}; plait reads {', '.join(BYTES)}")
+        return self._map(file).rows(part, stored_type, shape)
+
+    def _map(self, file: str) -> SafetensorsBytes:
         if file not in self._mapped:
             self._mapped[file] = SafetensorsBytes(self.folder / file)
-        return self._mapped[file].rows(part, stored_type, shape)
+        return self._mapped[file]
+
+    def _tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a stored tensor of any type, mapped."""
+        return self._map(self.file_by_tensor[name]).flat(name)
+
+    def _check_stored_parts(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises CorruptModel unless the tensors that make up a weight are there, in the right types and shapes."""
+        are_quantized = set()
+        for part, expected in self._stored_parts(name, shape):
+            are_quantized.add(self._quantized.add(part, expected))
+            if part not in self._quantized:
+                info = self._tensor_info(part)
+                check_shape(part, info.shape if info else None, expected)
+        if len(are_quantized) > 1:
+            raise CorruptModel(f"some experts of {name!r} are quantized and others are not; all must be stored alike")
 
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
         import torch
 
+        if name in self._quantized:
+            return torch.from_numpy(self._quantized.float32_array(name)).to(device)
         file = self.file_by_tensor[name]
         try:
             stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)
@@ -141,12 +186,14 @@ class SafetensorsCheckpoint:
             self.handles[file, device] = handle
         return handle
 
-    def _stored_shape(self, file: str, name: str) -> list[int] | None:
+    def _tensor_info(self, name: str) -> TensorInfo | None:
+        """Type and shape of a stored tensor; None if the files have none of that name."""
+        file = self.file_by_tensor.get(name)
         try:
-            shape: list[int] = self._open(file).get_slice(name).get_shape()
+            stored = None if file is None else self._open(file).get_slice(name)
         except SafetensorError:
             return None
-        return shape
+        return None if stored is None else TensorInfo(stored.get_dtype(), tuple(stored.get_shape()))
 
 
 def _corrupt_file(file: str) -> CorruptModel:

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from plait.kernels.quantized_weights import Int4Weight, Int8Weight, LinearWeight
-from plait.kernels.triton.linear.quantized_matmul import int4_matmul, int8_matmul
+from plait.kernels.quantized_weights import Float8Weight, Int4Weight, LinearWeight, QuantizedWeight, in_input_order
+from plait.kernels.triton.linear.quantized_matmul import float8_over_256, int4_matmul, int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
 DEQUANT_CHUNK_ELEMENTS = 1 << 25  # elements of a weight dequantized at a time: 64 MB
@@ -30,13 +30,16 @@ def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = No
 
 def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As `reference.matmul.dequantize_rows`; for a quantized weight, `rows` [n] are contiguous int32 or int64."""
-    return weight[rows] if isinstance(weight, torch.Tensor) else _dequantize(weight, rows, 0, len(rows), dtype)
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    wide = _dequantize(weight, rows, 0, len(rows), dtype)
+    return in_input_order(wide, weight) if isinstance(weight, Int4Weight) else wide
 
 
-def _dequantize_then_matmul(
-    x: torch.Tensor, weight: Int4Weight | Int8Weight, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _dequantize_then_matmul(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     outs = _num_outputs(weight)
+    if isinstance(weight, Int4Weight) and weight.order is not None:
+        x = x[:, weight.order]
     out = torch.empty((len(x), outs), dtype=x.dtype, device=x.device)
     step = max(64, DEQUANT_CHUNK_ELEMENTS // x.shape[1])
     for first in range(0, outs, step):
@@ -46,14 +49,14 @@ def _dequantize_then_matmul(
     return out if bias is None else out.add_(bias)
 
 
-def _num_outputs(weight: Int4Weight | Int8Weight) -> int:
+def _num_outputs(weight: QuantizedWeight) -> int:
     return weight.out_features if isinstance(weight, Int4Weight) else len(weight.values)
 
 
 def _dequantize(
-    weight: Int4Weight | Int8Weight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
+    weight: QuantizedWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K]."""
+    """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K], in the weight's order."""
     channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
     grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))
@@ -61,13 +64,15 @@ def _dequantize(
         return out
     if isinstance(weight, Int4Weight):
         _dequantize_int4[grid](
-            weight.packed, weight.scales, weight.minima, rows, out, first, count, _num_outputs(weight), channels,
-            GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_ROWS=rows is not None, num_warps=4,
+            weight.packed, weight.scales, weight.minima, weight.table, rows, out, first, count, _num_outputs(weight),
+            channels, GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None,
+            HAS_ROWS=rows is not None, num_warps=4,
         )  # fmt: skip
     else:
         _dequantize_int8[grid](
             weight.values, weight.scales, rows, out, first, count, _num_outputs(weight), channels,
-            IS_GROUPED=weight.is_grouped, HAS_ROWS=rows is not None, num_warps=4,
+            GROUP=weight.group if weight.is_grouped else 0, IS_FLOAT8=isinstance(weight, Float8Weight),
+            HAS_ROWS=rows is not None, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -77,6 +82,7 @@ def _dequantize_int4(
     packed_ptr,
     scales_ptr,
     minima_ptr,
+    table_ptr,
     rows_ptr,
     out_ptr,
     first,
@@ -85,6 +91,7 @@ def _dequantize_int4(
     channels,
     GROUP: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ):
     i = tl.program_id(0) * 64 + tl.arange(0, 64)
@@ -99,8 +106,11 @@ def _dequantize_int4(
         k = span * 64 + half * 32
         group = (k // GROUP) * outs + n
         scale = tl.load(scales_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
-        number = ((packed >> (4 * half)) & 15).to(tl.float32)
-        if HAS_MINIMA:
+        code = (packed >> (4 * half)) & 15
+        number = code.to(tl.float32)
+        if HAS_TABLE:
+            wide = tl.load(table_ptr + code) * scale
+        elif HAS_MINIMA:
             lowest = tl.load(minima_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
             wide = number * scale + lowest
         else:
@@ -120,7 +130,8 @@ def _dequantize_int8(
     count,
     outs,
     channels,
-    IS_GROUPED: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_FLOAT8: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ):
     i = tl.program_id(0) * 64 + tl.arange(0, 64)
@@ -130,9 +141,10 @@ def _dequantize_int8(
     k = tl.program_id(1) * 64 + tl.arange(0, 64)
     inside = (i < count)[:, None] & (k < channels)[None, :]
     values = tl.load(values_ptr + n[:, None].to(tl.int64) * channels + k[None, :], mask=inside, other=0)
-    if IS_GROUPED:
-        scale = tl.load(scales_ptr + (k // 32)[None, :] * outs + n[:, None], mask=inside, other=0.0).to(tl.float32)
+    if GROUP:
+        scale = tl.load(scales_ptr + (k // GROUP)[None, :] * outs + n[:, None], mask=inside, other=0.0).to(tl.float32)
     else:
         scale = tl.load(scales_ptr + n, mask=i < count, other=0.0)[:, None]
-    wide = values.to(tl.float32) * scale
+    number = float8_over_256(values).to(tl.float32) * 256.0 if IS_FLOAT8 else values.to(tl.float32)
+    wide = number * scale
     tl.store(out_ptr + i[:, None].to(tl.int64) * channels + k[None, :], wide.to(out_ptr.dtype.element_ty), mask=inside)

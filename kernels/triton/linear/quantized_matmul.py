@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.quantized_weights import INT4_SPAN, Int4Weight, Int8Weight
+from plait.kernels.quantized_weights import INT4_SPAN, Float8Weight, Int4Weight, Int8Weight
+from plait.kernels.triton.attention.tile_config import gpu_spec
 
 TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads in flight for its bandwidth
 
@@ -29,8 +30,12 @@ class QuantizedMatmulConfig(NamedTuple):
     stages: int
 
 
-def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> QuantizedMatmulConfig:
-    """Returns the tile for `pairs` steps of 128 input channels. Up to 16 rows the product is bound by memory."""
+def quantized_matmul_config(rows: int, out_features: int, pairs: int, capability: int = 90) -> QuantizedMatmulConfig:
+    """Returns the tile for `pairs` steps of 128 input channels. Up to 16 rows the product is bound by memory.
+
+    `capability`: of the GPU, times 10. From 100 on, 64 output channels at most: Triton 3.7.1 compiles products of 128 x
+    128 whose weights have a scale every 32 to 128 inputs to an empty kernel there.
+    """
     if rows <= 16:
         tiles = triton.cdiv(out_features, 64)
         splits = max(1, min(TARGET_PROGRAMS // tiles, pairs // 2, 16))
@@ -39,7 +44,7 @@ def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> Quantiz
         tiles = triton.cdiv(out_features, 64)
         splits = max(1, min(TARGET_PROGRAMS // 2 // tiles, pairs // 4, 8))
         return QuantizedMatmulConfig(32 if rows <= 32 else 64, 64, splits, 4, 3)
-    return QuantizedMatmulConfig(128, 128, 1, 8, 3)
+    return QuantizedMatmulConfig(128, 64 if capability >= 100 else 128, 1, 8, 3)
 
 
 @triton.jit
@@ -55,11 +60,22 @@ def _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIA
 
 
 @triton.jit
+def float8_over_256(codes):
+    """Converts bits of float8 e4m3fn to a 256th of their number in float16, without rounding, on any GPU.
+
+    Sign, 4 bits of exponent and 3 of mantissa, moved up, are a float16 whose exponent is 8 too low.
+    """
+    wide = codes.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
 def _int4_matmul(
     x_ptr,
     packed_ptr,
     scales_ptr,
     minima_ptr,
+    table_ptr,
     bias_ptr,
     out_ptr,
     rows,
@@ -71,6 +87,7 @@ def _int4_matmul(
     out_stride,
     GROUP: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
@@ -95,7 +112,9 @@ def _int4_matmul(
                 scale = tl.load(scales_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
                 # 2^23 + q has q in its lowest bits: one OR and one subtraction convert an integer to float32.
                 nibble = ((packed >> (4 * half)) & 15) | 0x4B000000
-                if HAS_MINIMA:
+                if HAS_TABLE:
+                    wide = tl.load(table_ptr + (nibble & 15)) * scale
+                elif HAS_MINIMA:
                     lowest = tl.load(minima_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
                     wide = (nibble.to(tl.float32, bitcast=True) - 8388608.0) * scale + lowest
                 else:
@@ -118,7 +137,9 @@ def _int8_matmul(
     pairs_per_split,
     x_stride,
     out_stride,
-    STEP: tl.constexpr,  # input channels of a product: 64, or the 32 that share a scale
+    STEP: tl.constexpr,  # input channels of a product: 64, or 32 if so many share a scale
+    GROUP: tl.constexpr,  # input channels that share a scale; 0: all of an output channel's
+    IS_FLOAT8: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
@@ -137,14 +158,17 @@ def _int8_matmul(
             there = k < channels
             values = tl.load(values_row + k[None, :], mask=(n < outs)[:, None] & there[None, :], other=0)
             x = tl.load(x_row + k[:, None], mask=there[:, None] & (m < rows)[None, :], other=0.0)
-            if STEP == 32:
-                group = tl.minimum(first, channels - 1) // 32  # the last is padded with values that are 0
+            floats = float8_over_256(values) if IS_FLOAT8 else values
+            if GROUP:
+                group = tl.minimum(first, channels - 1) // GROUP  # the last is padded with values that are 0
                 scale = tl.load(scales_ptr + group * outs + n, mask=n < outs, other=0.0).to(tl.float32)
-                acc = tl.dot((values.to(tl.float32) * scale[:, None]).to(x.dtype), x, acc)
+                scale *= 256.0 if IS_FLOAT8 else 1.0
+                acc = tl.dot((floats.to(tl.float32) * scale[:, None]).to(x.dtype), x, acc)
             else:
-                acc = tl.dot(values.to(x.dtype), x, acc)
-    if STEP == 64:
-        acc *= tl.load(scales_ptr + n, mask=n < outs, other=0.0)[:, None]
+                acc = tl.dot(floats.to(x.dtype), x, acc)
+    if not GROUP:
+        scale = tl.load(scales_ptr + n, mask=n < outs, other=0.0) * (256.0 if IS_FLOAT8 else 1.0)
+        acc *= scale[:, None]
     _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
 
 
@@ -166,8 +190,9 @@ def int4_matmul(
     """As `reference.matmul.int4_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out = _check(x, weight.in_features, weight.out_features, bias, out)
     pairs = len(weight.packed) * INT4_SPAN // 128
-    _launch(_int4_matmul, (weight.packed, weight.scales, weight.minima), x, bias, out, pairs,
-            GROUP=weight.group, HAS_MINIMA=weight.minima is not None)  # fmt: skip
+    x = x if weight.order is None else x[:, weight.order]
+    _launch(_int4_matmul, (weight.packed, weight.scales, weight.minima, weight.table), x, bias, out, pairs,
+            GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None)  # fmt: skip
     return out
 
 
@@ -178,7 +203,8 @@ def int8_matmul(
     out_features, in_features = weight.values.shape
     out = _check(x, in_features, out_features, bias, out)
     _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
-            STEP=32 if weight.is_grouped else 64)  # fmt: skip
+            STEP=64 if not weight.is_grouped or weight.group % 64 == 0 else 32,
+            GROUP=weight.group if weight.is_grouped else 0, IS_FLOAT8=isinstance(weight, Float8Weight))  # fmt: skip
     return out
 
 
@@ -211,7 +237,7 @@ def _launch(
     rows, outs = out.shape
     if not rows or not outs:
         return
-    config = quantized_matmul_config(rows, outs, pairs)
+    config = quantized_matmul_config(rows, outs, pairs, gpu_spec(x.device).capability)
     per_split = triton.cdiv(pairs, config.splits)
     splits = triton.cdiv(pairs, per_split)  # no split without work
     target = out if splits == 1 else torch.empty((splits, rows, outs), dtype=torch.float32, device=x.device)

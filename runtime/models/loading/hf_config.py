@@ -18,8 +18,6 @@ def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None =
 
     `rope`: the rotary parameters, for families that keep them elsewhere. Raises CorruptModel or UnsupportedModel.
     """
-    if config.get("quantization_config") is not None:
-        raise UnsupportedModel("the folder holds quantized weights; use the unquantized folder or a GGUF file")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise UnsupportedModel(
             "the model attends to later tokens too (bidirectional attention), which plait does not support"

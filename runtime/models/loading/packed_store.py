@@ -42,6 +42,7 @@ _SOURCES = (
     "weights/safetensors_checkpoint.py",
 )
 _GEMM_SOURCES = ("forms.py", "gguf_blocks.py", "packed_weights.py")
+_KERNEL_SOURCES = ("matrix_forms.py", "quantized_matrix.py")
 
 
 class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -181,6 +182,8 @@ def _packing_hash() -> str:
     """Returns a checksum of the sources that decide which bytes are packed."""
     runtime, gemm = Path(__file__).parents[2], Path(packed_weights.__file__).parent
     sources = [*(runtime / name for name in _SOURCES), *(gemm / name for name in _GEMM_SOURCES)]
+    sources += [*(gemm.parents[1] / name for name in _KERNEL_SOURCES)]
+    sources += sorted((runtime / "weights/quantized").glob("*.py"))
     return f"{zlib.crc32(b''.join(path.read_bytes() for path in sources)):08x}"
 
 

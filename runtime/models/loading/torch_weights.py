@@ -1,4 +1,4 @@
-"""Loads matrices for the torch decoder: in the dtype, rounded to 4 or 8 bits, or as the GGUF file stores them.
+"""Loads matrices for the torch decoder: in the dtype, rounded to 4 or 8 bits, or as the files store them.
 
 Only one tensor at a time is unquantized on the device. int4 has a scale and a minimum per block of 32 inputs; int8 has
 one scale per output channel. int4 models have an 8-bit output head, because its errors are those of the logits.
@@ -6,8 +6,11 @@ one scale per output channel. int4 models have an 8-bit output head, because its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from plait.kernels.held_weights import hold, weight_bits
 from plait.kernels.quantized_weights import (
     LinearWeight,
     concat_outputs,
@@ -35,9 +38,12 @@ class TorchWeightLoader:
     def load_matrix(self, *names: str) -> LinearWeight:
         """The named matrices as one, concatenated along the outputs.
 
-        With "as-stored", all of them are converted to the dtype unless all are stored with equally many bits (4 or 8).
+        With "as-stored", all of them are converted to the dtype unless all are stored with equally many bits (4 or 8),
+        and those of quantized safetensors unless all are stored alike.
         """
         max_bits = WEIGHT_BITS.get(self._weight_format, 8)
+        if (published := self._load_published(names, max_bits)) is not None:
+            return published
         native_bits = [self._native_bits(name, max_bits) for name in names]
         if native_bits[0] and set(native_bits) == {native_bits[0]}:
             return concat_outputs([self._load_native(name) for name in names])
@@ -52,6 +58,8 @@ class TorchWeightLoader:
 
     def load_output_head(self, name: str) -> LinearWeight:
         """The output head, or an embedding that is tied to it."""
+        if (published := self._load_published([name], 8)) is not None:
+            return published
         if self._native_bits(name, 8):
             return self._load_native(name)
         return self._load_quantized(name, 8) if self._weight_format in WEIGHT_BITS else self._load_unquantized(name)
@@ -59,6 +67,22 @@ class TorchWeightLoader:
     def load_embedding(self, name: str) -> LinearWeight:
         """An embedding that is only looked up. It is not rounded, as that would save no time."""
         return self._load_native(name) if self._native_bits(name, 8) else self._load_unquantized(name)
+
+    def _load_published(self, names: Sequence[str], max_bits: int) -> LinearWeight | None:
+        """Matrices of quantized safetensors as one, as they are stored; None if no form holds all of them."""
+        if self._weight_format == "bf16" or not all(self._weights.is_quantized(name) for name in names):
+            return None
+        held = []
+        for name in names:
+            matrix = self._weights.quantized(name)
+            weight = None if matrix is None else hold(matrix, self._device)
+            if weight is None or weight_bits(weight) > max_bits:
+                return None
+            held.append(weight)
+        try:
+            return concat_outputs(held)
+        except ValueError:  # their groups, tables or orders of inputs differ
+            return None
 
     def _native_bits(self, name: str, max_bits: int) -> int | None:
         """The bits of the stored blocks, if they are used as stored and have at most `max_bits`; else None."""

@@ -112,8 +112,8 @@ def _unsupported_reason(config: Any, model_class: Any, architecture: str) -> str
         return "it has inputs other than text"
     if model_class is None or model_class.__name__ != architecture:
         return "it is not a causal language model of transformers"
-    if getattr(config, "quantization_config", None) is not None:
-        return "its weights are quantized; a checkpoint in float32, float16 or bfloat16 works"
+    if (reason := _quantization_reason(config)) is not None:
+        return reason
     other_types = sorted({str(kind) for kind in getattr(config, "layer_types", None) or ()} - _ATTENTION_TYPES)
     if other_types:
         return f"it has layers of the type {', '.join(other_types)[:100]}, whose state the KV cache does not hold"
@@ -127,6 +127,19 @@ def _unsupported_reason(config: Any, model_class: Any, architecture: str) -> str
     if rope:
         return f"its rope scaling ({rope.pop()}) depends on the length of a text, so cached keys would not fit"
     return ""
+
+
+def _quantization_reason(config: Any) -> str | None:
+    """Why the quantized weights of a folder cannot be read; None if they can. MXFP4 experts are dequantized."""
+    described = getattr(config, "quantization_config", None)
+    if described is None:
+        return None
+    fields = described if isinstance(described, dict) else described.to_dict()
+    method = fields.get("quant_method")
+    if getattr(method, "value", method) != "mxfp4":
+        return f"its weights are quantized ({method!s:.40}); a checkpoint in MXFP4, float32, float16 or bfloat16 works"
+    unknown = sorted(set(fields) - {"quant_method", "modules_to_not_convert", "dequantize"})
+    return f"quantization_config.{unknown[0]:.60} is unknown to plait" if unknown else None
 
 
 def _rope_types(config: Any) -> set[str]:

@@ -102,10 +102,16 @@ class _DecoderOutput:
 
 def _load(folder: Path, hf_config: Any, model_class: Any, dtype: torch.dtype) -> Any:
     """The model with the folder's weights, from safetensors only, without code of the folder."""
+    quantization = {}
+    if getattr(hf_config, "quantization_config", None) is not None:  # MXFP4: `load_hf_config` refuses the others
+        from transformers import Mxfp4Config
+
+        quantization = {"quantization_config": Mxfp4Config(dequantize=True)}
     try:
         model, info = model_class.from_pretrained(
             str(folder),
             config=hf_config,
+            **quantization,
             dtype=dtype,
             attn_implementation="eager",  # for the comparison; then replaced
             use_safetensors=True,

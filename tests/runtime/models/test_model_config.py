@@ -140,7 +140,6 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
         ({"rope_scaling": ["linear"]}, CorruptModel, "object"),
         ({"attention_bias": "no"}, CorruptModel, "attention_bias"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "gelu"),
-        ({"quantization_config": {"bits": 4}}, UnsupportedModel, "quantized"),
     ],
 )
 def test_invalid_config_json_is_rejected(change: dict[str, Any], error: type[ModelError], phrase: str) -> None:

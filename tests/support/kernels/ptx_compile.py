@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90)
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes per thread block, CUDA C++ Programming Guide
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes per thread block, CUDA C++ Programming Guide
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Report:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    tensor_core: str  # "wgmma", "mma" or ""
+    tensor_core: str  # "wgmma", "tcgen05", "mma" or ""
     wants_tensor_core: bool
     copies_of_16: int = 0  # asynchronous copies of 16 bytes in the PTX
     copies_of_less: int = 0
@@ -160,7 +160,8 @@ def _compile(job: Job) -> Report:
     text, ptx = log.getvalue(), compiled.asm["ptx"]
     registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
     assert registers and spills, f"no registers in the output of ptxas: {text}"
-    cores = (name for name in ("wgmma", "mma") if re.search(rf"\b{name}(\.mma_async)?\.sync", ptx))
+    patterns = {"wgmma": r"\bwgmma\.mma_async\.sync", "tcgen05": r"\btcgen05\.mma\b", "mma": r"\bmma\.sync"}
+    cores = (name for name, pattern in patterns.items() if re.search(pattern, ptx))
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
     copies_of_16 = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
     return Report(

@@ -1,0 +1,80 @@
+"""A quantized weight as checkpoints publish it: codes, the numbers they stand for, scales and zero points (numpy).
+
+weight[n, k] = scales[n // row_block, g] * (number(codes[n, k]) - zeros[n, g]),    g = groups[k], or k // group
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Codes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Kind = Literal["int4", "int8", "e4m3", "table4"]
+E4M3_NAN = 0x7F  # without the sign
+# The numbers of E2M1, by code; the upper half is negative (OCP Microscaling Formats, 2023).
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What decides about a weight [N, K] besides its codes.
+
+    `kind`: codes are integers of 4 or 8 bits without a sign, the bits of float8 e4m3fn, or indices into `table`.
+    """
+
+    kind: Kind
+    scales: Floats  # [ceil(N / row_block), G]
+    group: int  # inputs that share a scale
+    zeros: npt.NDArray[np.int32] | int = 0  # the code of the weight 0: of everything, or [N, G]; integers only
+    row_block: int = 1  # outputs that share a scale
+    groups: npt.NDArray[np.int32] | None = None  # the group of each input [K], where it is not k // group
+    table: Floats | None = None  # [16]
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A weight [N, K]: its grid and its codes, one byte each."""
+
+    grid: Grid
+    codes: Codes  # [N, K]
+
+
+@cache
+def e4m3_numbers() -> Floats:
+    """The 256 numbers of float8 e4m3fn: sign, 4 bits of exponent with the bias 7, 3 bits of mantissa; no infinity."""
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, (codes & 7).astype(np.float32)
+    magnitude = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa * 2.0**-9)
+    magnitude[(codes & 0x7F) == E4M3_NAN] = np.nan
+    return np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
+
+
+def dequantize(matrix: QuantizedMatrix) -> Floats:
+    """The weight [N, K] in float32, rounded once."""
+    grid, codes = matrix.grid, matrix.codes
+    outputs, inputs = codes.shape
+    if grid.kind == "e4m3":
+        numbers = e4m3_numbers()[codes]
+    elif grid.kind == "table4":
+        assert grid.table is not None
+        numbers = grid.table[codes]
+    else:
+        numbers = codes.astype(np.float32)
+        numbers -= _of_inputs(np.asarray(grid.zeros, np.float32), grid, inputs)
+    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:outputs]
+    numbers *= _of_inputs(scales, grid, inputs)
+    return numbers
+
+
+def _of_inputs(values: Floats, grid: Grid, inputs: int) -> Floats:
+    """Values of groups [N, G] as values of inputs, [N, K]; one value stays one."""
+    if values.ndim < 2 or values.shape[1] == 1:
+        return values
+    groups = np.arange(inputs) // grid.group if grid.groups is None else grid.groups
+    taken: Floats = values[:, groups]
+    return taken

@@ -1,0 +1,87 @@
+"""The quantized modules of a folder: which they are, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.kernels.matrix_forms import form_of, to_blocks
+from plait.kernels.quantized_matrix import Floats, QuantizedMatrix, dequantize
+from plait.runtime.errors import CorruptModel
+from plait.runtime.weights.quantized.quantization import Quantization
+from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, ModuleFormat, StoredModule, TensorInfo
+
+_SUFFIX = ".weight"
+_EMBEDDING = "embed_tokens"  # is looked up, and not a linear layer
+
+
+class _Module(NamedTuple):
+    stored: StoredModule
+    format: ModuleFormat
+
+
+class QuantizedModules:
+    """The modules that a folder stores as its quantization_config says.
+
+    `info` and `read` return the header's entry and the bytes of a stored tensor.
+    """
+
+    def __init__(
+        self,
+        quantization: Quantization | None,
+        info: Callable[[str], TensorInfo | None],
+        read: Callable[[str], npt.NDArray[np.uint8]],
+    ) -> None:
+        self._quantization, self._info, self._read = quantization, info, read
+        self._modules: dict[str, _Module] = {}
+        self._forms: dict[str, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the weight `name` is quantized."""
+        return name in self._modules
+
+    def add(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Checks the tensors of a weight, from their headers; returns whether it is quantized.
+
+        A linear layer that is stored as floats stays so, whatever the config says of it. Raises CorruptModel for
+        missing tensors, wrong types and shapes, and modules that the config excludes and that are quantized.
+        """
+        module = name.removesuffix(_SUFFIX)
+        if self._quantization is None or len(shape) != 2 or module == name or module.endswith(_EMBEDDING):
+            return False
+        stored = StoredModule(module, (shape[0], shape[1]), self._info, self._read)
+        used = self._quantization.format_of(module)
+        if used is None:
+            if any(other.is_used(stored) for other in self._quantization.any_format()):
+                raise CorruptModel(
+                    f"{module} is quantized, but quantization_config in config.json excludes it; the two must agree"
+                )
+            return False
+        if not used.is_used(stored) and stored.is_stored(_SUFFIX, *FLOAT_TYPES):
+            return False
+        used.check(stored)
+        self._modules[name] = _Module(stored, used)
+        return True
+
+    def form(self, name: str) -> str:
+        """The GGUF type of the weight's numbers, else "BF16". Reads scales and zero points."""
+        if name not in self._forms:
+            stored, used = self._modules[name]
+            self._forms[name] = form_of(used.grid(stored), stored.inputs)
+        return self._forms[name]
+
+    def matrix(self, name: str) -> QuantizedMatrix:
+        """The weight as it is stored."""
+        stored, used = self._modules[name]
+        return QuantizedMatrix(used.grid(stored), used.codes(stored))
+
+    def blocks(self, name: str, form: str) -> npt.NDArray[np.uint8]:
+        """The weight in the blocks of its form, or rounded to "BF16": uint8 [N, bytes of a row]."""
+        return to_blocks(self.matrix(name), form)
+
+    def float32_array(self, name: str) -> Floats:
+        """The weight in float32."""
+        return dequantize(self.matrix(name))

@@ -1,0 +1,74 @@
+"""Products with 4- and 8-bit weights for `ptx_compile`, as an engine calls them; GGUF's on sm_100 only."""
+
+from __future__ import annotations
+
+import torch
+from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32, int8
+from operator_launches import int4 as gguf_int4
+from ptx_compile import Job, record_launches
+
+from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from plait.kernels.triton.attention.tile_config import GpuSpec
+from plait.kernels.triton.linear import quantized_linear, quantized_matmul
+
+GPU_SPECS = {80: GpuSpec(80, 108), 90: GpuSpec(90, 132), 100: GpuSpec(100, 148)}
+CHIPS = tuple(GPU_SPECS)
+
+
+def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: bool, table: bool) -> Int4Weight:
+    shape = (channels // group, outs)
+    return Int4Weight(
+        empty(channels // 64, outs, 32, dtype=torch.uint8),
+        empty(*shape, dtype=scales),
+        empty(*shape, dtype=F32) if minima else None,
+        group,
+        channels,
+        empty(16, dtype=F32) if table else None,
+    )
+
+
+def float8(outs: int, channels: int, group: int) -> Float8Weight:
+    scales = empty(channels // group, outs, dtype=F32) if group else empty(outs, dtype=F32)
+    return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32)
+
+
+def linears(rows: int, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    quantized_linear.linear(empty(rows, channels, dtype=dtype), weight, None)
+    quantized_linear.dequantize_rows(weight, i32(rows), dtype)
+
+
+AWQ = int4(6144, 4096, 128, F16, minima=True, table=False)
+W4A16 = int4(4096, 14336, 64, BF16, minima=False, table=False)
+NF4 = int4(6144, 4096, 64, F32, minima=False, table=True)
+INT8 = Int8Weight(empty(4096, 4096, dtype=torch.int8), empty(32, 4096, dtype=F16), 128)
+CASES = {
+    "AWQ, one row": (1, AWQ, F16),
+    "AWQ, 256 rows": (256, AWQ, BF16),
+    "W4A16, 64 rows": (64, W4A16, BF16),
+    "NF4, 16 rows": (16, NF4, BF16),
+    "NF4, 256 rows": (256, NF4, BF16),
+    "int8 in groups, 24 rows": (24, INT8, BF16),
+    "fp8 in blocks, one row": (1, float8(28672, 4096, 128), BF16),
+    "fp8 in blocks, 64 rows": (64, float8(28672, 4096, 128), BF16),
+    "fp8 in blocks, 256 rows": (256, float8(4096, 4096, 128), F16),
+    "fp8 in blocks, a prompt": (4096, float8(4096, 4096, 128), BF16),
+    "fp8 per output, 256 rows": (256, float8(4096, 4096, 0), BF16),
+}
+NEWEST_ONLY = {  # those that operator_launches compiles for older chips
+    "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),
+    "Q8_0, 256 rows": (256, int8(4096, 4096, True), BF16),
+    "int8, 256 rows": (256, int8(4096, 4096), BF16),
+}
+
+
+def jobs() -> list[Job]:
+    """Every launch that differs, once for each chip."""
+    compiled: dict[tuple[int, str], Job] = {}
+    for chip, spec in GPU_SPECS.items():
+        quantized_matmul.gpu_spec = lambda device, spec=spec: spec
+        for name, case in (CASES | (NEWEST_ONLY if chip == CHIPS[-1] else {})).items():
+            for launch in record_launches(lambda case=case: linears(*case)):
+                wants_tensor_core = launch.kernel.__name__ not in NO_PRODUCT
+                compiled.setdefault((chip, launch.key()), Job(name, launch, chip, wants_tensor_core))
+    return list(compiled.values())
