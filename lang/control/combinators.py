@@ -41,8 +41,9 @@ def best_of(
         return _best_of_async(s, n, expr, by)
     branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
-    results: list[Any] = [by(judge) for judge in judges]
-    scores = [_score(result() if callable(result) else result) for result in results]
+    results: list[Any] = [_not_awaitable("best_of", "by", by(judge)) for judge in judges]
+    values = [_not_awaitable("best_of", "by", result()) if callable(result) else result for result in results]
+    scores = [_score(value) for value in values]
     branches.adopt(_index_of_best(scores))
     return scores
 
@@ -110,7 +111,7 @@ def map(
         return _map_async(s, item_list, write)
     branches = s.fork(len(item_list))
     for branch, item in zip(branches, item_list, strict=True):
-        _check_not_awaitable("map", "write", write(branch, item))
+        _not_awaitable("map", "write", write(branch, item))
     branches.join()
     return branches
 
@@ -164,10 +165,12 @@ def _check_state(where: str, s: object) -> None:
         raise InputError(f"{where} takes the state of a program, not {s!r:.80}")
 
 
-def _check_not_awaitable(where: str, name: str, result: object) -> None:
+def _not_awaitable(where: str, name: str, result: Any) -> Any:
+    """Returns what a function of a plain program returned. Raises InputError if that must be awaited."""
     if isinstance(result, Coroutine):
         result.close()  # nothing will await it
         raise InputError(f"{where}: {name} is async def, which only the state of an async def program can await")
+    return result
 
 
 def _check_function(where: str, name: str, value: object) -> None:
@@ -176,7 +179,6 @@ def _check_function(where: str, name: str, value: object) -> None:
 
 
 def _score(value: Any) -> float:
-    _check_not_awaitable("best_of", "by", value)
     with contextlib.suppress(TypeError):
         if not isinstance(value, str | bytes | bytearray) and not math.isnan(score := float(value)):
             return score  # NaN is refused: no comparison with it is true, so the first branch would always win
