@@ -12,12 +12,12 @@ PlaitError
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from plait.lang.source_location import SourceLocation, caller_location
 from plait.runtime.errors import InputError, PlaitError
+from plait.runtime.similar_names import did_you_mean
 
 
 class ProgramError(PlaitError):
@@ -156,12 +156,6 @@ def _subject(program: str, variable: str | None) -> str:
 
 def _with_location(text: str, place: SourceLocation | None) -> str:
     return text if place is None else f"{text} (at {place})"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `" (did you mean 'stop'?)"`, or "" if no known name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:

@@ -23,10 +23,11 @@ from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
+from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, unknown_keyword
 from plait.lang.keywords import RunKeywords
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
 from plait.runtime.errors import InputError
+from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph

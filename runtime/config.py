@@ -9,10 +9,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from plait.runtime.errors import InputError
+from plait.runtime.setting_errors import convert_settings
 
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
+DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
+DeviceName = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", extra_json_schema={"description": DEVICE_NAMES}),
+]
 DEFAULT_BATCH_ROWS = 64  # without a GPU's step launcher
 
 
@@ -53,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model_path: str = ""
     backend: ModelBackend = "auto"
-    device: str = "auto"
+    device: DeviceName = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
     weights: WeightFormat = "auto"
@@ -87,6 +93,23 @@ _LIMITS = {
 }
 
 
+_NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
+    "model": "model_path",
+    "max_model_len": "context_length",
+    "n_ctx": "context_length",
+    "kv_cache_dtype": "kv_dtype",
+    "quantization": "weights",
+    "gpu_memory_utilization": "kv_memory_bytes",
+    "mem_fraction_static": "kv_memory_bytes",
+    "max_total_tokens": "max_pages",
+    "max_num_seqs": "max_batch_rows",
+    "max_running_requests": "max_batch_rows",
+    "max_num_batched_tokens": "max_batch_tokens",
+    "chunked_prefill_size": "max_batch_tokens",
+    "enable_deterministic_inference": "deterministic",
+}
+
+
 def engine_config(**settings: Any) -> EngineConfig:
     """Builds and checks a configuration. None means the default.
 
@@ -95,19 +118,12 @@ def engine_config(**settings: Any) -> EngineConfig:
     >>> engine_config(max_batch_rows=8).max_batch_rows
     8
     """
-    unknown = settings.keys() - set(EngineConfig.__struct_fields__)
-    if unknown:
-        known = ", ".join(EngineConfig.__struct_fields__)
-        raise InputError(f"unknown runtime setting {sorted(unknown)[0]!r}; known are: {known}")
-    if settings.get("model_path") is not None:
+    if isinstance(settings.get("model_path"), Path):
         settings["model_path"] = str(settings["model_path"])
     if settings.get("chat_template") is not None:
         settings["chat_template"] = _template_text(settings["chat_template"])
     non_default = {name: value for name, value in settings.items() if value is not None}
-    try:
-        config = msgspec.convert(non_default, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise InputError(f"a runtime setting is invalid: {error}") from None
+    config = convert_settings("runtime", non_default, EngineConfig, _NAMES_ELSEWHERE)
     for name, (lowest, highest) in _LIMITS.items():
         if not lowest <= getattr(config, name) <= highest:
             raise InputError(f"{name} must be from {lowest} to {highest}, not {getattr(config, name)!r}")

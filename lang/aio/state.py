@@ -249,3 +249,9 @@ class AsyncStateGroup(ForkGroup[AsyncState]):
         forgotten `await` changes nothing."""
         self._join(mode)
         return Done()
+
+    async def adopt(self, index: int) -> None:
+        """Continues the forked state as branch `index`, when its calls have ended; see ProgramStateGroup.adopt."""
+        winner = self._begin_adopt(index)
+        await winner.sync()
+        self._take_over(winner)

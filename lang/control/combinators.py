@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar, cast, overload
 
+from plait.lang.aio.state import AsyncState, AsyncStateGroup
 from plait.lang.core.expressions import Expr
 from plait.lang.core.state import ProgramState, ProgramStateGroup
 from plait.runtime.errors import InputError
@@ -15,67 +18,159 @@ from plait.runtime.errors import InputError
 Item = TypeVar("Item")
 
 
-def best_of(s: ProgramState, n: int, expr: str | Expr, by: Callable[[ProgramState], float]) -> list[float]:
+@overload
+def best_of(s: ProgramState, n: int, expr: str | Expr, by: Callable[[ProgramState], Any]) -> list[float]: ...
+@overload
+def best_of(
+    s: AsyncState, n: int, expr: str | Expr, by: Callable[[AsyncState], Any]
+) -> Coroutine[Any, Any, list[float]]: ...
+def best_of(
+    s: ProgramState | AsyncState, n: int, expr: str | Expr, by: Callable[[Any], Any]
+) -> list[float] | Coroutine[Any, Any, list[float]]:
     """Appends `expr` in `n` branches and continues with the best one. Returns the scores of all branches.
 
     `by(branch)` returns a number; the highest wins. It gets a fork of the branch, so a judge that it appends leaves no
     trace in the text. To run all judges in parallel, let `by` only append and return a function that reads the score.
 
+    In an async program it is awaited, and `by` may be `async def`; all judges then run in parallel.
+
     >>> best_of(s, 4, gen("proof"), by=lambda b: len(b["proof"]))       # doctest: +SKIP
     """
     _check_function("best_of", "by", by)
+    if isinstance(s, AsyncState):
+        return _best_of_async(s, n, expr, by)
     branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
-    results: list[Any] = [by(judge) for judge in judges]
-    scores = [_score(result() if callable(result) else result) for result in results]
-    branches.adopt(max(range(n), key=scores.__getitem__))
+    results: list[Any] = [_not_awaitable("best_of", "by", by(judge)) for judge in judges]
+    values = [_not_awaitable("best_of", "by", result()) if callable(result) else result for result in results]
+    scores = [_score(value) for value in values]
+    branches.adopt(_index_of_best(scores))
     return scores
 
 
-def vote(s: ProgramState, n: int, expr: str | Expr, name: str) -> Any:
+async def _best_of_async(s: AsyncState, n: int, expr: str | Expr, by: Callable[[Any], Any]) -> list[float]:
+    branches = _sampled("best_of", s, n, expr)
+    judges = [branch.fork(1)[0] for branch in branches]
+    results = await _all_values([by(judge) for judge in judges])
+    values = await _all_values([result() if callable(result) else result for result in results])
+    scores = [_score(value) for value in values]
+    await branches.adopt(_index_of_best(scores))
+    return scores
+
+
+@overload
+def vote(s: ProgramState, n: int, expr: str | Expr, name: str) -> Any: ...
+@overload
+def vote(s: AsyncState, n: int, expr: str | Expr, name: str) -> Coroutine[Any, Any, Any]: ...
+def vote(s: ProgramState | AsyncState, n: int, expr: str | Expr, name: str) -> Any:
     """Appends `expr` in `n` branches and continues with one whose variable `name` has the most frequent value. Returns
-    that value.
+    that value. In an async program it is awaited.
 
     This is self-consistency (Wang et al. 2022, arXiv:2203.11171).
 
     >>> vote(s, 5, "Think: " + gen("why") + " Answer: " + gen("answer", type=int), "answer")     # doctest: +SKIP
     42
     """
+    if isinstance(s, AsyncState):
+        return _vote_async(s, n, expr, name)
     branches = _sampled("vote", s, n, expr)
-    texts = [branch.text_of(name).strip() for branch in branches]
-    winner = texts.index(Counter(texts).most_common(1)[0][0])
-    branches.adopt(winner)
+    branches.adopt(_index_of_most_frequent([branch.text_of(name) for branch in branches]))
     return s[name]
 
 
-def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, Item], object]) -> ProgramStateGroup:
+async def _vote_async(s: AsyncState, n: int, expr: str | Expr, name: str) -> Any:
+    branches = _sampled("vote", s, n, expr)
+    await branches.adopt(_index_of_most_frequent([await branch.text_of(name) for branch in branches]))
+    return await s[name]
+
+
+@overload
+def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, Item], object]) -> ProgramStateGroup: ...
+@overload
+def map(
+    s: AsyncState, items: Iterable[Item], write: Callable[[AsyncState, Item], object]
+) -> Coroutine[Any, Any, AsyncStateGroup]: ...
+def map(
+    s: ProgramState | AsyncState, items: Iterable[Item], write: Callable[[Any, Item], object]
+) -> ProgramStateGroup | Coroutine[Any, Any, AsyncStateGroup]:
     """Forks one branch per item, calls `write(branch, item)` for each and joins them. Returns the branches.
 
-    New variables of the branches become lists in `s`, in the order of the items.
+    New variables of the branches become lists in `s`, in the order of the items. In an async program it is awaited, and
+    `write` may be `async def`.
 
     >>> plait.map(s, chapters, lambda b, text: b.user(text) or b.assistant(gen("summary")))      # doctest: +SKIP
     """
+    _check_state("map", s)
     _check_function("map", "write", write)
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise InputError(f"map takes a list of items, one per branch, not {items!r:.80}")
     item_list: Sequence[Item] = list(items)
     if not item_list:
         raise InputError("map got no items; check for an empty list before the call")
+    if isinstance(s, AsyncState):
+        return _map_async(s, item_list, write)
     branches = s.fork(len(item_list))
     for branch, item in zip(branches, item_list, strict=True):
-        write(branch, item)
+        _not_awaitable("map", "write", write(branch, item))
     branches.join()
     return branches
 
 
-def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup:
-    if not isinstance(s, ProgramState):
-        raise InputError(f"{where} takes the state of a plain program, not {type(s).__name__}; use fork instead")
+async def _map_async(s: AsyncState, items: Sequence[Item], write: Callable[[Any, Item], object]) -> AsyncStateGroup:
+    branches = s.fork(len(items))
+    await _all_values([write(branch, item) for branch, item in zip(branches, items, strict=True)])
+    await branches.join()
+    return branches
+
+
+async def _all_values(values: Sequence[Any]) -> list[Any]:
+    """Returns the values, with those that are awaitable awaited at the same time. After an error none of them runs
+    on."""
+    tasks = {i: asyncio.ensure_future(value) for i, value in enumerate(values) if inspect.isawaitable(value)}
+    if not tasks:
+        return list(values)
+    try:
+        awaited = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return [awaited.get(i, value) for i, value in enumerate(values)]
+
+
+@overload
+def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup: ...
+@overload
+def _sampled(where: str, s: AsyncState, n: int, expr: str | Expr) -> AsyncStateGroup: ...
+def _sampled(where: str, s: ProgramState | AsyncState, n: int, expr: str | Expr) -> ProgramStateGroup | AsyncStateGroup:
+    _check_state(where, s)
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InputError(f"{where}: the number of branches must be at least 1, not {n!r:.40}")
-    branches = s.fork(n)
+    branches: Any = s.fork(n)
     branches += expr
-    return branches
+    return cast("ProgramStateGroup | AsyncStateGroup", branches)
+
+
+def _index_of_best(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=scores.__getitem__)
+
+
+def _index_of_most_frequent(texts: Sequence[str]) -> int:
+    stripped = [text.strip() for text in texts]
+    return stripped.index(Counter(stripped).most_common(1)[0][0])
+
+
+def _check_state(where: str, s: object) -> None:
+    if not isinstance(s, ProgramState | AsyncState):
+        raise InputError(f"{where} takes the state of a program, not {s!r:.80}")
+
+
+def _not_awaitable(where: str, name: str, result: Any) -> Any:
+    """Returns what a function of a plain program returned. Raises InputError if that must be awaited."""
+    if isinstance(result, Coroutine):
+        result.close()  # nothing will await it
+        raise InputError(f"{where}: {name} is async def, which only the state of an async def program can await")
+    return result
 
 
 def _check_function(where: str, name: str, value: object) -> None:

@@ -63,6 +63,21 @@ class ForkGroup(Generic[S]):
         else:
             self._append_texts()
 
+    def _begin_adopt(self, index: int) -> S:
+        """Ends all branches but `index`, and returns that one."""
+        winner = self.states[index]
+        self._begin_join("concate_and_append")
+        for state in self.states:
+            if state is not winner:
+                state._branch.cancel("another branch was adopted")
+        return winner
+
+    def _take_over(self, winner: S) -> None:
+        """Appends the text of an adopted branch to the source state, and takes over its variables."""
+        source = self.src_state._branch
+        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
+        source.variables.update(winner._branch.variables)
+
     def _append_texts(self) -> None:
         for state in self.states:
             self.src_state._branch.append_from_child(state._branch, self._fork_position, self._num_turns_at_fork)

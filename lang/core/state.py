@@ -157,12 +157,6 @@ class ProgramStateGroup(ForkGroup[ProgramState]):
     def adopt(self, index: int) -> None:
         """Continues the forked state as branch `index`: appends its text and takes over its variables. The other
         branches end."""
-        winner = self.states[index]
-        self._begin_join("concate_and_append")
-        for state in self.states:
-            if state is not winner:
-                state._branch.cancel("another branch was adopted")
+        winner = self._begin_adopt(index)
         winner.sync()
-        source = self.src_state._branch
-        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
-        source.variables.update(winner._branch.variables)
+        self._take_over(winner)

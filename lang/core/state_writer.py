@@ -10,8 +10,8 @@ from plait.lang.core.expressions import Expr
 from plait.lang.core.interpreter import execute
 from plait.lang.core.results import AssignedValue, SegmentRange
 from plait.lang.core.roles import RoleMethods
-from plait.lang.errors import did_you_mean
 from plait.runtime.errors import InputError
+from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch

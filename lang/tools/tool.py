@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from plait.lang.errors import did_you_mean
 from plait.lang.typed.schema_rewriting import schema_for_prompt
 from plait.runtime.errors import InputError
+from plait.runtime.similar_names import did_you_mean
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
 _JSON_KEYS = ("name", "description", "parameters", "strict")

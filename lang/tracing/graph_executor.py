@@ -13,7 +13,6 @@ from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
 from plait.lang.core.interpreter import execute
 from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
 from plait.lang.core.results import Segment
-from plait.lang.errors import did_you_mean
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
@@ -31,6 +30,7 @@ from plait.lang.tracing.nodes import (
 )
 from plait.lang.tracing.traced_value import TracedValue, resolve_text, resolve_value
 from plait.runtime.errors import InputError
+from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend

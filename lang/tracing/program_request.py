@@ -12,12 +12,13 @@ import msgspec
 
 from plait.constrained.specs import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
 from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
-from plait.lang.errors import CompileError, Problem, did_you_mean
+from plait.lang.errors import CompileError, Problem
 from plait.lang.sampling_options import Options
 from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, steps_behind
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import NAMES, name_in
+from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph

@@ -45,6 +45,15 @@ class _TracedJoin(ForkGroup[Any]):
         for name in set.intersection(*names):
             source.variables[name] = TracedResult.of_call(source.run, source.lane, number, name, winners)
 
+    def _trace_adopt(self, index: int) -> None:
+        winner = self.states[index]
+        self._begin_join("concate_and_append")
+        source = cast(TracedBranch, self.src_state._branch)
+        source._add_step(Adopt, self._lanes(), self.states.index(winner))
+        for state in self.states:
+            source.run.read_lanes.add(state._branch.lane)
+        self._take_over(winner)
+
     def _lanes(self) -> tuple[int, ...]:
         return tuple(state._branch.lane for state in self.states)
 
@@ -65,14 +74,7 @@ class TracedGroup(_TracedJoin, ProgramStateGroup):
         self._trace_join(mode)
 
     def adopt(self, index: int) -> None:
-        winner = self.states[index]
-        self._begin_join("concate_and_append")
-        source = cast(TracedBranch, self.src_state._branch)
-        source._add_step(Adopt, self._lanes(), self.states.index(winner))
-        for state in self.states:
-            source.run.read_lanes.add(state._branch.lane)
-        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
-        source.variables.update(winner._branch.variables)
+        self._trace_adopt(index)
 
     def _traced_race(self, first: int) -> TracedGroup:
         raced = _TracedRaceGroup(self.states, self.src_state, self)
@@ -86,6 +88,9 @@ class AsyncTracedGroup(_TracedJoin, AsyncStateGroup):
     def join(self, mode: JoinMode = "gather_variable") -> Awaitable[None]:
         self._trace_join(mode)
         return Done()
+
+    async def adopt(self, index: int) -> None:
+        self._trace_adopt(index)
 
     def _traced_race(self, first: int) -> Any:
         raced = _AsyncTracedRaceGroup(self.states, self.src_state, self)

@@ -7,16 +7,20 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from plait.runtime.errors import InputError
+from plait.runtime.setting_errors import convert_settings
 
 BACKLOG = 2048  # connections that the kernel queues until they are accepted
 STUCK_AFTER_S = 600.0  # far above the longest step, see docs/deploy.md
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_ORIGIN = r"^(\*|https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?)$"
 Origin = Annotated[
-    str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?)$")
+    str, Meta(pattern=_ORIGIN, extra_json_schema={"description": "an origin such as https://example.org, or *"})
 ]
-HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]{1,253})$")]
+_NAME = r"^(\*|[A-Za-z0-9._-]{1,253})$"
+HostName = Annotated[
+    str, Meta(pattern=_NAME, extra_json_schema={"description": "a DNS name without scheme and port, or *"})
+]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -73,7 +77,4 @@ def server_settings(**settings: Any) -> ServerSettings:
     0
     """
     non_default = {name: value for name, value in settings.items() if value is not None}
-    try:
-        return msgspec.convert(non_default, ServerSettings)
-    except msgspec.ValidationError as error:
-        raise InputError(f"a server setting is invalid: {error}") from None
+    return convert_settings("server", non_default, ServerSettings, {})

@@ -22,10 +22,12 @@ class SessionKey(NamedTuple):
 
 
 class SessionError(NamedTuple):
-    """Why a session cannot continue: kind and text of its first failure."""
+    """Why a session cannot continue: kind and text of its first failure. `is_in_text`: its text is invalid, so no call
+    has failed yet."""
 
     kind: str
     text: str
+    is_in_text: bool = False
 
 
 class Session:

@@ -223,7 +223,7 @@ class SessionManager:
             self._remove_session(session, "the session was closed")
         elif isinstance(instruction, TextOverflow):
             text = f"the text has {instruction.num_tokens} tokens or more; the context holds {self.max_length}"
-            session.error = session.error or SessionError("context_overflow", text)
+            session.error = session.error or SessionError("context_overflow", text, is_in_text=True)
         else:
             self._begin(session, instruction)
 
@@ -240,10 +240,10 @@ class SessionManager:
         length = len(session.seq) + len(token_ids)
         if length > self.max_length:
             text = f"the text has {length} tokens; the context holds {self.max_length}"
-            session.error = session.error or SessionError("context_overflow", text)
+            session.error = session.error or SessionError("context_overflow", text, is_in_text=True)
         elif min(token_ids) < 0 or max(token_ids) >= vocab_size:
             text = f"a token id is outside the vocabulary of {vocab_size}"
-            session.error = session.error or SessionError("invalid", text)
+            session.error = session.error or SessionError("invalid", text, is_in_text=True)
         elif session.error is None:
             session.seq.tokens.extend(token_ids)
 

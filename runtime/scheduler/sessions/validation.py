@@ -20,6 +20,8 @@ def validate_call(
     >>> validate_call(session, Generate(1, 1, sampling_params()), welcome, 49152, 8192)     # doctest: +SKIP
     SessionError(kind='invalid', text='the prompt is empty')
     """
+    if session.error is not None and session.error.is_in_text:
+        return session.error
     if session.error is not None:
         return SessionError(
             session.error.kind, f"the session cannot continue after a failed call: {session.error.text}"
