@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import intrinsic
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
 
 TILE_ROWS = 16  # rows of a matrix register
@@ -49,7 +49,7 @@ def pack_tile_config(row_bytes: Sequence[int], rows: Sequence[int]) -> bytes:
     return struct.pack("<2B14x16H16B", 1, 0, *row_bytes, *[0] * 8, *rows, *[0] * 8)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_tile_config(context: Any, config: Any) -> Any:
     """Sets the shapes of this thread's matrix registers from the 64 bytes at an address."""
 
@@ -61,7 +61,7 @@ def load_tile_config(context: Any, config: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def release_tiles(context: Any) -> Any:
     """Releases this thread's matrix registers, so that context switches need not save them."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
-
 
 def _source_hash() -> int:
     """Returns a hash, below 2^63, of the names and contents of all source files of this package."""
@@ -28,6 +26,8 @@ SOURCE_HASH = _source_hash()
 
 def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns `numba.njit` with these options and a cache on disk, or without one if no folder can be written."""
+
+    import numba  # only torch's attention is compiled by numba
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The CPU features that kernels are compiled for: this CPU's own, or those that numba's settings name instead.
+"""The CPU features that kernels are compiled for: this CPU's own, or those that two of numba's variables name instead.
 
     NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c      as on a CPU with AVX2 only
 
@@ -7,9 +7,9 @@ Only LLVM knows which features a CPU's name implies; with both settings only the
 
 from __future__ import annotations
 
+import os
+
 import llvmlite.binding
-from numba import config
-from numba.core.codegen import get_host_cpu_features
 
 # feature -> prefixes of the features that LLVM drops if it is missing
 DEPENDENT_FEATURES = {"avx": ("avx", "fma", "f16c"), "avx2": ("avx512", "avxvnni"), "avx512f": ("avx512", "amx-avx512")}
@@ -30,7 +30,26 @@ def parse_features(own: str, name: str | None, listed: str | None) -> frozenset[
     return frozenset(on)
 
 
-COMPILED_FOR = parse_features(get_host_cpu_features(), config.CPU_NAME, config.CPU_FEATURES)
+def _own_features() -> str:
+    """Returns this CPU's features; none of AVX with NUMBA_ENABLE_AVX=0."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if os.environ.get("NUMBA_ENABLE_AVX") == "0":
+        features.update({name: False for name in features if name.startswith("avx")})
+    listed: str = features.flatten()
+    return listed
+
+
+def _listed_features() -> str | None:
+    """Returns the features of NUMBA_CPU_FEATURES; for a "generic" CPU, none is the default."""
+    default = "" if (_cpu_name() or "").lower() == "generic" else None
+    return os.environ.get("NUMBA_CPU_FEATURES", default)
+
+
+def _cpu_name() -> str | None:
+    return os.environ.get("NUMBA_CPU_NAME") or None
+
+
+COMPILED_FOR = parse_features(_own_features(), _cpu_name(), _listed_features())
 
 
 def has_features(*names: str) -> bool:
@@ -40,5 +59,5 @@ def has_features(*names: str) -> bool:
 
 def compile_target() -> tuple[str, str]:
     """Returns the CPU and the features that LLVM compiles for, on which cached kernels depend."""
-    listed = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    return config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), listed
+    listed = _listed_features()
+    return _cpu_name() or llvmlite.binding.get_host_cpu_name(), _own_features() if listed is None else listed

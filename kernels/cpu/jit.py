@@ -1,134 +1,85 @@
-"""`inner_njit`: marks a function that kernels call, so that tests can call it from functions that numba compiles.
+"""Marks of the functions that kernels consist of.
 
-The kernels themselves are compiled by `compiler`, which reads the function and ignores the mark. numba
-links, optimizes and makes machine code of every function together with all that it calls, so an inner function is
-optimized again at each level of calls above it. `inner_njit` stops before that: the outermost function is optimized
-once with all that it calls, and comes out the same in a third of the processor time. It also leaves out the passes that
-serve closures, `with` and unrolled loops, none of which a kernel has. And functions that return no array count no
-references, since kernels work on memory that Python owns: an array that numba allocated, which such a function receives
-from another one, would never be freed.
-
-This replaces a pass of numba that is not a public interface, so other versions of numba than the tested one compile
-inner functions in the ordinary way.
+`compiler` reads the marked functions and generates a kernel's code. numba, whose import takes a quarter of a second,
+is imported only when a function that numba compiles uses a marked one, as tests do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cached_property
 from typing import Any
 
-import numba
-from llvmlite.binding import Linkage
-from numba import _dynfunc
-from numba.core import codegen, compiler, typed_passes, untyped_passes
-from numba.core.compiler_machinery import register_pass
-
-TESTED_NUMBA = (0, 68)
-_UNUSED_PASSES = frozenset(
-    {
-        untyped_passes.WithLifting,
-        untyped_passes.InlineClosureLikes,
-        untyped_passes.RewriteDynamicRaises,
-        untyped_passes.MakeFunctionToJitFunction,
-        untyped_passes.InlineInlinables,
-        untyped_passes.DeadBranchPrune,
-        untyped_passes.LiteralUnroll,
-        untyped_passes.LiteralPropagationSubPipelinePass,
-        typed_passes.InlineOverloads,
-        typed_passes.NopythonRewrites,
-        typed_passes.NoPythonSupportedFeatureValidation,
-        typed_passes.AnnotateTypes,
-        typed_passes.DumpParforDiagnostics,
-    }
-)
+Function = Callable[..., Any]
 
 
-class _LinkedLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
-    """A library that callers link: no machine code, and no optimization but that of single functions."""
+class KernelFunction:
+    """A function that kernels call: `py_func` for the compiler, and a function of numba for functions of numba."""
 
-    def finalize(self) -> None:
-        """Leaves the functions as they are; whoever links them optimizes them together with all that they call."""
-        self._raise_if_finalized()
-        for library in self._linking_libraries:
-            self._reload_init.update(library._reload_init)
-        self._finalized = True
+    def __init__(self, py_func: Function, is_inner: bool) -> None:
+        self.py_func = py_func
+        self._is_inner = is_inner
+        self.__name__, self.__doc__, self.__module__ = py_func.__name__, py_func.__doc__, py_func.__module__
 
-    def _get_module_for_linking(self) -> Any:
-        """Returns a module of these functions and all that they call, directly or not."""
-        linked = self._final_module.clone()
-        inner, others = self._reachable_libraries()
-        for library in inner:
-            linked.link_in(library._final_module, preserve=True)
-        for library in others:  # last: of these modules, LLVM links only functions that are called already
-            linked.link_in(library._get_module_for_linking(), preserve=True)
-        for function in linked.functions:
-            if not function.is_declaration and function.linkage == Linkage.external:
-                function.linkage = "linkonce_odr"
-        return linked
+    @cached_property
+    def dispatcher(self) -> Any:
+        """The function as numba compiles it."""
+        from plait.kernels.cpu import numba_pipeline
 
-    def _reachable_libraries(self) -> tuple[list[Any], list[Any]]:
-        """Returns the libraries that these functions call, directly or not: those of this class, and others."""
-        seen, waiting = {self}, [self]
-        while waiting:
-            for library in waiting.pop()._linking_libraries:
-                if library not in seen:
-                    seen.add(library)
-                    if isinstance(library, _LinkedLibrary):
-                        waiting.append(library)
-        inner = [library for library in seen if isinstance(library, _LinkedLibrary) and library is not self]
-        return inner, [library for library in seen if not isinstance(library, _LinkedLibrary)]
+        return (numba_pipeline.compile_inner if self._is_inner else numba_pipeline.numba.njit)(self.py_func)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What functions that numba compiles see of a global variable."""
+        return self.dispatcher._numba_type_
+
+    def __call__(self, *args: Any) -> Any:
+        """As numba's own functions do; those of `inner_njit` raise TypeError."""
+        return self.dispatcher(*args)
 
 
-@register_pass(mutates_CFG=True, analysis_only=False)
-class _LinkedLowering(typed_passes.NativeLowering):  # type: ignore[misc]
-    _name = "linked_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        context, flags = state.targetctx, state.flags
-        if not context.data_model_manager[state.return_type].contains_nrt_meminfo():
-            state.targetctx = context = context.subtarget(enable_nrt=False)
-        state.library = _LinkedLibrary(context.codegen(), state.func_id.func_qualname)
-        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-        super().run_pass(state)
-        fndesc, call_helper, _, env = state.cr
-        state.library.finalize()
-        name, library = fndesc.qualname.split(".")[-1], state.library
-        entry = _dynfunc.make_function(fndesc.lookup_module(), name, "", _refusal(), env, (library,))
-        context.insert_user_function(entry, fndesc, [library])
-        state.reload_init.extend(library._reload_init)
-        state.cr = compiler._LowerResult(fndesc, call_helper, cfunc=entry, env=env)
-        return True
+def inner_njit(function: Function) -> Any:
+    """Marks a function that only compiled functions call; a call from Python raises TypeError."""
+    return KernelFunction(function, is_inner=True)
 
 
-@cache
-def _refusal() -> int:
-    """Returns the address of a Python function that raises TypeError, which stands in for the missing wrappers."""
-
-    @numba.njit  # type: ignore[untyped-decorator]
-    def called_from_python() -> None:
-        raise TypeError("only compiled functions can call this kernel")
-
-    called_from_python.compile(())
-    (result,) = called_from_python.overloads.values()
-    return int(result.library.get_pointer_to_function(result.fndesc.llvm_cpython_wrapper_name))
+def njit(function: Function) -> Any:
+    """Marks a function that tests call from Python, too."""
+    return KernelFunction(function, is_inner=False)
 
 
-class _InnerCompiler(compiler.CompilerBase):  # type: ignore[misc]
-    def define_pipelines(self) -> list[Any]:
-        pipeline = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
-        lowering = (typed_passes.NativeLowering, typed_passes.NativeParforLowering)
-        pipeline.passes = [
-            (_LinkedLowering if kind in lowering else kind, description)
-            for kind, description in pipeline.passes
-            if kind not in _UNUSED_PASSES
-        ]
-        pipeline.finalize()
-        return [pipeline]
+class Intrinsic:
+    """A function that generates LLVM code where a compiled function calls it, as `numba.extending.intrinsic` makes it.
+
+    `define` (context, types of the arguments) returns the signature and the generator.
+    """
+
+    def __init__(self, define: Function, prefer_literal: bool) -> None:
+        self.define, self.prefer_literal = define, prefer_literal
+        self.__name__, self.__doc__, self.__module__ = define.__name__, define.__doc__, define.__module__
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from plait.kernels.cpu import numba_pipeline
+
+        return numba_pipeline.type_of_intrinsic(self.define, self.prefer_literal)
 
 
-def inner_njit(function: Callable[..., Any]) -> Any:
-    """Compiles a function that only compiled functions call; a call from Python raises TypeError."""
-    if numba.version_info.short != TESTED_NUMBA:
-        return numba.njit(function)
-    return numba.njit(pipeline_class=_InnerCompiler)(function)
+def intrinsic(define: Function | None = None, *, prefer_literal: bool = False) -> Any:
+    """Makes an `Intrinsic` of the function that defines it; `prefer_literal`: numbers are passed as literal types."""
+    if define is None:
+        return lambda function: Intrinsic(function, prefer_literal)
+    return Intrinsic(define, prefer_literal)
+
+
+class _Carray:
+    """`numba.carray` (pointer, shape, dtype): the C-contiguous array at a pointer."""
+
+    @property
+    def _numba_type_(self) -> Any:
+        from plait.kernels.cpu import numba_pipeline
+
+        return numba_pipeline.type_of_global(numba_pipeline.numba.carray)
+
+
+carray: Any = _Carray()

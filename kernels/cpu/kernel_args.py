@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import carray, inner_njit, intrinsic
 
 INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row
 CACHE_LINE = 64  # bytes of a cache line, and of an AVX-512 vector
@@ -59,7 +57,7 @@ class KernelArgs:
         self.descriptors[entry, 2] = array.size // length if length else 1
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def as_pointer(context: Any, address: Any) -> Any:
     """Converts an address to the pointer that numba.carray takes."""
 
@@ -72,52 +70,52 @@ def as_pointer(context: Any, address: Any) -> Any:
 @inner_njit
 def args_at(address: int, entries: int) -> Any:
     """Returns the descriptors at an address, int64 [entries, 3]."""
-    return numba.carray(as_pointer(address), (entries, INTS_PER_ENTRY), np.int64)
+    return carray(as_pointer(address), (entries, INTS_PER_ENTRY), np.int64)
 
 
 @inner_njit
 def float32_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as float32 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float32)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float32)
 
 
 @inner_njit
 def float64_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as float64 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float64)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float64)
 
 
 @inner_njit
 def int8_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int8 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int8)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int8)
 
 
 @inner_njit
 def uint16_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as uint16 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.uint16)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.uint16)
 
 
 @inner_njit
 def int32_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int32 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int32)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int32)
 
 
 @inner_njit
 def int32_vector(args: Any, entry: int) -> Any:
     """Returns an entry as int32 [rows]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1],), np.int32)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1],), np.int32)
 
 
 @inner_njit
 def int64_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int64 [rows, width]."""
-    return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int64)
+    return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int64)
 
 
 @inner_njit
 def scalar(args: Any, entry: int) -> Any:
     """Returns the float64 of an entry that holds one number."""
-    return numba.carray(as_pointer(args[entry, 0]), (1,), np.float64)[0]
+    return carray(as_pointer(args[entry, 0]), (1,), np.float64)[0]

@@ -1,6 +1,6 @@
 """Building blocks for LLVM code on vectors of 16 numbers, used by the kernels' intrinsics (imported as `v`).
 
-numba's Python has no vector types, and LLVM does not find these instructions in scalar loops. `b` is the
+A kernel's Python has no vector types, and LLVM does not find these instructions in scalar loops. `b` is the
 llvmlite builder that all functions here append to. Addresses are int64. No operation is fast-math, so sums are added
 in the order written. With AVX-512 such a vector is one register; otherwise LLVM splits it in two.
 """
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from plait.kernels.cpu import isa
 
@@ -73,17 +72,28 @@ def broadcast_load(b: Any, address: Any, kind: Any = F32, offset: int = 0, lanes
     return splat(b, load(b, address, kind, offset), lanes)
 
 
+def external_function(b: Any, name: str, kind: Any) -> Any:
+    """Returns the function of LLVM or of the C library with this name and type, which the module declares once."""
+    return b.module.globals.get(name) or ir.Function(b.module, kind, name)
+
+
+def allocate_on_stack(b: Any, kind: Any) -> Any:
+    """Returns a pointer to memory for a value of type `kind`, once for a call of the current function."""
+    with b.goto_entry_block():
+        return b.alloca(kind)
+
+
 def call_intrinsic(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
     """Calls one of LLVM's intrinsic functions."""
     signature = ir.FunctionType(result, [value.type for value in values])
-    return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+    return b.call(external_function(b, name, signature), values)
 
 
 def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None:
     """Prefetches the cache line `offset` bytes on; the address need not be valid."""
     pointer = pointer_at(b, address, I8, offset)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    function = external_function(b, "llvm.prefetch.p0", kind)
     b.call(function, [pointer, I32(int(write)), I32(3), I32(1)])
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
 from plait.kernels.cpu.amx import PASS_ROWS
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, QuantizedActivations, StepBuffers
 from plait.kernels.cpu.threads import COUNTER_STRIDE, ThreadContext
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def partition_bounds(partition: int, num_partitions: int, rows: int) -> Any:
     """Returns a partition's first row and the row after its last, whole passes but for the last partition."""
     passes = (rows + PASS_ROWS - 1) // PASS_ROWS

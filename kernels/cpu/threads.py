@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
-
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.parallel.atomics import add_and_wake, atomic_add, wait_until_at_least
 
 COUNTER_STRIDE = 16  # int64 from one counter to the next: two cache lines, so that two counters never share a pair
@@ -42,7 +40,7 @@ def claim_work(counters: int, phase: int, count: int) -> Any:
     return atomic_add(counters + 16 * COUNTER_STRIDE * phase, count)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def claim_local_work(counters: int, phase: int, count: int, items: int, thread_id: int, threads: int) -> Any:
     """Claims up to `count` items, first from the thread's own share of the phase, then from the other threads' shares.
 

@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import intrinsic
 
 SILU, GELU = 0, 1  # activations of SwiGLU and GEGLU (tanh approximation), Shazeer 2020
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
     """Returns the sum of squares of 16 * count float32."""
 
@@ -33,7 +33,7 @@ def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: Any) -> Any:
     """Writes x * factor * weight to `out`, 16 * count float32."""
 
@@ -50,7 +50,7 @@ def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: 
     return types.void(types.int64, types.int64, types.float32, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
     """Adds y to x, 16 * count float32."""
 
@@ -66,7 +66,7 @@ def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any) -> Any:
     """Quantizes 32 float32 to scale * int8, and writes the dequantized sum and the sums of both halves' qvalues.
 
@@ -81,7 +81,7 @@ def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, hal
     return types.void(*([types.int64] * 5)), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def glu_quantize_block(
     context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any
 ) -> Any:
@@ -96,7 +96,7 @@ def glu_quantize_block(
     return types.void(kind, *([types.int64] * 6)), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def glu_x4_to_bf16(context: Any, kind: Any, pairs: Any, out: Any) -> Any:
     """Computes activation(gate) * up of 4 rows of 16 gates and 16 ups, to 4 rows of 16 bfloat16, 64 bytes apart."""
 
@@ -162,7 +162,7 @@ def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any, half_su
     v.store(b, b.or_(second, b.and_(first, v.I32(0xFFFF))), half_sums)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
     """Rounds 16 * count float32 to bfloat16, to nearest, ties to even; NaN stays NaN."""
 
@@ -177,7 +177,7 @@ def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def apply_rope(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) -> Any:
     """Rotates 16 * count pairs (x[i], x[i + half]) in place (rotary embedding, Su et al. 2021); `half` is in bytes."""
 
@@ -196,7 +196,7 @@ def apply_rope(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) 
     return types.void(*([types.int64] * 5)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def address_of(context: Any, array: Any) -> Any:
     """Returns the address of an array's first element."""
 
@@ -207,7 +207,7 @@ def address_of(context: Any, array: Any) -> Any:
     return types.int64(array), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def half_to_float(context: Any, bits: Any) -> Any:
     """Converts the bits of a float16 to float32."""
 

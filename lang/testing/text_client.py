@@ -22,7 +22,7 @@ from plait.runtime.errors import Aborted, CallFailed, InputError
 from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
+from plait.runtime.tokenizer.definition import AddedToken, Backends, TokenizerDefinition, unicode_to_byte
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -220,8 +220,7 @@ def byte_tokenizer(template: ChatTemplate | None, control_texts: Iterable[str]) 
     control = {text: 256 + index for index, text in enumerate(control_texts)}
     return Tokenizer(
         TokenizerDefinition(
-            continuation_backend=backend,
-            initial_backend=backend,
+            backends=Backends.of(backend, backend),
             prefix_after_control=False,
             added_tokens={text: AddedToken(token) for text, token in control.items()},
             control_ids=frozenset(control.values()),

@@ -36,7 +36,7 @@ def build_engine_loop(
         )
         tokenizer = loading[0].result() if loading else None
     if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
-        tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size)
+        tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size, is_for_ids=True)
     progress(1.0, "ready")
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
@@ -67,6 +67,6 @@ def build_engine_loop(
 def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
     """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
     try:
-        return load_tokenizer(model_path)
+        return load_tokenizer(model_path, is_for_ids=True)
     except PlaitError:
         return None

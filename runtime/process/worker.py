@@ -9,6 +9,7 @@ owner may have requests to finish. The owner ends this process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -29,6 +30,7 @@ from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
 
 if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
+    from plait.constrained import Vocabulary
     from plait.runtime.scheduler.engine_loop import EngineLoop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
 
@@ -96,8 +98,9 @@ def _serve(args: WorkerArgs) -> int:
 def _run(engine_loop: EngineLoop, transport: ZmqServerTransport) -> None:
     """Serves until the owner has exited.
 
-    The compile processes start in the background, so that the first constraint does not wait for them. That takes a
-    fifth of a second, in which the loop is slow, so it begins when the owner has had the time to connect.
+    The compile processes start in the background, so that the first constraint does not wait for them, and the
+    tokenizer is completed. That takes a fifth of a second, in which the loop is slow (with Gemma's tokenizer half a
+    second more), so it begins when the owner has had the time to connect.
     """
     start_at: float | None = time.monotonic() + COMPILE_PROCESSES_AFTER_S
     while not transport.should_stop:
@@ -105,6 +108,13 @@ def _run(engine_loop: EngineLoop, transport: ZmqServerTransport) -> None:
         if start_at is not None and time.monotonic() >= start_at:
             start_at = None
             engine_loop.compiler.start_workers()
+            threading.Thread(target=_prepare_tokenizer, args=(engine_loop.compiler.vocabulary,), daemon=True).start()
+
+
+def _prepare_tokenizer(vocabulary: Vocabulary) -> None:
+    """Builds what tokenizing a text needs, before a constraint or a stop string asks for it."""
+    with contextlib.suppress(PlaitError):  # the client finds the same error, and reports it
+        vocabulary.encode(" ")
 
 
 def _exit_with_owner(directory: str, is_loaded: threading.Event) -> None:

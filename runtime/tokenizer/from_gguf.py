@@ -14,13 +14,16 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import (
     SENTENCEPIECE_SPACE,
     AddedToken,
+    BackendPair,
+    Backends,
     TokenizerDefinition,
     byte_level_token_bytes,
     is_text_token,
     sentencepiece_token_bytes,
 )
+from plait.runtime.tokenizer.sentencepiece_merges import NORMAL, sentencepiece_merges
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = NORMAL, 2, 3, 4, 5
 _KEY = "tokenizer.ggml."
 
 # Values of tokenizer.ggml.pre: how text is split into words before BPE.
@@ -53,23 +56,13 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
     )
     control_ids |= set() if bos is None else {bos}
     plain_text_ids = _plain_text_user_defined_ids(metadata, tokens, types, control_ids) if sentencepiece else set()
-    try:
-        continuation_backend, initial_backend = (
-            _sentencepiece(metadata, tokens, types, plain_text_ids)
-            if sentencepiece
-            else _byte_level(metadata, tokens, types)
-        )
-    except (UnsupportedModel, CorruptModel):
-        raise
-    except BaseException as error:  # `tokenizers` raises plain Exception, or panics, for inconsistent lists
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
+    if not sentencepiece:
+        _pre_tokenizer(pre, add_space=False)  # refuses an unknown one now
+    adds_space = sentencepiece and _flag(metadata, "add_space_prefix", True)
     to_bytes = sentencepiece_token_bytes if sentencepiece else byte_level_token_bytes
     return TokenizerDefinition(
-        continuation_backend=continuation_backend,
-        initial_backend=initial_backend,
-        prefix_after_control=initial_backend is not continuation_backend,
+        backends=Backends(lambda: _build_backends(metadata, tokens, types, plain_text_ids if sentencepiece else None)),
+        prefix_after_control=adds_space,
         added_tokens={
             text: AddedToken(i)
             for i, text in enumerate(tokens)
@@ -182,7 +175,20 @@ def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | Non
     return ChatTemplate(source, "" if bos is None else tokens[bos], tokens[eos])
 
 
-BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]  # (continuation, initial)
+def _build_backends(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], plain_text_ids: set[int] | None
+) -> BackendPair:
+    """`plain_text_ids`: of SentencePiece; None for byte-level BPE. Raises UnsupportedModel or CorruptModel."""
+    try:
+        if plain_text_ids is None:
+            return _byte_level(metadata, tokens, types)
+        return _sentencepiece(metadata, tokens, types, plain_text_ids)
+    except (UnsupportedModel, CorruptModel):
+        raise
+    except BaseException as error:  # `tokenizers` raises plain Exception, or panics, for inconsistent lists
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> BackendPair:
@@ -228,7 +234,7 @@ def _sentencepiece(
     vocab = {text: i for i, text in enumerate(tokens) if types[i] not in (_CONTROL, _USER_DEFINED, _UNUSED)}
     vocab |= {tokens[i]: i for i in plain_text_ids}
     unknown_text = tokens[unknown] if unknown is not None and tokens[unknown] in vocab else None
-    merges = _merges_by_score(tokens, types, scores, vocab)
+    merges = sentencepiece_merges(tokens, types, scores, vocab)
     model = models.BPE(vocab, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
     continuation, initial = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
@@ -236,22 +242,3 @@ def _sentencepiece(
     initial.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
     continuation.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
     return continuation, initial if _flag(metadata, "add_space_prefix", True) else continuation
-
-
-def _merges_by_score(
-    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocab: Mapping[str, int]
-) -> list[tuple[str, str]]:
-    """Converts SentencePiece scores to an ordered merge list.
-
-    SentencePiece merges the two neighbours that form the token with the highest score. So each way to split a token
-    into two tokens is a merge, ordered by the score of the token.
-    """
-    normal = {text: i for text, i in vocab.items() if types[i] == _NORMAL}
-    merges = [
-        (-scores[i], normal[left], normal[right], left, right)
-        for text, i in normal.items()
-        if 2 <= len(text) <= 256
-        for split in range(1, len(text))
-        if (left := text[:split]) in normal and (right := text[split:]) in normal
-    ]
-    return [(left, right) for *_, left, right in sorted(merges)]

@@ -16,6 +16,7 @@ from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import (
     AddedToken,
+    Backends,
     TokenizerDefinition,
     byte_level_token_bytes,
     is_text_token,
@@ -79,8 +80,7 @@ def _definition(
     control |= {*eos_ids} | ({bos_id} if bos_id is not None else set())
     add_bos = configs[0].get("add_bos_token")
     return TokenizerDefinition(
-        continuation_backend=continuation_backend,
-        initial_backend=initial_backend,
+        backends=Backends.of(continuation_backend, initial_backend),
         prefix_after_control=prefix_after_control,
         added_tokens=added_tokens,
         control_ids=frozenset(control),

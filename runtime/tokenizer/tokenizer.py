@@ -18,23 +18,31 @@ from plait.runtime.tokenizer.literal_pattern import literal_pattern
 LONG_TEXT_CHARS = 5_000  # other threads can run while a longer text is tokenized
 
 
-def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokenizer:
+def load_tokenizer(model_path: Path, *, vocab_size: int | None = None, is_for_ids: bool = False) -> Tokenizer:
     """Loads the tokenizer of a .gguf file or of a Hugging Face folder.
 
-    `vocab_size` is the model's number of logits; by default it is read from the file or from config.json. Raises
-    ModelNotFound, CorruptModel or UnsupportedModel.
+    `vocab_size` is the model's number of logits; by default it is read from the file or from config.json.
+    `is_for_ids`: the caller rarely tokenizes a text, so what that needs is built for the first text.
+    Raises ModelNotFound, CorruptModel or UnsupportedModel.
 
     >>> load_tokenizer(locate_model()).encode_plain("Hello")  # doctest: +SKIP
     [19556]
     """
+    definition = _definition(model_path, vocab_size)
+    if not is_for_ids:
+        definition.backends.pair()  # finds errors
+    return Tokenizer(definition)
+
+
+def _definition(model_path: Path, vocab_size: int | None) -> TokenizerDefinition:
     if model_path.is_dir():
-        return Tokenizer(definition_from_folder(model_path, vocab_size))
+        return definition_from_folder(model_path, vocab_size)
     try:
         status = model_path.stat()
     except OSError:
-        return Tokenizer(_read_gguf(model_path, vocab_size))  # whose errors name the file
+        return _read_gguf(model_path, vocab_size)  # whose errors name the file
     version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-    return Tokenizer(_definition_of_gguf(model_path, version, vocab_size))
+    return _definition_of_gguf(model_path, version, vocab_size)
 
 
 @lru_cache(maxsize=4)

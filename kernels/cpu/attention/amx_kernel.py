@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
+from plait.kernels.cpu.jit import intrinsic
 
 VOID = ir.VoidType()
 # Matrix registers: four of 16 rows of 64 bytes; two with rows of 4 numbers, and two of 4 rows, for the narrow form.
@@ -45,7 +45,7 @@ def _add(b: Any, address: Any, offset: int) -> Any:
     return b.add(address, v.I64(offset))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compute_qk(
     context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
 ) -> Any:
@@ -79,7 +79,7 @@ def _compute_qk(
     positions.end()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compute_qk_x4(
     context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
 ) -> Any:
@@ -108,7 +108,7 @@ def _compute_qk_x4(
     positions.end()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
     """Adds 32 * chunks values, weighted by 16 lanes' probabilities, to their accumulators."""
 
@@ -139,7 +139,7 @@ def _accumulate_pv(b: Any, probs: Any, values: Any, head_dim: Any, chunks: Any, 
     channels.end()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def accumulate_pv_x4(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
     """Adds the weighted values of 4 lanes, as `accumulate_pv` does."""
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
+from plait.kernels.cpu.jit import intrinsic
 
 PARTIAL_SUMS = 4  # partial sums of a score
 UNROLL = 8  # positions, or lanes, whose sums are in registers at once
@@ -45,7 +45,7 @@ _EVEN, _ODD = _within((0, 2, 4, 6)), _within((1, 3, 5, 7))
 _TRANSPOSE_4X4 = [4 * (i % 4) + i // 4 for i in range(v.LANES)]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compute_qk(
     context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
 ) -> Any:
@@ -81,7 +81,7 @@ def _compute_qk(
     fours.end()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any, out: Any) -> Any:
     """Repacks 4 lanes of queries [D / 2, lanes, 2] for `compute_qk_x4`: [D / 8, lane, 4 pairs]."""
 
@@ -102,7 +102,7 @@ def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any
     return types.void(*([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compute_qk_x4(context: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any) -> Any:
     """Computes what `amx_kernel.compute_qk_x4` computes, from the queries that `pack_queries_x4` packed."""
 
@@ -141,7 +141,7 @@ def _four_positions(b: Any, sums: list[Any]) -> Any:
     return _permuted(b, sums[0], sums[0], _TRANSPOSE_4X4)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
     """Computes what `amx_kernel.accumulate_pv` computes."""
 
@@ -157,7 +157,7 @@ def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks:
     return types.void(*([types.int64] * 5)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def accumulate_pv_x4(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
     """Computes what `amx_kernel.accumulate_pv_x4` computes."""
 

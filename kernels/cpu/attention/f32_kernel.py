@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.jit import intrinsic
 
 ROW_BYTES = 4 * KV_BLOCK  # bytes of a row of keys, and of a lane's scores
 PAIRS = 16  # pairs of channels, or of positions, that are summed before they are added to the result
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def transpose_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
     """Writes 32 channels of 16 keys, bfloat16 at addresses[i] + offset, to column i of float32 [32, 64] at `out`."""
 
@@ -40,7 +39,7 @@ def transpose_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
     return types.void(*([types.int64] * 3)), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def compute_qk(context: Any, lanes: Any, queries: Any, keys: Any, head_dim: Any, out: Any) -> Any:
     """Computes the scores of 1 to 3 queries [lanes, D] and all 64 keys, `out` [lanes, 64]."""
 
@@ -71,7 +70,7 @@ def compute_qk(context: Any, lanes: Any, queries: Any, keys: Any, head_dim: Any,
     return types.void(lanes, *([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def round_to_bf16(context: Any, address: Any, out: Any, count: Any) -> Any:
     """Rounds 16 * count float32 to the nearest bfloat16 values, as float32."""
 
@@ -87,7 +86,7 @@ def round_to_bf16(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(*([types.int64] * 3)), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def accumulate_pv(
     context: Any, lanes: Any, probs: Any, values: Any, head_dim: Any, pairs: Any, accumulators: Any
 ) -> Any:

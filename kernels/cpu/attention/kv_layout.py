@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import intrinsic
 
 KV_BLOCK = 64  # positions of a block, the unit that is read from the cache
 CHUNK_POSITIONS = 32  # positions whose products one matrix instruction sums
@@ -25,7 +25,7 @@ LANES = 16  # lanes that are computed together
 NARROW_LANES = 4  # lanes of the narrow form, for a token that decodes alone
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pack_queries(context: Any, rows: Any, head_dim: Any, out: Any, out_stride: Any) -> Any:
     """Transposes bfloat16 [16, D] to pairs of channels [D / 2, 16, 2], `out_stride` bytes from one pair to the next."""
 
@@ -50,7 +50,7 @@ _ZIPS = [ir.Constant(v.vector(v.I32, 2 * v.LANES), [x for i in half for x in (i,
 _CHANNEL_ORDER = [(_LOW + _HIGH).index(channel) for channel in range(32)]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pack_values(context: Any, values: Any, stride: Any, head_dim: Any, pairs: Any, out: Any) -> Any:
     """Zips bfloat16 rows [2 * pairs, D], `stride` bytes apart, to pairs of positions [pairs, D, 2].
 
@@ -74,7 +74,7 @@ def pack_values(context: Any, values: Any, stride: Any, head_dim: Any, pairs: An
     return types.void(*([types.int64] * 5)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def unpermute_channels(context: Any, accumulators: Any, head_dim: Any) -> Any:
     """Restores the channel order of one lane's accumulators, float32 [D] in the order of `pack_values`, in place."""
 
@@ -92,7 +92,7 @@ def unpermute_channels(context: Any, accumulators: Any, head_dim: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def are_consecutive(context: Any, pages: Any, chunks: Any) -> Any:
     """Returns whether 32 * chunks int32 at an address count upwards one by one."""
 
@@ -113,7 +113,7 @@ def are_consecutive(context: Any, pages: Any, chunks: Any) -> Any:
     return types.boolean(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
     """Copies 64 * count bytes."""
 
@@ -128,7 +128,7 @@ def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(*([types.int64] * 3)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
     """Widens 16 * count bfloat16 to float32."""
 
@@ -144,7 +144,7 @@ def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def zero_floats(context: Any, out: Any, count: Any) -> Any:
     """Writes 16 * count float32 zeros."""
 
@@ -158,7 +158,7 @@ def zero_floats(context: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
     """Prefetches `count` rows of bfloat16 [channels], `stride` bytes apart."""
 
@@ -175,7 +175,7 @@ def prefetch_rows(context: Any, address: Any, stride: Any, count: Any, channels:
     return types.void(*([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def touch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
     """Loads the rows of `prefetch_rows` in order and discards them, which starts the hardware prefetcher."""
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, NARROW_LANES
+from plait.kernels.cpu.jit import intrinsic
 
 MASKED_SCORE, INITIAL_MAX = -1e30, -1e20  # the score of a masked position; the running maximum before any score
 RESCALE_LOG2 = 8.0  # how far a score must exceed the running maximum to move it
@@ -45,7 +45,7 @@ def _rescale(b: Any, accumulators: Any, factors: Any, parts: Any) -> None:
     loop.end()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def online_softmax_update(
     context: Any,
     scores: Any,
@@ -90,7 +90,7 @@ def online_softmax_update(
     return types.void(*([types.int64] * 3), types.float32, *([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def merge_partial(
     context: Any,
     accumulators: Any,
@@ -128,7 +128,7 @@ def merge_partial(
     return types.void(*([types.int64] * 7)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def apply_mask_x16(context: Any, scores: Any, base: Any, kv_begins: Any, kv_ends: Any) -> Any:
     """Masks scores [64, 16] of positions from `base` on, outside each lane's [kv_begins, kv_ends), int32 [16]."""
 
@@ -148,7 +148,7 @@ def apply_mask_x16(context: Any, scores: Any, base: Any, kv_begins: Any, kv_ends
     return types.void(*([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def online_softmax_update_x16(
     context: Any,
     scores: Any,
@@ -208,7 +208,7 @@ def _online_softmax_x16(
     v.store(b, loop.end([sums])[0], running_sum)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def apply_mask_x4(context: Any, scores: Any, base: Any, kv_begins: Any, kv_ends: Any) -> Any:
     """Masks the scores of 4 lanes, [64, 4], as `apply_mask_x16` does."""
 
@@ -227,7 +227,7 @@ def apply_mask_x4(context: Any, scores: Any, base: Any, kv_begins: Any, kv_ends:
     return types.void(*([types.int64] * 4)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def online_softmax_update_x4(
     context: Any,
     scores: Any,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from plait.kernels.cpu import amx
@@ -38,7 +37,7 @@ from plait.kernels.cpu.attention.workspace import (
     partial_bytes,
     workspace_at,
 )
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.parallel.atomics import atomic_add
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
@@ -59,7 +58,7 @@ MAX_PARTIALS_BYTES = 64 << 20  # memory that is never written costs nothing
 MERGE_ITEMS_PER_THREAD = 4  # at least, with KV splits: merging an item's splits is the work of one thread
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def choose_schedule(tiles: int, num_splits: int, max_splits: int, lanes: int, heads: HeadLayout, threads: int) -> Any:
     """Returns whether each split is an item, and the key heads of an item, such that all threads have work.
 

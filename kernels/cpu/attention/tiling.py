@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.jit import inner_njit, njit
 
 MAX_TILE_LANES = 96  # lanes of a tile for each key head
 MIN_FULL_TILES = 4  # a step with fewer full tiles than this has tiles of half the size, so that there are more items
@@ -79,7 +78,7 @@ def num_shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, 
     return (same << shift) // KV_BLOCK
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def build_tiles(
     q_starts: Any,
     kv_starts: Any,
@@ -122,7 +121,7 @@ def build_tiles(
     return num_tiles
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def count_splits(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segments: Any, split_starts: Any) -> Any:
     """Counts the KV splits of each tile: tile i has splits split_starts[i] to split_starts[i + 1].
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from plait.kernels.cpu.attention import amx_kernel
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.jit import carray, inner_njit
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros, as_pointer
 
 PADDING_LANES = LANES
@@ -93,19 +92,19 @@ def kv_heads_per_pass(lanes: int, ws: AttentionWorkspace) -> Any:
 @inner_njit
 def int32_array(address: int, count: int) -> Any:
     """Returns the int32 array [count] at an address."""
-    return numba.carray(as_pointer(address), (count,), np.int32)
+    return carray(as_pointer(address), (count,), np.int32)
 
 
 @inner_njit
 def int64_array(address: int, count: int) -> Any:
     """Returns the int64 array [count] at an address."""
-    return numba.carray(as_pointer(address), (count,), np.int64)
+    return carray(as_pointer(address), (count,), np.int64)
 
 
 @inner_njit
 def float32_array(address: int, count: int) -> Any:
     """Returns the float32 array [count] at an address."""
-    return numba.carray(as_pointer(address), (count,), np.float32)
+    return carray(as_pointer(address), (count,), np.float32)
 
 
 def allocate(threads: int, lanes: int, head_dim: int) -> np.ndarray[Any, Any]:

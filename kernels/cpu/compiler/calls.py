@@ -6,11 +6,10 @@ import ast
 from types import FunctionType, SimpleNamespace
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
 
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.compiler import arrays, operators
 from plait.kernels.cpu.compiler.values import (
     BOOL,
@@ -27,6 +26,7 @@ from plait.kernels.cpu.compiler.values import (
     number,
     record,
 )
+from plait.kernels.cpu.jit import Intrinsic, KernelFunction, carray
 
 
 class Caller(Protocol):
@@ -65,16 +65,17 @@ def call(caller: Caller, function: Any, arguments: list[Any]) -> Any:
         return _length(*arguments)
     if function is np.sqrt:
         return operators.square_root(b, *arguments)
-    if function is numba.carray:
+    if function is carray:
         pointer, shape, dtype = arguments
         return arrays.array_at(b, pointer, items_of(as_value(shape)), dtype)
-    if hasattr(function, "_defn"):
+    if isinstance(function, Intrinsic):
         return _call_intrinsic(b, function, arguments)
     if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):
         if len(arguments) != len(function._fields):
             raise CompileError(f"{function.__name__} has {len(function._fields)} fields")
         return record(function, [as_value(argument) for argument in arguments])
-    function = getattr(function, "py_func", function)
+    if isinstance(function, KernelFunction):
+        function = function.py_func
     if not isinstance(function, FunctionType):
         raise CompileError(f"{function!r} cannot be called")
     return caller.call_kernel(function, [as_value(argument) for argument in arguments])
@@ -95,14 +96,14 @@ def _length(value: Any) -> Any:
 
 def _call_intrinsic(b: Any, intrinsic: Any, arguments: list[Any]) -> Any:
     """Generates an intrinsic's code in the calling function."""
-    literal = intrinsic._prefer_literal
+    literal = intrinsic.prefer_literal
     kinds = [
-        types.literal(argument) if literal and isinstance(argument, int) else _numba_type(as_value(argument))
+        types.Literal(argument) if literal and isinstance(argument, int) else _intrinsic_type(as_value(argument))
         for argument in arguments
     ]
-    signature, generate = intrinsic._defn(_CONTEXT, *kinds)
+    signature, generate = intrinsic.define(_CONTEXT, *kinds)
     if len(signature.args) != len(arguments):
-        raise CompileError(f"{intrinsic._name} takes {len(signature.args)} arguments")
+        raise CompileError(f"{intrinsic.__name__} takes {len(signature.args)} arguments")
     values = [_passed(b, kind, argument) for kind, argument in zip(signature.args, arguments, strict=True)]
     result = generate(_CONTEXT, b, signature, values)
     if signature.return_type is types.void:
@@ -112,9 +113,9 @@ def _call_intrinsic(b: Any, intrinsic: Any, arguments: list[Any]) -> Any:
     return number(_RESULTS[signature.return_type], result)
 
 
-def _numba_type(value: Value) -> Any:
+def _intrinsic_type(value: Value) -> Any:
     if isinstance(value.kind, Array):
-        return types.Array(getattr(types, value.kind.dtype), value.kind.ndim, "C")
+        return types.Array(value.kind.dtype, value.kind.ndim)
     if isinstance(value.kind, Record):
         return types.UniTuple(types.int64, len(value.kind.items))
     return _TYPES[value.kind]

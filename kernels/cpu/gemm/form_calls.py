@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs
+from plait.kernels.cpu.jit import intrinsic
 
 
 def _call(b: Any, address: Any, arguments: list[Any]) -> None:
@@ -23,28 +22,28 @@ def _call_with_record(count: int) -> Any:
     """Returns the type of a call whose `count` int64 are passed as the address of a record, and its generator."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        memory = cgutils.alloca_once(b, ir.ArrayType(v.I64, count))
+        memory = v.allocate_on_stack(b, ir.ArrayType(v.I64, count))
         for i in range(count):
-            b.store(b.extract_value(values[1], i), cgutils.gep_inbounds(b, memory, 0, i))
+            b.store(b.extract_value(values[1], i), b.gep(memory, [v.I64(0), v.I64(i)], inbounds=True))
         _call(b, values[0], [b.ptrtoint(memory, v.I64)])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.UniTuple(types.int64, count)), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_product(context: Any, function: Any, arguments: Any) -> Any:
     """`int8_kernel.generate_product`; `arguments` are the fields of ProductArgs, all int64."""
     return _call_with_record(len(ProductArgs._fields))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_pass(context: Any, function: Any, arguments: Any) -> Any:
     """`panel_kernel.generate_pass`; `arguments` are the fields of PassArgs, all int64."""
     return _call_with_record(len(PassArgs._fields))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: Any, out: Any) -> Any:
     """`panel_kernel.generate_dequantize`."""
 
@@ -55,7 +54,7 @@ def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: An
     return types.void(*[types.int64] * 5), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_output(context: Any, function: Any, tile: Any, lane: Any, blocks: Any, out: Any) -> Any:
     """`panel_kernel.generate_output`."""
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
@@ -182,7 +181,7 @@ def _add_floats(
 ) -> list[Any]:
     """`_add_block` for weights that are floats: the block's activations are made floats, and multiplied in order."""
     lanes, count, num_rows = INT8_ISA.lanes, len(parts), len(rows.qvalues)
-    memory = cgutils.alloca_once(b, ir.ArrayType(v.F32, QUANT_BLOCK * num_rows))
+    memory = v.allocate_on_stack(b, ir.ArrayType(v.F32, QUANT_BLOCK * num_rows))
     memory.align = LINE
     values = b.ptrtoint(memory, v.I64)
     for r in range(num_rows):

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import intrinsic, njit
 from plait.kernels.cpu.vector_ops import address_of
 
 STEP, CHUNK = 64, 1024  # numbers of an iteration, and of a chunk
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _maximum(context: Any, x: Any, steps: Any) -> Any:
     """Returns the largest of 64 * steps float32, or NaN if one of them is NaN."""
 
@@ -41,7 +40,7 @@ def _maximum(context: Any, x: Any, steps: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@njit
 def row_argmax(row: Any) -> Any:
     """Returns the largest number of a row [V] float32 and its first index; if one is NaN: NaN and any index."""
     count, best, start = len(row), np.float32(-np.inf), 0

@@ -9,12 +9,10 @@ import sys
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.jit import inner_njit, intrinsic
 
 SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129  # of Linux on x86-64
 HAS_FUTEX = sys.platform == "linux"
@@ -23,7 +21,7 @@ SLEEPERS = 8  # bytes from a number that threads wait for to the number of those
 SPINS_BEFORE_SLEEP = 2000  # reads of a number before a waiting thread sleeps: about 0.1 ms
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_add(context: Any, address: Any, count: Any) -> Any:
     """Adds `count` to the int64 at an address; returns the value before."""
 
@@ -33,7 +31,7 @@ def atomic_add(context: Any, address: Any, count: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_load(context: Any, address: Any) -> Any:
     """Returns the int64 at an address."""
 
@@ -43,7 +41,7 @@ def atomic_load(context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def spin_pause(context: Any) -> Any:
     """The x86 PAUSE instruction, for waiting loops."""
 
@@ -54,19 +52,19 @@ def spin_pause(context: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def yield_thread(context: Any) -> Any:
     """Calls `sched_yield` of the C library."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(v.I32, []), "sched_yield")
+        function = v.external_function(b, "sched_yield", ir.FunctionType(v.I32, []))
         b.call(function, [])
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_store(context: Any, address: Any, value: Any) -> Any:
     """Stores an int64 at an address."""
 
@@ -77,13 +75,13 @@ def atomic_store(context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _futex(context: Any, address: Any, operation: Any, value: Any) -> Any:
     """The system call `futex` without a time limit, on the lower 32 bits of the int64 at an address."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(v.I64, [v.I64], var_arg=True)
-        function = cgutils.get_or_insert_function(b.module, kind, "syscall")
+        function = v.external_function(b, "syscall", kind)
         b.call(function, [v.I64(SYS_FUTEX), *values, v.I64(0), v.I64(0), v.I64(0)])
         return context.get_dummy_value()
 

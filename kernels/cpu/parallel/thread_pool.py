@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.compiler.library import KernelLibrary
+from plait.kernels.cpu.jit import intrinsic
 from plait.kernels.cpu.kernel_args import aligned_zeros
 from plait.kernels.cpu.parallel.atomics import (
     add_and_wake,
@@ -41,7 +41,7 @@ KERNEL, THREADS, ARGS = 384, 392, 400  # what to run
 CONTROL_BYTES = 512
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args: Any) -> Any:
     """Calls the machine code at an address."""
 

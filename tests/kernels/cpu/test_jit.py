@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from plait.kernels.cpu import jit
+from plait.kernels.cpu import jit, numba_pipeline
 
 
 @jit.inner_njit
@@ -48,7 +48,8 @@ def test_compiled_functions_can_call_inner_functions():
 
 
 @pytest.mark.skipif(
-    numba.version_info.short != jit.TESTED_NUMBA, reason="2026-11-22: other versions of numba compile wrappers"
+    numba.version_info.short != numba_pipeline.TESTED_NUMBA,
+    reason="2026-11-22: other versions of numba compile wrappers",
 )
 def test_python_cannot_call_inner_functions():
     with pytest.raises(TypeError):
@@ -56,7 +57,7 @@ def test_python_cannot_call_inner_functions():
 
 
 def test_other_versions_of_numba_compile_inner_functions_in_the_ordinary_way(monkeypatch):
-    monkeypatch.setattr(jit, "TESTED_NUMBA", (0, 0))
+    monkeypatch.setattr(numba_pipeline, "TESTED_NUMBA", (0, 0))
     assert jit.inner_njit(lambda x: x + 1)(2) == 3
 
 
@@ -66,10 +67,11 @@ def test_arrays_of_python_outlive_inner_functions():
 
 
 @pytest.mark.skipif(
-    numba.version_info.short != jit.TESTED_NUMBA, reason="2026-11-23: other versions of numba count references"
+    numba.version_info.short != numba_pipeline.TESTED_NUMBA,
+    reason="2026-11-23: other versions of numba count references",
 )
 def test_inner_functions_that_return_no_array_count_no_references():
     """Optimization would remove most of the counting, but only after it took time to compile."""
     sums_of_tails(np.arange(5), 1)
-    modules = [result.library.get_llvm_str() for result in sum_of_tail.overloads.values()]
+    modules = [result.library.get_llvm_str() for result in sum_of_tail.dispatcher.overloads.values()]
     assert modules and not any("NRT_" in module for module in modules)

@@ -64,7 +64,7 @@ def test_pre_tokenizers_split_words(pre: str, pieces: list[str]) -> None:
 def test_invalid_metadata_raises_a_model_error(change: dict[str, Any], error: type[ModelError], message: str) -> None:
     metadata = gguf_metadata() | {"tokenizer.ggml." + key: value for key, value in change.items()}
     with pytest.raises(error, match=message):
-        definition_from_gguf({key: value for key, value in metadata.items() if value is not None})
+        definition_from_gguf({key: value for key, value in metadata.items() if value is not None}).backends.pair()
 
 
 def test_a_vocab_size_below_the_number_of_tokens_is_corrupt() -> None:

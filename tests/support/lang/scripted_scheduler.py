@@ -38,7 +38,7 @@ from plait.runtime.messages import (
     Welcome,
 )
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
+from plait.runtime.tokenizer.definition import AddedToken, Backends, TokenizerDefinition, unicode_to_byte
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 CONTROL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -54,8 +54,7 @@ def byte_tokenizer(template: str | None = CHATML) -> Tokenizer:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return Tokenizer(
         TokenizerDefinition(
-            continuation_backend=backend,
-            initial_backend=backend,
+            backends=Backends.of(backend, backend),
             prefix_after_control=False,
             added_tokens={text: AddedToken(token) for text, token in CONTROL.items()},
             control_ids=frozenset(CONTROL.values()),
