@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
 import torch
 from attention_cases import layout_of
+from compiled_kernel import compiled_kernel
 from cpu_attention_batches import attention_batch, row_lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,12 +22,12 @@ from plait.kernels.reference import ops as reference
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 
-@numba.njit
+@compiled_kernel
 def add_rms_norm(counters, x, y, post, weight, eps, normed, out):
     ops.add_rms_norm(ThreadContext(0, 1, address_of(counters), 0), 0, x, y, post, weight, eps, normed, out)
 
 
-@numba.njit
+@compiled_kernel
 def apply_rope_and_write_kv(counters, qkv, bias, norms, cos, sin, heads, batch, keys, values):
     ctx = ThreadContext(0, 1, address_of(counters), 0)
     ops.apply_rope_and_write_kv(
@@ -74,9 +74,9 @@ def test_rounding_to_bfloat16_is_to_nearest_even(by_instruction, monkeypatch):
 def compiled_to_bfloat16():
     """A fresh function, since intrinsics generate their code when a function that calls them is compiled."""
 
-    @numba.njit
+    @compiled_kernel
     def to_bfloat16(x, out):
-        vector_ops.to_bfloat16(address_of(x), address_of(out), x.size // 16)
+        vector_ops.to_bfloat16(address_of(x), address_of(out), len(x) // 16)
 
     return to_bfloat16
 

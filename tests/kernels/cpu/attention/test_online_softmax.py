@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
+from compiled_kernel import compiled_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from plait.kernels.cpu.vector_ops import address_of
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 
-@numba.njit
+@compiled_kernel
 def update(scores, running_max, running_sum, accumulators):
     """One block for one lane; scores are in units of 1 / log2(e), so that a probability is 2 to the score."""
     online_softmax.online_softmax_update(

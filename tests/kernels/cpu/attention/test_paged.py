@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import layout_of
+from compiled_kernel import compiled_kernel
 from cpu_attention_batches import attention_batch, rows_with_shared_prefixes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from quantized_activations import assert_close_int8, counters, empty_int8
 from plait.kernels.cpu import amx, llvm
 from plait.kernels.cpu.attention import kv_block, workspace
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend
-from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_njit
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_args import CACHE_LINE
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
@@ -28,24 +28,17 @@ EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "100"))  # test_on_avx2 asks for
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 
-def compiled_attention(source_hash):
-    """Compiling takes half a minute, so the kernel is cached until a kernel or this file changes."""
-
-    @cached_njit()
-    def attention(counters, scratch, qkv, keys, values, heads, window, batch, schedule, memory, capacity, out):
-        _ = source_hash
-        if scratch:
-            amx.load_tile_config(scratch)
-        ctx = ThreadContext(0, 1, address_of(counters), scratch)
-        cache = LayerKvCache(address_of(keys), address_of(values), window)
-        attend(ctx, 0, qkv, cache, heads, batch, schedule, address_of(memory), capacity, out)
-        if scratch:
-            amx.release_tiles()
-
-    return attention
+@compiled_kernel
+def attention(counters, scratch, qkv, keys, values, heads, window, batch, schedule, memory, capacity, out):
+    if scratch:
+        amx.load_tile_config(scratch)
+    ctx = ThreadContext(0, 1, address_of(counters), scratch)
+    cache = LayerKvCache(address_of(keys), address_of(values), window)
+    attend(ctx, 0, qkv, cache, heads, batch, schedule, memory, capacity, out)
+    if scratch:
+        amx.release_tiles()
 
 
-attention = compiled_attention(SOURCE_HASH)
 SCRATCH = amx.allocate_scratch(1, 0) if amx.available() else None
 ISAS = [(kv_block.F32, 0)]
 if llvm.HAS_BF16_DOT:
@@ -92,19 +85,22 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
     queries = queries.bfloat16().float()
     expected = reference.paged_attention(queries, *(cache.float() for cache in caches), layout, heads.scale, window)
     capacity, lanes = workspace.capacity(tokens * q_per_kv, kv_heads), tokens * q_per_kv
+    batches = {share: attention_batch(layout, tokens, share) for share in (False, True)}
     for isa, scratch in ISAS:
         results = []
         for share, split_kv, heads_per_item in ((False, 0, 1), (True, 0, kv_heads), (True, 1, kv_heads), (False, 1, 1)):
-            batch = attention_batch(layout, tokens, share)
-            partials = np.full((batch.split_starts[-1] * kv_heads * lanes, head_dim + 2), np.nan, np.float32)
+            batch = batches[share]
+            slots_of_partials = batch.split_starts[-1] * kv_heads * lanes if split_kv else 0
+            partials = np.full((slots_of_partials, head_dim + 2), np.nan, np.float32)
             finished = np.zeros((batch.num_tiles, kv_heads), np.int64)
             schedule = AttentionSchedule(
                 isa, split_kv, heads_per_item, lanes, partials.ctypes.data, finished.ctypes.data
             )
+            memory = nan_filled_workspace(head_dim, capacity)
             results.append(empty_int8(total, q_per_kv * kv_heads * head_dim))
             attention(
                 counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
-                window or 1 << 40, batch, schedule, nan_filled_workspace(head_dim, capacity), capacity, results[-1],
+                window or 1 << 40, batch, schedule, memory.ctypes.data, capacity, results[-1],
             )  # fmt: skip
         slack = 2**-8 * float(expected.abs().max())  # the probabilities are bfloat16
         assert_close_int8(results[0], expected.flatten(1), slack)

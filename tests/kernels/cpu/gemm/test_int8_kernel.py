@@ -39,10 +39,15 @@ CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_kernel
 
 @cache
 def compiled(isa, name):
-    """Compiles a form's functions for an instruction set."""
+    """A form's functions: those of this CPU, or compiled with the product of another instruction set and nothing else."""
+    if isa is int8_kernel.INT8_ISA:
+        return form_kernels.form_kernel(name)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(int8_kernel, "INT8_ISA", isa)
+        patched.setattr(int8_kernel, "MAX_ROWS", 6 if isa is int8_kernel.AVX512_VNNI else 4)
         patched.setattr(form_kernels, "_cache_path", lambda name: None)
+        for other in ("generate_dequantize", "generate_pass", "generate_output"):
+            patched.setattr(form_kernels, other, lambda *arguments: None)
         return form_kernels._load.__wrapped__(name)
 
 

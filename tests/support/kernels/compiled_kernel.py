@@ -1,0 +1,81 @@
+"""Parts of the CPU kernels as functions that Python calls, made by the compiler that the decoder's kernels go through.
+
+    @compiled_kernel
+    def update(scores, count):
+        online_softmax.online_softmax_update(address_of(scores), count)
+
+    update(np.zeros(64, np.float32), 3)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+
+from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.compiler import object_code
+from plait.kernels.cpu.compiler.functions import KernelModule
+from plait.kernels.cpu.compiler.values import FLOAT64, INT, Array, Kind, Record
+
+
+class CompiledKernel:
+    """A function without a result, compiled once for the types of its arguments: numbers, arrays and tuples of them."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._entries: dict[tuple[Kind, ...], Callable[..., None]] = {}
+        self._bitcode: list[bytes] = []  # of all that was compiled
+
+    def __call__(self, *arguments: Any) -> None:
+        kinds = tuple(_kind_of(argument) for argument in arguments)
+        if kinds not in self._entries:
+            self._entries[kinds] = self._compiled(kinds)
+        self._entries[kinds](*(part for argument in arguments for part in _parts_of(argument)))
+
+    def _compiled(self, kinds: tuple[Kind, ...]) -> Callable[..., None]:
+        module = KernelModule(self._function.__name__)
+        compiled, result = module.compiled(self._function, kinds)
+        assert result is None, "a kernel has no result"
+        entry = ir.Function(module.module, ir.FunctionType(ir.VoidType(), compiled.ftype.args[1:]), "entry")
+        b = ir.IRBuilder(entry.append_basic_block())
+        b.call(compiled, [v.I64(0).inttoptr(v.I8.as_pointer()), *entry.args])
+        b.ret_void()
+        machine = object_code.target_machine()
+        optimized = object_code.optimized(module.module, machine)
+        self._bitcode.append(optimized.as_bitcode())
+        (address,) = object_code.load(machine.emit_object(optimized), ("entry",))
+        types = [ctypes.c_double if part == FLOAT64.llvm else ctypes.c_int64 for part in entry.ftype.args]
+        return ctypes.PYFUNCTYPE(None, *types)(address)
+
+    @property
+    def assembly(self) -> str:
+        """The assembly language of all that was compiled."""
+        machine = object_code.target_machine()
+        return "".join(machine.emit_assembly(llvm.parse_bitcode(code)) for code in self._bitcode)
+
+
+def compiled_kernel(function: Callable[..., None]) -> CompiledKernel:
+    return CompiledKernel(function)
+
+
+def _kind_of(argument: Any) -> Kind:
+    if isinstance(argument, np.ndarray):
+        assert argument.flags.c_contiguous
+        return Array(argument.dtype.name, argument.ndim)
+    if isinstance(argument, tuple):
+        return Record(type(argument), tuple(_kind_of(item) for item in argument))
+    return FLOAT64 if isinstance(argument, float) else INT
+
+
+def _parts_of(argument: Any) -> list[Any]:
+    """The arguments of the machine code."""
+    if isinstance(argument, np.ndarray):
+        return [argument.ctypes.data, *argument.shape]
+    if isinstance(argument, tuple):
+        return [part for item in argument for part in _parts_of(item)]
+    return [argument if isinstance(argument, float) else int(argument)]
