@@ -7,7 +7,8 @@
 rounds' own ratios and differences. With `--clock` a step takes so many milliseconds and no CPU time.
 
 `hits` asks questions about some texts, in random order, four at a time: of one replica alone, of replicas chosen at
-random, and by the router. The figures are the tokens that the engines computed.
+random, and by the router. The figures are the tokens that the engines computed, and those of the simulation in
+`cluster.py` with prompts of the same lengths.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+from cluster import Cluster
+from cluster_loads import Job
 from serving.http_load import Stream, run, single_ttft
 from serving_overhead import Rounds, runtime, server
+from simulated_engine import VOCAB
 
 from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 
+QUESTION_TOKENS = 2  # that differ between the prompts of one text
 PROBES = 12  # single requests of a round
 WORDS = "The cat sat on the mat and looked at the rain. "  # 12 tokens
 PROMPT = WORDS * 40
@@ -77,6 +83,7 @@ def hits(options: argparse.Namespace) -> None:
             "by the router": lambda: replicas.client,
         }
         expected = 0
+        work: dict[str, list[tuple[str, int]]] = {}
         for name, choose in policies.items():
             texts = [f"Report {name} {number}. " + WORDS * 50 for number in range(options.contexts)]
             prompts = [f"{text} Question {number}:" for number in range(options.questions) for text in texts]
@@ -87,6 +94,8 @@ def hits(options: argparse.Namespace) -> None:
             seconds = time.perf_counter() - start
             computed = [client.status().computed_tokens - old for client, old in zip(clients, before, strict=True)]
             expected = expected or sum(computed)
+            lengths = [len(replicas.client.tokenizer.encode_plain(prompt)) for prompt in prompts]
+            work[name] = [(prompt.partition(".")[0], length) for prompt, length in zip(prompts, lengths, strict=True)]
             print(
                 f"{name:14} {len(prompts)} requests, computed {sum(computed):6} tokens "
                 f"({sum(computed) / expected:.3f} of one replica), by replica {computed}, {seconds:.1f} s",
@@ -94,6 +103,23 @@ def hits(options: argparse.Namespace) -> None:
             )
     finally:
         replicas.shutdown()
+    for name, policy, count in (("one replica", "tree", 1), ("at random", "random", 3), ("by the router", "tree", 3)):
+        computed = simulated(work[name], policy, options.replicas if count > 1 else 1)
+        print(f"{name:14} simulated: computed {computed:6} tokens ({computed / expected:.3f} of one replica)")
+
+
+def simulated(work: list[tuple[str, int]], policy: str, num_replicas: int) -> int:
+    """Returns the tokens computed for the same work in the simulation of `cluster.py`. work: (text, tokens) each."""
+    numbers = np.random.default_rng(1)
+    texts = {text: numbers.integers(2, VOCAB, 2048, dtype=np.int32) for text, _ in work}
+    jobs = []
+    for number, (text, length) in enumerate(work):
+        question = numbers.integers(2, VOCAB, QUESTION_TOKENS, dtype=np.int32)
+        prompt = np.concatenate([texts[text][: length - QUESTION_TOKENS], question])
+        jobs.append(Job(0.01 * number, prompt, 4))
+    cluster = Cluster(policy, num_replicas)
+    cluster.run(jobs)
+    return sum(replica.loop.num_computed_tokens for replica in cluster.replicas)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from plait.runtime.cluster.router import NoReplicaError, Router
+from plait.runtime.cluster.router import WINDOW_TOKENS, NoReplicaError, Router
 from plait.runtime.cluster.session_routes import (
     PlacedCall,
     ReplicaLink,
@@ -54,9 +54,10 @@ class ReplicatedTransport:
     `on_reply` runs in one thread for each replica; in a server all of them are its event loop's.
     """
 
-    def __init__(self, welcome: Welcome) -> None:
+    def __init__(self, welcome: Welcome, window_tokens: int = WINDOW_TOKENS) -> None:
+        """window_tokens: the router's, see `Router`."""
         self.welcome = welcome
-        self.router = Router()
+        self.router = Router(window_tokens)
         self.num_placed: Counter[int] = Counter()  # sessions placed, by replica
         self._lock = threading.Lock()  # guards the router, the links, the routes and the calls
         self._links: dict[int, ReplicaLink] = {}  # by replica
@@ -71,12 +72,14 @@ class ReplicatedTransport:
         link = ReplicaLink(number, transport)
         transport.start(partial(self._receive, link), partial(self._on_end, link))
         with self._lock:
-            if link.end_reason is not None or self._is_closed:
+            if link.end_reason is not None:
                 return
             link.router_number = self.router.add_replica(time.monotonic())
             self._links[number] = link
             loop = self._loop
         self._watch(link, snapshot=True)
+        if self._is_closed:
+            transport.close()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._attach_if_current, loop, link)
@@ -93,12 +96,11 @@ class ReplicatedTransport:
             return None if link is None else self.router.load(link.router_number)
 
     def calls_to_move(self, number: int) -> set[int]:
-        """The calls on a replica that does not answer, if another one does."""
+        """The calls on a replica, if it does not answer and another one does."""
         with self._lock:
-            others = [link for link in self._links.values() if link.number != number]
+            silent = [link for link in self._links.values() if link.transport.unanswered_s >= UNANSWERED_S]
             link = self._links.get(number)
-            is_movable = link is not None and any(other.transport.unanswered_s < UNANSWERED_S for other in others)
-            return set(link.calls) if link is not None and is_movable else set()
+            return set(link.calls) if link in silent and link is not None and len(silent) < len(self._links) else set()
 
     # -- ClientTransport ----------------------------------------------------------------------------
 

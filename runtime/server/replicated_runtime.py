@@ -16,14 +16,17 @@ import msgspec
 from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_client import ReplicatedClient, sum_of
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport
+from plait.runtime.cluster.router import WINDOW_TOKENS
 from plait.runtime.errors import InputError, ModelError, PlaitError, RuntimeGone
-from plait.runtime.executor.host_machine import num_gpu_nodes
+from plait.runtime.executor.host_machine import may_have_gpu, num_gpu_nodes
 from plait.runtime.messages import Status
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.ops.status_query import StatusQuery
 from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S, RestartingRuntime
 from plait.runtime.server.settings import STUCK_AFTER_S
 from plait.runtime.transport.zmq_client import ZmqClientTransport
+
+CPU_WINDOW_TOKENS = 1024  # of the router, where a prompt token takes far longer than on a GPU
 
 ReplicaState = Literal["ready", "unanswered", "restarting", "ended"]
 
@@ -65,6 +68,8 @@ class ReplicatedRuntime:
         self._client: ReplicatedClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._num_replicas = len(devices)
+        is_on_cpu = all(device == "cpu" or (device == "auto" and not may_have_gpu()) for device in devices)
+        self._window_tokens = CPU_WINDOW_TOKENS if is_on_cpu else WINDOW_TOKENS
         self.on_silence: Callable[[Set[int]], None] = lambda calls: None  # gets the calls to run elsewhere, in the loop
         self.replicas = self._start_all(model_path, devices, meanwhile, settings)
         self._queries = [StatusQuery(partial(_client_of, replica)) for replica in self.replicas]
@@ -115,7 +120,8 @@ class ReplicatedRuntime:
         with self._lock:
             if self._transport is None:
                 rows = model.max_batch_rows * self._num_replicas
-                self._transport = ReplicatedTransport(msgspec.structs.replace(model, max_batch_rows=rows))
+                served = msgspec.structs.replace(model, max_batch_rows=rows)
+                self._transport = ReplicatedTransport(served, self._window_tokens)
                 self._client = ReplicatedClient(self._transport, runtime.client.tokenizer, self._control_clients)
         served = self._transport.welcome
         if (model.model_fingerprint, model.vocab_size) != (served.model_fingerprint, served.vocab_size):
@@ -176,7 +182,8 @@ class ReplicatedRuntime:
         self._loop = asyncio.get_running_loop()
         for replica in self.replicas:
             replica.attach_to_loop()
-        self.client.attach_to_loop()
+        assert self._client is not None
+        self._client.attach_to_loop()
 
     def detach_from_loop(self) -> None:
         """Undoes `attach_to_loop`. Call it before the loop is closed."""

@@ -37,8 +37,8 @@ class RestartingRuntime:
     The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
     `settings` are those of `Runtime`. `num_restarts` counts replacements; `has_given_up`: there will be no more.
     on_start: called with each runtime that has started; a PlaitError that it raises makes it a failed start.
-    on_silence: called when a runtime has not answered for NOT_READY_AFTER_S. name: in the log. Both are called in the
-    thread, on_start first in that of the constructor.
+    on_silence: called twice a second while a runtime has not answered for NOT_READY_AFTER_S. Both are called in the
+    thread, on_start first in that of the constructor. name: in the log.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RestartingRuntime:
         log.info("%s starts: %s", self.name, text)
 
     def _watch(self) -> None:
-        was_answering = True
+        was_answering, next_report = True, 0.0
         while not self._closing.wait(POLL_INTERVAL_S):
             client = self._runtime.client
             if client.is_closed:
@@ -117,8 +117,9 @@ class RestartingRuntime:
                 was_answering = not was_answering
                 state = "answers again" if was_answering else f"has not answered for {NOT_READY_AFTER_S:g} s"
                 log.warning("%s %s", self.name, state)
-                if not was_answering:
-                    self._on_silence()
+            if not was_answering and time.monotonic() >= next_report:
+                next_report = time.monotonic() + LIVENESS_INTERVAL_S
+                self._on_silence()
             if self.has_given_up:
                 return
 

@@ -214,6 +214,21 @@ def test_replica_that_does_not_answer_gets_no_new_sessions_while_another_does(re
     assert {replicas.run(f"text {number}") for number in range(4)} == {0, 1}
 
 
+def test_calls_are_moved_from_a_replica_that_does_not_answer_if_another_does(replicas, monkeypatch) -> None:
+    silence = {0: UNANSWERED_S, 1: UNANSWERED_S}
+    for number, link in replicas.transport._links.items():
+        monkeypatch.setattr(type(link.transport), "unanswered_s", property(lambda self: silence[self.number]))
+        link.transport.number = number
+        replicas.schedulers[number].is_silent = True
+    calls = [start_call(replicas.client, f"text {number}")[1].call_id for number in range(4)]
+    assert replicas.transport.calls_to_move(0) == replicas.transport.calls_to_move(1) == set()
+    silence[1] = 0.0
+    moved = replicas.transport.calls_to_move(0)
+    assert len(moved) == 2 and moved < set(calls) and replicas.transport.calls_to_move(1) == set()
+    silence[0] = 0.0
+    assert replicas.transport.calls_to_move(0) == set()
+
+
 def test_events_are_asked_for_and_the_watch_is_renewed(replicas, monkeypatch) -> None:
     assert wait_until(lambda: all(WatchBlocks(True) in scheduler.requests for scheduler in replicas.schedulers))
     publish(replicas, 0, "", 1)
