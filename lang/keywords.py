@@ -30,6 +30,7 @@ class SampledKeywords(TypedDict, total=False):
     return_logprob: bool | None
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
+    exact: bool | None
     logprob_start_len: int | None
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from plait.lang.choices import choice_probabilities
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import CallResult, ScoredChoices
-    from plait.runtime.messages import TokenLogprob
+    from plait.runtime.messages import ExactInfo, TokenLogprob
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 # One token as (logprob, token id, text). A token that is part of a character has U+FFFD in its text.
@@ -71,6 +72,21 @@ class AttemptMeta(TypedDict):
     completion_tokens: int
 
 
+class ExactMeta(TypedDict):
+    """How an `exact` value was drawn. All logarithms are natural.
+
+    - `logprob`: of the value without the constraint, at the temperature and filters of the gen.
+    - `constrained_logprob`: the same under the constraint, [lowest, highest]. The bounds close with further samples.
+    - `constraint_mass`: [lowest, highest] probability that an unconstrained text of the model is valid.
+    - `model_steps`: prefixes whose probabilities were computed for this value; under a mask one for each token.
+    """
+
+    logprob: float
+    constrained_logprob: list[float]
+    constraint_mass: list[float]
+    model_steps: int
+
+
 class GenMeta(CallMeta):
     """The meta info of a gen: that of every call, and
 
@@ -79,6 +95,7 @@ class GenMeta(CallMeta):
     - with `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`, the same of the prompt;
     - with a lenient constraint: `violation`, the reason why the text is not valid, or None;
     - with a schema that has unknown formats: `warnings`, sentences about them;
+    - with `exact`: an ExactMeta, the probability of the value;
     - with `retries`: `attempts`, a dict for each one with `text`, `error` (why it was refused, or None) and the counts.
       The other counts are sums over them.
 
@@ -94,6 +111,7 @@ class GenMeta(CallMeta):
     violation: str | None
     warnings: list[str] | None
     attempts: list[AttemptMeta] | None
+    exact: ExactMeta | None
 
 
 class SelectMeta(CallMeta):
@@ -136,7 +154,21 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
         meta["violation"] = result.violation
     if result.warnings:
         meta["warnings"] = list(result.warnings)
+    if (exact := getattr(result, "exact", None)) is not None:
+        meta["exact"] = _exact_meta(exact)
     return meta
+
+
+def _exact_meta(exact: ExactInfo) -> ExactMeta:
+    value_mass = math.exp(exact.logprob)
+    low, high = max(exact.mass_low, value_mass), max(exact.mass_high, value_mass)
+    bounds = [exact.logprob - math.log(mass) if mass else 0.0 for mass in (high, low)]
+    return ExactMeta(
+        logprob=exact.logprob,
+        constrained_logprob=bounds,
+        constraint_mass=[low, high],
+        model_steps=exact.model_steps,
+    )
 
 
 def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> SelectMeta:

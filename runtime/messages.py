@@ -165,6 +165,8 @@ def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Sp
     """Returns why a Generate cannot have this `followed_by`, or None if it can."""
     if not followed_by:
         return None
+    if sampling.exact:
+        return "followed_by cannot be combined with exact: the text behind a value is no part of its distribution"
     if constraint is None or sampling.min_tokens:
         return "followed_by needs a constraint, and excludes min_tokens"
     if len(followed_by.encode(errors="replace")) > MAX_FOLLOWED_BY_BYTES:
@@ -254,6 +256,20 @@ class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
 
 
+class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How an `exact` value was drawn.
+
+    logprob: natural logarithm of the value's probability without the constraint, at the call's temperature and filters.
+    mass_low, mass_high: bounds of the probability that a text of this prompt is admissible, from all samples so far.
+    model_steps: prefixes whose probabilities were computed for this value.
+    """
+
+    logprob: float
+    mass_low: float
+    mass_high: float
+    model_steps: int
+
+
 class Tokens(Message, frozen=True):
     """Tokens appended to the text, in order. Tokens that a stop string may still cut off are held back."""
 
@@ -269,6 +285,7 @@ class Finished(Message, frozen=True):
     prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested.
     embedding: the vector of an Embed, float32, little-endian.
     warnings: what the constraint does not enforce; see `Grammar.warnings`.
+    exact: set if the value was drawn with `SamplingParams.exact`.
     """
 
     call: int
@@ -279,6 +296,7 @@ class Finished(Message, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     embedding: bytes | None = None
     warnings: tuple[str, ...] = ()
+    exact: ExactInfo | None = None
 
 
 class Failed(Message, frozen=True):

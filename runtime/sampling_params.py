@@ -155,6 +155,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Takes back the last tokens of the prompt where a longer token begins with their text, and samples that text "
         "again with what follows",
         "gen programs openai sglang", json_type=bool, stage="output")] = None
+    exact: Annotated[bool, Param(
+        "A constrained value has the model's own distribution, as if unconstrained values were drawn until one is "
+        "valid; the tokens are sent when the value is complete",
+        "gen programs openai responses ollama sglang", stage="draw")] = False
     # fmt: on
 
     @property
@@ -339,6 +343,28 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
         text = "complete cannot be combined with stop, stop_regex or stop_token_ids, which would cut the value"
         raise InputError(text, field="complete")
+    if params.exact:
+        _check_exact(params, protocol)
+
+
+NOT_WITH_EXACT = (
+    *("min_tokens", "stop", "stop_regex", "stop_token_ids", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "logprobs", "prompt_logprobs_from"),
+)
+
+
+def _check_exact(params: SamplingParams, protocol: str | None) -> None:
+    """Refuses what would cut an exact value, make its probabilities depend on the order of the search, or choose the
+    most likely token."""
+    for field in NOT_WITH_EXACT:
+        if is_any_set(params, (field,)):
+            raise InputError(f"exact cannot be combined with {name_in(protocol, field)}", field="exact")
+    if params.token_healing:
+        raise InputError("exact cannot be combined with token_healing", field="exact")
+    if params.is_greedy:
+        name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
+        text = f"exact draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
+        raise InputError(text, field="exact")
 
 
 def _checked_number(field: str, value: Any, protocol: str | None) -> Any:

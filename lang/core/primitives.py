@@ -84,6 +84,7 @@ def gen(
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    exact: bool | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
     ebnf: str | None = None,
@@ -124,6 +125,7 @@ def gen(
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    exact: bool | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
     ebnf: str | None = None,
@@ -163,6 +165,10 @@ def gen(
       constraint: the value ends only where it can follow, and where the model prefers it (docs/constraints.md).
     - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
       that lead to the end of the value are allowed. The call fails if no complete value fits.
+    - `exact`: the constrained value has the model's own distribution: that of texts drawn without the constraint until
+      one is valid. A mask alone prefers values that begin well and end in what the model would not write. The value is
+      complete and sent as one piece; `get_meta_info(name)["exact"]` has its probability (docs/constraints.md). As a
+      default of `run` it applies to constrained gens.
     - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of
       them is sampled instead, under a mask that allows nothing else.
     - `type`: the value has this Python type, and the text is constrained to it: a Pydantic model, dataclass,
@@ -224,6 +230,8 @@ def gen(
         return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
     if complete and spec is None:
         raise InputError(f"{where}: complete needs a constraint, such as regex or json_schema")
+    if exact and spec is None:
+        raise InputError(f"{where}: exact needs a constraint, such as regex or json_schema")
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
     return Gen(name, make_options(where, n=n, **sampling), spec)
@@ -357,8 +365,9 @@ def _gen_typed(
     value_format = value_format_of(where, type_)
     num_retries = _checked_retries(where, retries, n)
     if value_format.spec is None:
-        if sampling["complete"]:
-            raise InputError(f"{where}: complete needs a constraint, and type={value_format.type_name} has none")
+        for keyword in ("complete", "exact"):
+            if sampling[keyword]:
+                raise InputError(f"{where}: {keyword} needs a constraint, and type={value_format.type_name} has none")
         return Typed(name, make_options(where, n=n, **sampling), None, value_format, num_retries)
     for keyword in NO_STOP:
         if sampling[keyword] is not None:

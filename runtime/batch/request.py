@@ -16,13 +16,14 @@ import msgspec
 
 from plait.constrained import Matcher
 from plait.constrained.followed_matcher import FollowedMatcher
+from plait.constrained.specs import Spec
 from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import SeenTokens
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import TokenLogprob, Usage
+from plait.runtime.messages import ExactInfo, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 
@@ -113,6 +114,8 @@ class GenerationRequest(Request):
         self.healing: Healing | None = None  # while prompt tokens that were taken back are spelled again
         self.border: BorderToken | None = None  # set if the first output token also spells the end of the prompt
         self.num_healed = 0  # sampled tokens that only spell the prompt
+        self.exact_spec: Spec | None = None  # with params.exact: its constraint
+        self.exact_info: ExactInfo | None = None  # with params.exact: how the value was drawn, once it is
         self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
 

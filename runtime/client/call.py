@@ -15,7 +15,7 @@ import msgspec
 from plait.constrained.specs import Spec
 from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
 from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
+from plait.runtime.messages import ChoiceScores, ExactInfo, Finished, FinishReason, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class CallResult:
     lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
     embedding_bytes: the vector of an embed call, float32, little-endian.
     warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
+    exact: how the value was drawn, if with `SamplingParams.exact`.
     """
 
     text: str
@@ -57,6 +58,7 @@ class CallResult:
     lenient_constraint: Spec | None = None
     embedding_bytes: bytes | None = None
     warnings: tuple[str, ...] = ()
+    exact: ExactInfo | None = None
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
@@ -162,6 +164,7 @@ class Call:
                 lenient_constraint=self._lenient_constraint,
                 embedding_bytes=message.embedding,
                 warnings=message.warnings,
+                exact=message.exact,
             )
             self._notify()
 

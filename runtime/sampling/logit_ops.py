@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.arrays import IntArray
+from plait.runtime.arrays import Float64Array, IntArray
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.sampling_params import SamplingParams
 
@@ -81,6 +81,12 @@ class LogitOperations(Protocol):
 
     def apply_mask(self, logits: Any, mask: TokenMask) -> None:
         """Adds -inf in place where a token is not allowed."""
+
+    def probabilities(self, row: Any, draw: GenerationRequest | DrawState) -> Float64Array | None:
+        """The probabilities [V] of a row at its temperature, 0 for tokens that its filters leave out.
+
+        None for a row whose largest logit is not finite.
+        """
 
     def draw_tokens(self, logits: Any, draws: Sequence[GenerationRequest | DrawState]) -> list[int]:
         """One token id for each row; NO_TOKEN or NOT_FINITE where none can be drawn, see `failed_token`."""

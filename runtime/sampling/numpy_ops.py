@@ -74,6 +74,20 @@ class NumpyLogitOperations:
         for row, words in zip(mask.rows, mask.words, strict=True):
             logits[row] += MASK_BYTE_BIAS.take(words.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
 
+    def probabilities(self, row: Float32Array, draw: GenerationRequest | DrawState) -> Float64Array | None:
+        """See `LogitOperations`."""
+        peak = float(row.max())
+        if not math.isfinite(peak):
+            return None
+        if draw.params.is_filtered:
+            ids, kept_weights = _filtered_weights(row, peak, draw)
+            weights = np.zeros(len(row))
+            weights[ids] = kept_weights
+        else:
+            weights = _weights(row, peak, draw).astype(np.float64)
+        weights /= weights.sum()
+        return weights
+
     def draw_tokens(self, logits: Float32Array, draws: Sequence[GenerationRequest | DrawState]) -> list[int]:
         """See `LogitOperations`."""
         peaks, tokens = row_argmax(logits)
@@ -109,6 +123,15 @@ def _sample_all(row: Float32Array, peak: float, draw: GenerationRequest | DrawSt
 
 def _sample_filtered(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> int:
     """Samples from one row [V] with top-k, top-p and min-p; ties are ordered by token id."""
+    ids, weights = _filtered_weights(row, peak, draw)
+    cumulative = weights.cumsum()
+    return int(ids[_first_above(cumulative, hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1])])
+
+
+def _filtered_weights(
+    row: Float32Array, peak: float, draw: GenerationRequest | DrawState
+) -> tuple[TokenIds, Float64Array]:
+    """The likeliest tokens of one row [V], falling, and their weights: 0 where top-k, top-p or min-p leave them out."""
     params, all_weights = draw.params, _weights(row, peak, draw)
     ids = _largest_ids(row, min(len(row), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1)))
     weights: Float64Array = all_weights[ids].astype(np.float64)
@@ -118,9 +141,8 @@ def _sample_filtered(row: Float32Array, peak: float, draw: GenerationRequest | D
         weights = all_weights[ids].astype(np.float64)
     kept = is_kept(weights, weights.cumsum() - weights, total, params)
     if not kept.any():
-        return int(ids[0])
-    cumulative = np.where(kept, weights, 0.0).cumsum()
-    return int(ids[_first_above(cumulative, hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1])])
+        return ids[:1], np.ones(1)
+    return ids, np.where(kept, weights, 0.0)
 
 
 def _weights(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> Float32Array:

@@ -30,6 +30,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
+    probabilities: dict[GenerationRequest, Float64Array | None] = field(default_factory=dict)  # of exact requests
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
 
@@ -82,6 +83,11 @@ class Sampler:
         for row, request in enumerate(requests):
             if request.params.has_penalties_or_bias:
                 self.ops.apply_penalties_and_bias(logits[row], request)
+        for row, request in enumerate(requests):
+            if request.params.exact:
+                output.probabilities[request] = self.ops.probabilities(logits[row], request)
+        if len(output.probabilities) == len(requests):
+            return
         if mask is not None:
             self.ops.apply_mask(logits, mask)
         tokens = self.ops.draw_tokens(logits, requests)

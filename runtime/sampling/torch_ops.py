@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from plait.runtime.arrays import Float64Array
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.sampling.logit_ops import (
     MASK_BYTE_BIAS,
@@ -19,6 +20,7 @@ from plait.runtime.sampling.logit_ops import (
     hash_uniform,
     is_kept,
 )
+from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 
 
 class TorchLogitOperations:
@@ -69,6 +71,10 @@ class TorchLogitOperations:
             logits[mask.rows] += bias
 
     @torch.inference_mode()
+    def probabilities(self, row: torch.Tensor, draw: GenerationRequest | DrawState) -> Float64Array | None:
+        """See `LogitOperations`. Computed on the host."""
+        return NumpyLogitOperations().probabilities(row.float().cpu().numpy(), draw)
+
     def draw_tokens(self, logits: torch.Tensor, generations: Sequence[GenerationRequest | DrawState]) -> list[int]:
         max_values, argmax = logits.max(dim=-1)
         max_logits, tokens = max_values.tolist(), argmax.tolist()

@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
+from plait.runtime.arrays import Float64Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
@@ -290,6 +291,8 @@ class EngineLoop:
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
                 self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
+            elif scheduled.is_sampled and scheduled.is_still_next and request.params.exact:
+                self._commit_probabilities(request, output.probabilities[request])
             elif scheduled.is_sampled and scheduled.is_still_next:
                 self._commit_token(request, output.tokens[request], output.logprobs.get(request))
         elif isinstance(request, ScoringRequest):
@@ -351,6 +354,24 @@ class EngineLoop:
             self.calls.finish_generation(request, finish_info)
         else:
             self.calls.send_tokens(request, request.num_safe_tokens())
+
+    def _commit_probabilities(self, request: GenerationRequest, probabilities: Float64Array | None) -> None:
+        """Gives the search of an exact request the probabilities [V] of the next token; None: they are not finite."""
+        if not request.metrics.first_token_time:
+            request.metrics.first_token_time = time.monotonic()
+        if probabilities is None:
+            self._fail_token(request, NOT_FINITE)
+            return
+        start_s = time.thread_time()
+        try:
+            finish_info = self.output_processor.exact.feed(request, probabilities)
+            if finish_info is None:
+                check_constraint_cost(time.thread_time() - start_s)
+        except (RuntimeError, GrammarError) as error:
+            self.calls.fail(request, "constraint", str(error))
+            return
+        if finish_info is not None:
+            self.calls.finish_generation(request, finish_info)
 
     # -- failures ---------------------------------------------------------------------------------
 

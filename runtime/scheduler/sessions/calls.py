@@ -111,6 +111,8 @@ class CallTracker:
         """Ends a generation and sends the rest of its output."""
         num_forced = request.num_forced
         num_completion = request.num_sampled + num_forced - request.num_healed
+        if request.params.exact:
+            num_completion = request.num_output + (finish_info.matched is not None)
         followed = request.followed_value
         if followed is not None and followed.end is not None:
             self._send_value_end(request, followed.end)
@@ -126,6 +128,7 @@ class CallTracker:
             finish_info.matched,
             prompt_logprobs=request.prompt_logprobs,
             warnings=request.warnings,
+            exact=request.exact_info,
         )
         self._end(request, reply)
 
@@ -157,7 +160,7 @@ class CallTracker:
         session = self._sessions.get(call)
         if session is None:
             return
-        if isinstance(call, GenerationRequest):
+        if isinstance(call, GenerationRequest) and not call.params.exact:
             self.send_tokens(call, call.num_safe_tokens() if call.followed_value is not None else call.num_output)
         if breaks_session:
             session.error = SessionError(kind, text)
@@ -180,6 +183,8 @@ class CallTracker:
             self.cache.release(call.seq)
             if isinstance(call, GenerationRequest) and call.healing is not None:
                 self._restore_prompt(call.seq, call.healing)
+            if isinstance(call, GenerationRequest) and call.params.exact and isinstance(reply, Failed):
+                self.cache.truncate_idle(call.seq, call.output_start)  # the prefix of a search is no output
             followed = call.followed_value if isinstance(call, GenerationRequest) else None
             if followed is not None and followed.end is None:  # without a value, too, the text behind it follows
                 call.seq.tokens.extend(followed.following.tokens)

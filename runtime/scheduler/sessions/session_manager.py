@@ -277,6 +277,7 @@ class SessionManager:
         if message.constraint is not None:
             if message.followed_by:
                 self.output_processor.hold_following(request, message.followed_by)
+            request.exact_spec = message.constraint if params.exact else None
             request.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
@@ -290,6 +291,8 @@ class SessionManager:
         params = message.sampling
         wish = self.config.token_healing if params.token_healing is None else params.token_healing
         if not (wish and message.plain_bytes and params.max_tokens) or params.prompt_logprobs_from is not None:
+            return None
+        if params.exact:
             return None
         last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # one token is never taken back
         count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)

@@ -9,6 +9,7 @@ from plait.runtime.scheduler.sessions.session import Session, SessionError
 
 MAX_CHOICE_TOKENS = 1 << 15
 NO_HEAD = "this model has no output head: it computes embeddings and cannot generate text"
+EXACT_NOT_CONSTRAINED = "exact needs a constraint: without one, every sample has the model's own distribution"
 NOT_CONSTRAINED = "complete needs a constraint, which defines when a value is complete"
 
 
@@ -42,6 +43,8 @@ def validate_call(
         return SessionError("invalid", str(error))
     if message.sampling.complete and message.constraint is None:
         return SessionError("invalid", NOT_CONSTRAINED)
+    if message.sampling.exact and message.constraint is None:
+        return SessionError("invalid", EXACT_NOT_CONSTRAINED)
     if (error_text := followed_by_error(message.followed_by, message.sampling, message.constraint)) is not None:
         return SessionError("invalid", error_text)
     return _validate_length(session, 1 if message.sampling.max_tokens else 0, max_length)

@@ -1,0 +1,186 @@
+"""Exact sampling on small vocabularies: drawn texts against the enumerated distribution of the admissible ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from plait.runtime.sampling import prefix_tree
+from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, SearchLimitReached
+from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
+
+END = 0
+NUM_DRAWS = 20_000
+
+
+class Language:
+    """A model of random probabilities over `width` tokens, and the admissible texts, each closed by END."""
+
+    end_logit = 0.0
+
+    def __init__(self, texts, width, seed=1):
+        self.texts, self.width, self.seed = [(*text, END) for text in texts], width, seed
+        self.prefixes = {text[:end] for text in self.texts for end in range(len(text) + 1)}
+        self._rows = {}
+
+    def is_end(self, path):
+        return path in self.texts
+
+    def is_dead(self, path):
+        return False
+
+    def probabilities(self, path):
+        if path not in self._rows:
+            noise = np.random.default_rng([self.seed, *path]).gumbel(size=self.width) * 1.5
+            noise[END] += self.end_logit
+            self._rows[path] = np.exp(noise) / np.exp(noise).sum()
+        return self._rows[path]
+
+    def allowed(self, path):
+        return np.array([(*path, token) in self.prefixes for token in range(self.width)])
+
+    def enumerated(self):
+        mass = {text: math.prod(self.probabilities(text[:i])[t] for i, t in enumerate(text)) for text in self.texts}
+        return {text: probability / sum(mass.values()) for text, probability in mass.items()}, sum(mass.values())
+
+    def sample(self, tree, seed):
+        search = ExactSearch(tree, self, seed)
+        while (path := search.advance()) is not None:
+            search.feed(self.probabilities(path) * self.allowed(path))
+        return search
+
+    def masked_distribution(self):
+        """The distribution of plain masking, which renormalizes at each token."""
+        found = {}
+        for text in self.texts:
+            found[text] = 1.0
+            for i, token in enumerate(text):
+                row = self.probabilities(text[:i]) * self.allowed(text[:i])
+                found[text] *= row[token] / row.sum()
+        return found
+
+
+def distance(drawn, expected):
+    """Total variation."""
+    total = sum(drawn.values())
+    return sum(abs(drawn.get(text, 0) / total - probability) for text, probability in expected.items()) / 2
+
+
+SMALL = Language([(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3), (4, 4, 4, 4)], 6)
+WIDE = Language([(1, 7), (2,), *((3, token) for token in range(1, 100)), (4, 150, 150)], 200, seed=3)
+WIDE.end_logit = 6.0
+
+
+@pytest.mark.parametrize(
+    ("language", "is_shared", "num_draws"), [(SMALL, True, NUM_DRAWS), (SMALL, False, 2000), (WIDE, True, 3000)]
+)
+def test_draws_have_the_models_distribution_and_masking_does_not(language, is_shared, num_draws):
+    expected, _ = language.enumerated()
+    shared = PrefixTree()
+    drawn = Counter(language.sample(shared if is_shared else PrefixTree(), seed).value for seed in range(num_draws))
+    assert set(drawn) <= set(expected)
+    noise = sum(math.sqrt(p * (1 - p) / num_draws) for p in expected.values()) * 0.4  # expected of a correct sampler
+    assert distance(drawn, expected) <= (0.02 if num_draws == NUM_DRAWS else 0.02 + noise)
+    assert distance(language.masked_distribution(), expected) > 0.1, "the example does not tell the two apart"
+
+
+def test_a_seed_gives_the_same_text_whatever_the_tree_knows():
+    shared, results = PrefixTree(), []
+    for seed in range(200):
+        alone, beside = WIDE.sample(PrefixTree(), seed), WIDE.sample(shared, seed)
+        assert alone.value == beside.value and alone.logprob == beside.logprob
+        results.append((alone.num_model_steps, beside.num_model_steps))
+    steps_alone, steps_beside = (sum(column) for column in zip(*results, strict=True))
+    assert steps_beside < steps_alone / 4
+
+
+def test_the_known_bounds_close_around_the_constraints_probability():
+    _, mass = SMALL.enumerated()
+    tree, widths = PrefixTree(), []
+    for seed in range(500):
+        SMALL.sample(tree, seed)
+        assert tree.found_mass <= mass + 1e-9 and tree.root.mass >= mass - 1e-9
+        widths.append(tree.root.mass - tree.found_mass)
+    assert all(later <= width + 1e-12 for width, later in itertools.pairwise(widths))
+    assert widths[-1] < widths[0] / 20
+
+
+def test_logprob_is_the_texts_own():
+    expected, mass = SMALL.enumerated()
+    for seed in range(20):
+        sample = SMALL.sample(PrefixTree(), seed)
+        assert math.exp(sample.logprob) / mass == pytest.approx(expected[sample.value])
+
+
+def test_a_tree_without_room_changes_nothing_but_the_steps(monkeypatch):
+    expected = [WIDE.sample(PrefixTree(), seed).value for seed in range(50)]
+    monkeypatch.setattr(prefix_tree, "MAX_TREE_BYTES", 4000)
+    tree = PrefixTree()
+    assert [WIDE.sample(tree, seed).value for seed in range(50)] == expected
+    assert tree.num_bytes <= 4000
+    _, mass = WIDE.enumerated()
+    assert tree.found_mass <= mass <= tree.root.mass
+
+
+def test_an_impossible_constraint_ends_with_an_error():
+    impossible = Language([(1,)], 4)
+    impossible._rows[()] = np.array([0.5, 0.0, 0.5, 0.0])
+    with pytest.raises(NothingAdmissible):
+        impossible.sample(PrefixTree(), 1)
+
+
+def test_an_endless_search_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr("plait.runtime.sampling.exact_search.MAX_MODEL_STEPS", 40)
+
+    class Endless(Language):
+        def allowed(self, path):
+            return np.array([False, True, True])
+
+    with pytest.raises(SearchLimitReached):
+        Endless([(1,)], 3).sample(PrefixTree(), 1)
+
+
+def test_dead_prefixes_are_left():
+    class Limited(Language):
+        def is_dead(self, path):
+            return len(path) == 3 and path[-1] != END
+
+    language = Limited([(1, 1, 1), (1, 2), (2,)], 4, seed=2)
+    possible = {(1, 2, END), (2, END)}
+    assert {language.sample(PrefixTree(), seed).value for seed in range(100)} == possible
+
+
+def test_tokens_are_drawn_by_the_cumulative_distribution():
+    weights = np.random.default_rng(0).random(500)
+    weights[::3] = 0.0
+    weights /= 2 * weights.sum()
+    distribution = TokenDistribution(weights)
+    assert distribution.allowed_mass == pytest.approx(0.5)
+    in_tail = int(np.setdiff1d(np.flatnonzero(weights), distribution.ids)[0])
+
+    def left():
+        tokens = TokensLeft(distribution)
+        tokens.take_top(0)
+        tokens.take_from_tail(in_tail, float(weights[in_tail]))
+        return tokens
+
+    counts = Counter(distribution.draw(left(), (i + 0.5) / 5000, weights)[0] for i in range(5000))
+    expected = np.where(np.isin(np.arange(500), [distribution.ids[0], in_tail]), 0.0, weights)
+    assert left().mass == pytest.approx(expected.sum())
+    assert all(abs(counts[token] - 5000 * expected[token] / expected.sum()) <= 1.01 for token in range(500))
+    assert distribution.draw(left(), 0.999, None) is None and distribution.draw(left(), 0.0, None) is not None
+
+
+def test_trees_are_bounded_in_number_and_by_tenant():
+    trees = PrefixTrees()
+    first = trees.get("a", 0)
+    for key in range(100):
+        trees.get("b", key)
+    assert trees.get("a", 0) is first and len(trees) == 1 + prefix_tree.MAX_TREES_OF_TENANT
+    for tenant in range(100):
+        trees.get(str(tenant), 0)
+    assert len(trees) <= prefix_tree.MAX_TREES
