@@ -16,6 +16,7 @@ from plait.constrained.specs import GrammarError
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
 MAX_DEPTH = 6
 MAX_VALUES = 1000
+MAX_BRANCHES = 16
 _MAX_VALIDATED_VALUES = 60  # listed values that are validated to prove an enum disjoint from another schema
 
 
@@ -61,6 +62,10 @@ def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
                 return [part["const"]]
             if isinstance(part.get("enum"), list):
                 return list(part["enum"])
+            for name in ("anyOf", "oneOf"):
+                branches = part.get(name)
+                if isinstance(branches, list) and all(isinstance(one, dict) and "const" in one for one in branches):
+                    return [branch["const"] for branch in branches]
     kinds = frozenset.intersection(*(allowed_kinds(part) for part in conjuncts(schema, document)), KINDS)
     if kinds <= {"null", "boolean"}:
         return [value for kind, value in (("null", None), ("boolean", True), ("boolean", False)) if kind in kinds]
@@ -130,12 +135,23 @@ def _are_enums_disjoint(listed: Schema, other: Schema, document: SchemaDocument)
 
 
 def _are_branches_disjoint(parts: list[Schema], other: Schema, document: SchemaDocument, depth: int) -> bool:
+    """Returns whether all branches of one `anyOf` or `oneOf` of a conjunction of `parts` are disjoint from `other`."""
     for part in parts:
         for name in ("anyOf", "oneOf") if isinstance(part, dict) else ():
             branches = part.get(name)  # type: ignore[union-attr]
-            if branches and len(branches) <= 16 and all(are_disjoint(b, other, document, depth + 1) for b in branches):
+            if not branches or len(branches) > MAX_BRANCHES:
+                continue
+            beside = [_without_branches(other_part) for other_part in parts]
+            if all(are_disjoint({"allOf": [b, *beside]}, other, document, depth + 1) for b in branches):
                 return True
     return False
+
+
+def _without_branches(schema: Schema) -> Schema:
+    """Returns what a schema says beside its `$ref`, `allOf` and alternatives."""
+    if isinstance(schema, bool):
+        return schema
+    return {name: value for name, value in schema.items() if name not in ("$ref", "allOf", "anyOf", "oneOf")}
 
 
 def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], document: SchemaDocument, depth: int) -> bool:
@@ -220,17 +236,27 @@ def _are_properties_disjoint(
     )
 
 
-def _property(parts: list[dict[str, Any]], name: str) -> Iterator[Schema]:
-    for part in parts:
-        matching = [s for pattern, s in part.get("patternProperties", {}).items() if _may_match(pattern, name)]
-        if name in part.get("properties", {}):
-            yield part["properties"][name]
-        elif not matching and "additionalProperties" in part:
-            yield part["additionalProperties"]
+def property_schemas(part: dict[str, Any], name: str) -> Iterator[Schema]:
+    """Yields the schemas that one schema applies to the property `name`, as far as they are known.
+
+    >>> list(property_schemas({"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": False}, "ab"))
+    [{'type': 'null'}]
+    """
+    found = [(inner, _matching(pattern, name)) for pattern, inner in part.get("patternProperties", {}).items()]
+    yield from (inner for inner, is_matching in found if is_matching)
+    if name in part.get("properties", {}):
+        yield part["properties"][name]
+    elif "additionalProperties" in part and all(is_matching is False for _, is_matching in found):
+        yield part["additionalProperties"]
 
 
-def _may_match(pattern: str, name: str) -> bool:
+def _property(parts: list[dict[str, Any]], name: str) -> list[Schema]:
+    return [inner for part in parts for inner in property_schemas(part, name)] or [True]
+
+
+def _matching(pattern: str, name: str) -> bool | None:
+    """Returns whether a pattern matches a name; None if that cannot be decided."""
     try:
         return matches(pattern, name)
     except GrammarError:
-        return True
+        return None

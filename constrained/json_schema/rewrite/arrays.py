@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from math import perm
+from itertools import combinations, permutations
+from math import comb, perm
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.analysis import allowed_kinds, conjuncts, listed_values
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
-from plait.constrained.json_schema.rewrite.document import SchemaDocument
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.enums import canonical_json
+from plait.constrained.json_schema.rewrite.negation import subtract
 
 MAX_ARRANGEMENTS = 400
 MAX_PLACES = 16
+OPEN_PLACES = 4  # in arrays of more items, or without a bound
+MAX_CASES = 64
 
 
 def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -61,10 +64,12 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
 
 
 def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Replaces `contains` S by cases over the position of the item, if there are few positions.
+    """Replaces `contains` S by cases over the places of the items that are valid by S.
 
-    Proof: with at most n items, one of them is valid by S exactly if the first is, or the second, up to the
-    n-th. A minimum of 0 without a maximum has no effect; `contains: true` only bounds the number of items.
+    Proof: with at most n items, k of them are valid by S exactly if those at some k places are; with a maximum, the
+    items at all other places are valid by the complement of S. Arrays in which such an item comes after the first 16
+    places (4 without a bound on the items; fewer for several items) are left out. A minimum of 0 without a maximum has
+    no effect; before draft 2019-09, neither has any; `contains: true` only bounds the number of items.
 
     >>> contains({"contains": True, "maxContains": 4}, SchemaDocument("{}"))
     {'minItems': 1, 'maxItems': 4}
@@ -72,8 +77,9 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     if not {"contains", "minContains", "maxContains"} & schema.keys():
         return None
     rest = without_keywords(schema, "contains", "minContains", "maxContains")
-    min_contains = int(schema.get("minContains", 1))
-    max_contains: Any = schema.get("maxContains")
+    has_counts = document.draft >= 2019
+    min_contains = int(schema.get("minContains", 1)) if has_counts else 1
+    max_contains: Any = schema.get("maxContains") if has_counts else None
     if "contains" not in schema or (min_contains == 0 and max_contains is None):
         return rest
     inner = schema["contains"]
@@ -82,14 +88,46 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
         if max_contains is not None:
             rewritten["maxItems"] = min(int(max_contains), int(rest.get("maxItems", max_contains)))
         return rewritten
-    places = min((int(part["maxItems"]) for part in conjuncts(schema, document)
-                  if isinstance(part, dict) and "maxItems" in part), default=MAX_PLACES + 1)  # fmt: skip
-    if min_contains != 1 or max_contains is not None or places > MAX_PLACES:
-        reason = f"it is supported once, in arrays of at most {MAX_PLACES} items"
-        raise UnsupportedKeywords(reason, "contains", "minContains", "maxContains")
+    bounds = [int(part["maxItems"]) for part in conjuncts(schema, document)
+              if isinstance(part, dict) and "maxItems" in part]  # fmt: skip
+    places = min(bounds, default=MAX_PLACES + 1)
     cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
-    cases += [{"type": "array", "prefixItems": [True] * at + [inner], "minItems": at + 1} for at in range(places)]
+    if max_contains is None:
+        cases += _with_some(inner, min_contains, places)
+    else:
+        others = subtract([schema.get("items", True)] if "prefixItems" not in schema else [], inner, document)
+        if others is None:
+            reason = "its schema has no complement that can be written without not"
+            raise UnsupportedKeywords(reason, "maxContains", "contains", "minContains")
+        cases += _with_exactly(inner, others, range(min_contains, int(max_contains) + 1), places)
     return with_all_of(rest, {"anyOf": cases})
+
+
+def _with_some(inner: Schema, count: int, places: int) -> list[SchemaObject]:
+    """Returns arrays in which `count` of the first places have an item of `inner`."""
+    places = places if places <= MAX_PLACES else OPEN_PLACES
+    places = next((n for n in range(places, 0, -1) if comb(n, count) <= MAX_CASES), 0)
+    return [
+        {"type": "array", "prefixItems": _at(taken, inner, True), "minItems": taken[-1] + 1}
+        for taken in combinations(range(places), count)
+    ]
+
+
+def _with_exactly(inner: Schema, others: Schema, counts: range, places: int) -> list[SchemaObject]:
+    """Returns arrays in which a number of the first places have an item of `inner`, and no other item is of it."""
+    places = places if places <= MAX_PLACES else OPEN_PLACES
+    cases: list[SchemaObject] = []
+    for count in counts:
+        reached = next((n for n in range(places, 0, -1) if comb(n, count) <= MAX_CASES - len(cases)), 0)
+        cases += [
+            {"type": "array", "prefixItems": _at(taken, inner, others), "items": others, "minItems": len(_at(taken))}
+            for taken in combinations(range(reached), count)
+        ]
+    return cases
+
+
+def _at(places: tuple[int, ...], inner: Schema = True, others: Schema = True) -> list[Schema]:
+    return [inner if at in places else others for at in range(max(places, default=-1) + 1)]
 
 
 def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:

@@ -13,7 +13,12 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
-from plait.constrained.json_schema.rewrite.resources import ROOT, resolve_references
+from plait.constrained.json_schema.rewrite.resources import (
+    DEFINITIONS,
+    ROOT,
+    add_metaschemas,
+    resolve_references,
+)
 from plait.constrained.specs import GrammarError
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -72,9 +77,12 @@ class SchemaDocument:
         self._bases: set[str] = {""}
         if isinstance(self.schema, dict):
             parts = list(subschemas(self.schema, ""))
+            added = add_metaschemas(self.schema, parts, self.draft)
+            for uri in added:
+                parts += subschemas(self.schema[DEFINITIONS][uri], f"/{DEFINITIONS}/{escape_pointer_token(uri)}")
             for at, part in parts:
                 self._index_subschema(at, part)
-            self._bases |= resolve_references(parts, self.draft)
+            self._bases |= resolve_references(parts, self.draft, added)
         self._registry: Any = None
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
@@ -88,7 +96,8 @@ class SchemaDocument:
         if reference not in self._targets:
             base, _, fragment = reference.removeprefix(ROOT).partition("#")
             if base not in self._bases:
-                raise GrammarError("the reference points outside of the schema, and plait fetches nothing", at)
+                reason = f"it refers to {base[:100]!r}, and nothing is fetched; add that schema to $defs, with its $id"
+                raise GrammarError(reason, at)
             self._targets[reference] = self._resolve_pointer(unquote(fragment), at)
         return self._targets[reference]
 

@@ -6,8 +6,8 @@ from itertools import combinations
 
 from plait.constrained.json_schema.rewrite.analysis import are_disjoint, discriminators
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
-from plait.constrained.json_schema.rewrite.document import SchemaDocument
-from plait.constrained.json_schema.rewrite.negation import negate
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.negation import negate, subtract
 
 MAX_BRANCHES = 64
 MAX_EXCLUDED = 6
@@ -25,7 +25,30 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
     {'allOf': [{'anyOf': [{'type': 'null'}, {'type': 'string'}]}]}
     """
     if "oneOf" not in schema:
-        return None
+        return _one_of_in_all_of(schema, document)
+    return _without_one_of(schema, document, [])
+
+
+def _one_of_in_all_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """Rewrites `oneOf` of the conjuncts, whose branches may be disjoint because of the schemas beside them."""
+    inner = schema.get("allOf", [])
+    rewritten: list[Schema] = []
+    for at, part in enumerate(inner):
+        beside = [without_keywords(schema, "allOf"), *inner[:at], *inner[at + 1 :]]
+        try:
+            is_one_of = isinstance(part, dict) and "oneOf" in part
+            rewritten.append(_without_one_of(part, document, beside) if is_one_of else part)
+        except UnsupportedKeywords:
+            rewritten.append(part)
+    return (
+        {**schema, "allOf": rewritten}
+        if inner and any(a is not b for a, b in zip(inner, rewritten, strict=True))
+        else None
+    )
+
+
+def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list[Schema]) -> SchemaObject:
+    """Returns the schema without `oneOf`; all of its values that matter match `beside` too."""
     branches = schema["oneOf"]
     rest = without_keywords(schema, "oneOf")
     if len(branches) == 1:
@@ -39,27 +62,27 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
         return with_all_of(rest, {"anyOf": [{"allOf": [branch, present]} for branch in branches]})
     if len(branches) > MAX_BRANCHES:
         raise UnsupportedKeywords(f"more than {MAX_BRANCHES} branches are not compared", "oneOf")
-    outer = {name: rest[name] for name in ("type",) if name in rest}
+    outer = [rest, *beside]
     shared: list[set[int]] = [set() for _ in branches]
     for i, j in combinations(range(len(branches)), 2):
-        if not are_disjoint({**outer, "allOf": [branches[i]]}, branches[j], document):
+        if not are_disjoint({"allOf": [branches[i], *outer]}, branches[j], document):
             shared[i].add(j)
             shared[j].add(i)
     if not any(shared):
         return with_all_of(rest, {"anyOf": branches})
     return with_all_of(
-        rest, {"anyOf": [_exclusive_branch(branches, i, shared[i], document) for i in range(len(branches))]}
+        rest, {"anyOf": [_exclusive_branch(branches, i, shared[i], outer, document) for i in range(len(branches))]}
     )
 
 
 def _exclusive_branch(
-    branches: list[SchemaObject], index: int, shared: set[int], document: SchemaDocument
+    branches: list[SchemaObject], index: int, shared: set[int], outer: list[Schema], document: SchemaDocument
 ) -> SchemaObject:
     if len(shared) > MAX_EXCLUDED:
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")
     complements = []
     for j in sorted(shared):
-        complement = negate(branches[j], document)
+        complement = subtract([branches[index], *outer], branches[j], document)
         if complement is None:
             raise UnsupportedKeywords(f"its branches {min(index, j)} and {max(index, j)} may share values", "oneOf")
         complements.append(complement)

@@ -1,69 +1,227 @@
-"""Complements of schemas, written without `not` where possible.
+"""Complements of schemas, written without `not` where possible: of all values, or of the values of other schemas.
 
 The negation of a conjunction of keywords is the disjunction of their negations (De Morgan). If one keyword has no
-complement, neither has the schema.
+complement, neither has the schema. Where the value is known to match other schemas, a keyword that these imply is never
+violated, and violations that they exclude are left out.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from math import comb
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
+from plait.constrained.json_schema.rewrite.analysis import (
+    KINDS,
+    allowed_kinds,
+    are_disjoint,
+    conjuncts,
+    property_schemas,
+)
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, matches
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 MAX_DEPTH = 8
 MAX_LISTED = 200
+MAX_ONE_OF = 16
+MAX_NAMES = 200
+MAX_SUBSETS = 64
+_SIBLINGS = {  # keywords that change what a keyword means
+    "additionalProperties": ("properties", "patternProperties"),
+    "items": ("prefixItems",),
+    "additionalItems": ("items",),
+    "contains": ("minContains", "maxContains"),
+    "minContains": ("contains", "maxContains"),
+    "maxContains": ("contains", "minContains"),
+    "if": ("then", "else"),
+    "then": ("if", "else"),
+    "else": ("if", "then"),
+    "minimum": ("exclusiveMinimum",),
+    "maximum": ("exclusiveMaximum",),
+    "exclusiveMinimum": ("minimum",),
+    "exclusiveMaximum": ("maximum",),
+}
+_NEVER_IMPLIED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 
-def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema | None:
+@dataclass(frozen=True)
+class Context:
+    """What is known about the values that a complement is for: they match all of `parts`.
+
+    `is_partial`: values may be left out of a complement because a property or an item of theirs violates a schema that
+    has no complement.
+    """
+
+    document: SchemaDocument
+    parts: tuple[dict[str, Any], ...] = ()
+    is_partial: bool = False
+    depth: int = 0
+
+    def of_property(self, name: str) -> Context:
+        """Returns what is known about the values of a property."""
+        return self._of([inner for part in self.parts for inner in property_schemas(part, name)])
+
+    def of_items(self) -> Context:
+        """Returns what is known about every item of an array."""
+        alike = [part for part in self.parts if not {"prefixItems", "additionalItems"} & part.keys()]
+        return self._of([part["items"] for part in alike if isinstance(part.get("items"), dict)])
+
+    def _of(self, schemas: list[Schema]) -> Context:
+        return replace(self, parts=flattened(schemas, self.document))
+
+    def excludes(self, schema: Schema) -> bool:
+        """Returns whether it is proved that none of the values matches `schema`."""
+        return bool(self.parts) and are_disjoint({"allOf": list(self.parts)}, schema, self.document)
+
+    def implies(self, schema: dict[str, Any], name: str) -> bool:
+        """Returns whether all values are known to match the keyword `name` of `schema`, by an equal keyword."""
+        names = (name, *_SIBLINGS.get(name, ()))
+        if name in _NEVER_IMPLIED:
+            return False
+        if name == "required":
+            known = {n for part in self.parts for n in part.get("required", ()) if isinstance(n, str)}
+            return known >= set(schema["required"])
+        return any(
+            name in part and all(_is_same(part.get(other), schema.get(other)) for other in names) for part in self.parts
+        )
+
+    def names(self) -> tuple[list[str], bool]:
+        """Returns the listed names of properties, and whether the objects have no others."""
+        listed = list(dict.fromkeys(name for part in self.parts for name in part.get("properties", {})))
+        closed = [
+            part
+            for part in self.parts
+            if part.get("additionalProperties") is False and not part.get("patternProperties")
+        ]
+        return listed, bool(closed)
+
+
+def flattened(schemas: list[Schema], document: SchemaDocument) -> tuple[dict[str, Any], ...]:
+    """Returns the schemas that a value that matches all of `schemas` matches, those of references too."""
+    parts: list[Schema] = []
+    for schema in schemas:
+        if isinstance(schema, dict) and "$ref" in schema:
+            parts.append({"$ref": schema["$ref"]})
+        parts += conjuncts(schema, document)
+    return tuple(part for part in parts if isinstance(part, dict))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return canonical_json(one) == canonical_json(other)
+
+
+def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> Schema | None:
+    """Returns a schema that, together with all of `branch`, has the values that do not match `other`; None if unknown.
+
+    Left out may be values that violate `other` in a property or an item only, where this has no complement.
+
+    >>> a, b = ({"type": "object", "additionalProperties": False, "properties": {n: {"format": "uri"}}} for n in "ab")
+    >>> subtract([a], b, SchemaDocument("{}"))
+    {'anyOf': [{'type': 'object', 'required': ['a']}]}
+    """
+    context = Context(document, flattened(branch, document))
+    exact = _negate(other, context)
+    if exact is not None:
+        return exact
+    partial = _negate(other, replace(context, is_partial=True))
+    return None if partial is False else partial
+
+
+def negate(schema: Schema, document: SchemaDocument) -> Schema | None:
     """Returns a schema of exactly the values that do not match `schema`; None if none is known.
 
     >>> negate({"required": ["a"]}, SchemaDocument("{}"))
     {'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}
     """
+    return _negate(schema, Context(document))
+
+
+def _negate(schema: Schema, context: Context) -> Schema | None:
     if isinstance(schema, bool):
         return not schema
-    if depth > MAX_DEPTH:
+    if context.depth > MAX_DEPTH:
         return None
-    if "$ref" in schema and document.draft <= 7:
-        return negate(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
+    context = replace(context, depth=context.depth + 1)
+    if context.excludes(schema):
+        return True
+    if "$ref" in schema and context.document.draft <= 7:
+        if context.implies(schema, "$ref"):
+            return False
+        return _negate(context.document.resolve_reference(schema["$ref"], ""), context)
     alternatives: list[Schema] = []
     for name, value in schema.items():
-        negations = [] if name not in ASSERTIONS else _negate_keyword(name, value, schema, document, depth + 1)
+        if name not in ASSERTIONS or context.implies(schema, name):
+            continue
+        negations = _negate_keyword(name, value, schema, context)
         if negations is None:
             return None
         alternatives += negations
     if any(alternative is True for alternative in alternatives):
         return True
-    alternatives = [alternative for alternative in alternatives if alternative is not False]
+    alternatives = [one for one in alternatives if one is not False and not context.excludes(one)]
+    if not any({"minProperties", "maxProperties"} & part.keys() for part in context.parts):
+        alternatives = _merge_absent(alternatives)
     return {"anyOf": alternatives} if alternatives else False
 
 
-def _negate_keyword(
-    name: str, value: Any, schema: dict[str, Any], document: SchemaDocument, depth: int
-) -> list[Schema] | None:
+def _merge_absent(alternatives: list[Schema]) -> list[Schema]:
+    """Joins two alternatives into one: objects without a name, and objects in which it has another schema.
+
+    Each that is joined halves the number of cases that the compiler has to combine.
+    """
+    absent = {_absent_name(one) for one in alternatives}
+    present = {name: one for one in alternatives if (name := _required_name(one)) is not None and name in absent}
+    joined = [
+        one
+        for one in alternatives
+        if _absent_name(one) not in present and not any(one is other for other in present.values())
+    ]
+    return [*joined, *({"type": "object", "properties": one.get("properties", {})} for one in present.values())]
+
+
+def _absent_name(schema: Schema) -> str | None:
+    """Returns the name if `schema` is about objects without a property, as `required` is negated."""
+    if not isinstance(schema, dict) or schema.keys() != {"type", "properties"} or len(schema["properties"]) != 1:
+        return None
+    return next((name for name, inner in schema["properties"].items() if inner is False), None)
+
+
+def _required_name(schema: Schema) -> str | None:
+    """Returns the name if `schema` is about objects with a certain property, as `_violating_properties` writes them."""
+    if not isinstance(schema, dict) or schema.get("type") != "object" or len(schema.get("required", ())) != 1:
+        return None
+    name = schema["required"][0]
+    has_others = schema.keys() - {"type", "required", "properties"} or schema.get("properties", {}).keys() - {name}
+    return None if has_others else name
+
+
+def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Context) -> list[Schema] | None:
     """Returns schemas of the values that violate one keyword; [] if there are none, None if they cannot be written.
 
     type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts; likewise the other
     bounds, each of which constrains one kind of value, so only values of that kind violate it. required: an object
-    without one of the names. pattern: a text that does not match, by automata. properties: an object that has one of
-    them, with a value that violates its schema. allOf: a violation of any branch; anyOf: of all branches; not: the
-    schema itself; $ref: a violation of its target.
+    without one of the names. pattern: a text that does not match, by automata. Properties, items: see the functions.
+    allOf: a violation of any branch; anyOf: of all branches, and oneOf too if they are disjoint; not: the schema
+    itself; $ref: a violation of its target; if, then, else: of `then` where the condition holds, of `else` elsewhere.
     """
     match name:
         case "type":
-            return _negate_type(schema)
+            return _negate_type(schema, context)
         case "const" | "enum":
             return _negate_enum([value] if name == "const" else value)
+        case "minProperties" | "maxProperties" if context.names()[1]:
+            return _negate_count(name, int(value), context)
         case "minLength" | "minItems" | "minProperties":
             kind = {"minLength": "string", "minItems": "array", "minProperties": "object"}[name]
             return [{"type": kind, name.replace("min", "max"): int(value) - 1}] if value >= 1 else []
         case "maxLength" | "maxItems" | "maxProperties":
+            if name == "maxProperties" and value >= 1 and context.is_partial:
+                return []  # at least two names of an open object are not counted
             kind = {"maxLength": "string", "maxItems": "array", "maxProperties": "object"}[name]
             return [{"type": kind, name.replace("max", "min"): int(value) + 1}]
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
@@ -76,18 +234,25 @@ def _negate_keyword(
             return [{"type": ["object"], "properties": {key: False}} for key in value]
         case "pattern":
             return _negate_pattern(value)
-        case "properties":
-            return _negate_properties(value, document, depth)
-        case "allOf" | "anyOf" | "not" | "$ref":
-            return _negate_subschemas(name, value, document, depth)
+        case "uniqueItems":
+            return [] if not value else None
+        case "properties" | "patternProperties" | "additionalProperties" | "propertyNames" | "dependentRequired":
+            return _negate_object_keyword(name, value, schema, context)
+        case "items" | "prefixItems" | "additionalItems" | "contains" | "minContains" | "maxContains":
+            return _negate_array_keyword(name, value, schema, context)
+        case "allOf" | "anyOf" | "oneOf" | "not" | "$ref":
+            return _negate_subschemas(name, value, context)
+        case "if" | "then" | "else":
+            return _negate_condition(schema, context) if name == "if" else []
     return None
 
 
-def _negate_type(schema: dict[str, Any]) -> list[Schema] | None:
-    kinds = KINDS - allowed_kinds(schema)
-    if "fraction" in kinds and "integer" not in kinds:
+def _negate_type(schema: dict[str, Any], context: Context) -> list[Schema] | None:
+    kinds = frozenset.intersection(*(allowed_kinds(part) for part in context.parts), KINDS) - allowed_kinds(schema)
+    if "fraction" in kinds and "integer" not in kinds and "integer" in allowed_kinds(schema):
         return None  # no schema expresses "a number but not an integer"
-    names = sorted(kinds - {"fraction", "integer"}) + (["number"] if "fraction" in kinds else [])
+    numbers = ["number"] if "fraction" in kinds else ["integer"] if "integer" in kinds else []
+    names = sorted(kinds - {"fraction", "integer"}) + numbers
     return [{"type": names}] if names else []
 
 
@@ -131,23 +296,116 @@ def _to_ecma(plain: str) -> str:
     )
 
 
-def _negate_properties(properties: dict[str, Schema], document: SchemaDocument, depth: int) -> list[Schema] | None:
+def _negate_object_keyword(name: str, value: Any, schema: dict[str, Any], context: Context) -> list[Schema] | None:
+    """properties: an object has one of them, with a value that violates its schema. patternProperties,
+    additionalProperties: it has a name to which one applies, with such a value. propertyNames: it has a name that
+    violates it. dependentRequired: it has the name and lacks another one. The names are those that the context
+    lists; if it allows others, their violations are unknown."""
+    if name == "properties":
+        return _violating_properties(list(value.items()), context)
+    if name == "dependentRequired":
+        return [
+            {"type": "object", "required": [key], "properties": {other: False}}
+            for key, needed in value.items()
+            for other in needed
+        ]
+    names, is_closed = context.names()
+    if value is True or value == {}:
+        return []
+    if (not is_closed and not context.is_partial) or len(names) > MAX_NAMES:
+        return None
+    try:
+        if name == "propertyNames":
+            failing = [key for key in names if not context.document.is_valid(value, key)]
+            return [{"type": "object", "required": [key]} for key in failing]
+        patterns = schema.get("patternProperties", {})
+        if name == "patternProperties":
+            applied = [(key, inner) for pattern, inner in value.items() for key in names if matches(pattern, key)]
+        else:
+            others = [key for key in names if key not in schema.get("properties", {})]
+            applied = [(key, value) for key in others if not any(matches(pattern, key) for pattern in patterns)]
+    except GrammarError:
+        return None
+    return _violating_properties(applied, context)
+
+
+def _negate_count(name: str, count: int, context: Context) -> list[Schema] | None:
+    """Returns objects with more of the names that they may have, or that lack more of them."""
+    names = context.names()[0]
+    size = count + 1 if name == "maxProperties" else len(names) - count + 1
+    if not 0 < size <= len(names):
+        return [] if size > len(names) else [{"type": "object"}]
+    if comb(len(names), size) > MAX_SUBSETS:
+        return None
+    if name == "maxProperties":
+        return [{"type": "object", "required": list(some)} for some in combinations(names, size)]
+    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(names, size)]
+
+
+def _violating_properties(applied: list[tuple[str, Schema]], context: Context) -> list[Schema] | None:
     alternatives: list[Schema] = []
-    for key, inner in properties.items():
-        failing = negate(inner, document, depth)
-        if failing is None:
+    for key, inner in applied:
+        failing = _negate(inner, context.of_property(key))
+        if failing is None and not context.is_partial:
             return None
-        if failing is not False:
+        if failing is True:
+            alternatives.append({"type": "object", "required": [key]})
+        elif failing is not None and failing is not False:
             alternatives.append({"type": "object", "required": [key], "properties": {key: failing}})
     return alternatives
 
 
-def _negate_subschemas(name: str, value: Any, document: SchemaDocument, depth: int) -> list[Schema] | None:
+def _negate_array_keyword(name: str, value: Any, schema: dict[str, Any], context: Context) -> list[Schema] | None:
+    """items: an array contains an item that violates it; a list of them, prefixItems: the array reaches to one of these
+    places, with an item that violates its schema. contains: all items violate it."""
+    unknown: list[Schema] | None = [] if context.is_partial else None
+    if name == "prefixItems" or isinstance(value, list):
+        failing = [_negate(inner, replace(context, parts=())) for inner in value]
+        if None in failing and not context.is_partial:
+            return None
+        return [
+            {"type": "array", "minItems": at + 1, "prefixItems": [True] * at + [inner]}
+            for at, inner in enumerate(failing)
+            if inner is not None and inner is not False
+        ]
+    if name == "items" and "prefixItems" not in schema:
+        inner = _negate(value, context.of_items())
+        if inner is None:
+            return unknown
+        return [] if inner is False else [{"type": "array", "contains": inner}]
+    if name == "contains" and not {"minContains", "maxContains"} & schema.keys():
+        inner = _negate(value, context.of_items())
+        return None if inner is None else [{"type": "array", "items": inner}]
+    if name in ("minContains", "maxContains") and "contains" not in schema:
+        return []
+    places = len(schema.get("prefixItems", schema["items"] if isinstance(schema.get("items"), list) else ()))
+    if name in ("items", "additionalItems") and value is False and (places or name == "items"):
+        return [{"type": "array", "minItems": places + 1}]
+    return [] if name == "additionalItems" and not isinstance(schema.get("items"), list) else unknown
+
+
+def _negate_subschemas(name: str, value: Any, context: Context) -> list[Schema] | None:
     if name == "not":
         return [value]
-    inner = [document.resolve_reference(value, "")] if name == "$ref" else value
-    negations = [negate(branch, document, depth) for branch in inner]
+    inner = [context.document.resolve_reference(value, "")] if name == "$ref" else value
+    if name == "oneOf":
+        parts = list(context.parts)
+        if len(inner) > MAX_ONE_OF or not all(
+            are_disjoint({"allOf": [*parts, one]}, other, context.document) for one, other in combinations(inner, 2)
+        ):
+            return None
+    negations = [_negate(branch, context) for branch in inner]
     known = [negation for negation in negations if negation is not None]
     if len(known) < len(negations):
         return None
-    return [{"allOf": known}] if name == "anyOf" else known
+    return [{"allOf": known}] if name in ("anyOf", "oneOf") else known
+
+
+def _negate_condition(schema: dict[str, Any], context: Context) -> list[Schema] | None:
+    condition = schema["if"]
+    otherwise, then = _negate(condition, context), _negate(schema.get("then", True), context)
+    unless = _negate(schema.get("else", True), context)
+    if otherwise is None or then is None or unless is None:
+        return None
+    cases = [(condition, then), (otherwise, unless)]
+    return [{"allOf": [one, other]} for one, other in cases if one is not False and other is not False]

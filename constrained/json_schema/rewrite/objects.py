@@ -169,9 +169,21 @@ def _names_pattern_of(keyword: str, value: Any, document: SchemaDocument, depth:
             return intersect(f"{ANY}*", _names_pattern(value, document, depth + 1), negated=True).pattern
         case "anyOf":
             return "|".join(f"(?:{_names_pattern(inner, document, depth + 1)})" for inner in value)
+        case "oneOf" if len(value) <= MAX_NAMES_DEPTH:
+            return _exactly_one([_names_pattern(inner, document, depth + 1) for inner in value])
     if keyword in ASSERTIONS - {"$ref", "allOf"} - _NOT_OF_TEXTS:
         raise UnsupportedKeywords(f"{keyword} in it is not supported", "propertyNames/" + keyword)
     return None
+
+
+def _exactly_one(patterns: list[str]) -> str:
+    """Returns the plain pattern of the texts that match exactly one of the plain patterns."""
+    cases = []
+    for index, pattern in enumerate(patterns):
+        for other in patterns[:index] + patterns[index + 1 :]:
+            pattern = intersect(pattern, other, negated=True).pattern
+        cases.append(f"(?:{pattern})")
+    return "|".join(cases)
 
 
 def _to_ecma(plain: str) -> str:

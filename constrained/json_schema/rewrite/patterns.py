@@ -31,7 +31,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _COUNT = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
-_GROUP = re.compile(r"\(\?(?P<name><[A-Za-z_$][\w$]*>)?")
+_GROUP = re.compile(r"\(\?(?P<name>P?<[A-Za-z_$][\w$]*>)?")
 
 
 @lru_cache(maxsize=512)

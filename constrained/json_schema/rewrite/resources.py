@@ -1,7 +1,8 @@
 """Rewrites the references of a document, also by `$id` and anchor and dynamic ones, to JSON pointers from its root.
 
 A document may contain schemas with an `$id`, which are resources: the base of the references below them. Nothing is
-fetched; a reference to another document stays as it is, and is refused where it is followed.
+fetched; a reference to another document stays as it is, and is refused where it is followed. Meta-schemas that are
+referred to become definitions of the document.
 """
 
 from __future__ import annotations
@@ -10,16 +11,52 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
+from plait.constrained.json_schema.metaschemas import metaschemas_for
+
 ROOT = "http://root.invalid/"  # the URI under which a subschema's validator finds the document
+DEFINITIONS = "$defs"
 Part: TypeAlias = tuple[str, dict[str, Any], str]
 """The pointer of a subschema, the subschema, and the URI of the resource that it belongs to."""
 
 
-def resolve_references(parts: list[tuple[str, dict[str, Any]]], draft: int) -> set[str]:
+def add_metaschemas(schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]], draft: int) -> dict[str, bool]:
+    """Adds the meta-schemas that a document refers to, and does not contain, to its definitions.
+
+    `parts`: (pointer, subschema), outer ones first. Returns the URIs of the new definitions, and whether the document
+    itself refers to them.
+
+    >>> schema = {"items": {"$ref": "http://json-schema.org/draft-07/schema#"}}
+    >>> add_metaschemas(schema, [("", schema), ("/items", schema["items"])], 7)
+    {'http://json-schema.org/draft-07/schema': True}
+    """
+    if not any("json-schema.org" in str(part.get(name, "")) for _, part in parts for name in ("$ref", "id", "$id")):
+        return {}
+    known = _Resources(draft)
+    referred = {
+        urldefrag(_join(base, part[keyword]))[0]
+        for _, part, base in list(known.add(parts))
+        for keyword in ("$ref", "$dynamicRef")
+        if isinstance(part.get(keyword), str)
+    } - known.pointers.keys()
+    added = metaschemas_for(referred, draft)
+    definitions = schema.setdefault(DEFINITIONS, {}) if added else {}
+    if not isinstance(definitions, dict) or definitions.keys() & added.keys():
+        return {}
+    added = {uri: found for uri, found in added.items() if uri not in known.pointers}
+    definitions |= added
+    return {uri: uri in referred for uri in added}
+
+
+def resolve_references(
+    parts: list[tuple[str, dict[str, Any]]], draft: int, metaschemas: dict[str, bool] | None = None
+) -> set[str]:
     """Rewrites the references in `parts`, (pointer, subschema) outer ones first, and removes their ids and anchors.
 
     Proof for dynamic references: the target is the outermost schema of the dynamic scope with the same dynamic anchor.
-    If only one schema of the document has it, it is that one. Others stay, and are refused.
+    If only one schema of the document has it, it is that one. The resource of the root is the outermost one of every
+    scope, so if it has the anchor, it is the one there. `metaschemas`: what `add_metaschemas` returned. If only those
+    have the anchor, and the document itself refers to one of them only, that one is the next in every scope. Other
+    references stay, and are refused.
 
     Returns the URIs of the root.
 
@@ -27,7 +64,7 @@ def resolve_references(parts: list[tuple[str, dict[str, Any]]], draft: int) -> s
     >>> sorted(resolve_references([("", part), ("/items", part["items"])], 2020)), part["items"]
     (['http://a.b/c', 'http://root.invalid/'], {'$ref': 'http://root.invalid/#/x'})
     """
-    known = _Resources(draft)
+    known = _Resources(draft, metaschemas)
     based = list(known.add(parts))
     for _, part, base in based:
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -41,7 +78,9 @@ def resolve_references(parts: list[tuple[str, dict[str, Any]]], draft: int) -> s
 
 
 class _Resources:
-    def __init__(self, draft: int) -> None:
+    def __init__(self, draft: int, metaschemas: dict[str, bool] | None = None) -> None:
+        self._root = ""  # URI of the resource of the root
+        self._metaschemas = metaschemas or {}
         self._id_keyword = "id" if draft == 4 else "$id"
         self._draft = draft
         self.pointers: dict[str, str] = {}  # of the resource with a URI
@@ -67,6 +106,7 @@ class _Resources:
                     self.anchors[f"{base}#{fragment}"] = at
             if not at:
                 self.pointers |= {ROOT: at, base: at}
+                self._root = base
             bases[at] = base
             self._add_anchors(at, part, base)
             yield at, part, base
@@ -82,14 +122,14 @@ class _Resources:
 
     def rewrite(self, part: dict[str, Any], keyword: str, base: str) -> None:
         address, fragment = urldefrag(_join(base, part[keyword]))
-        pointer, fragment = self.pointers.get(address), unquote(fragment)
+        fragment = unquote(fragment)
+        having = [uri.partition("#")[0] for uri in self._dynamic.get(fragment, ())]
+        if keyword == "$recursiveRef":
+            having = self._recursive
+        if keyword != "$ref" and address in having:
+            address = self._outermost(having)
+        pointer = self.pointers.get(address)
         if pointer is None:
-            return
-        if keyword == "$dynamicRef":
-            same = self._dynamic.get(fragment, [])
-            if f"{address}#{fragment}" in same and len(same) > 1:
-                return
-        if keyword == "$recursiveRef" and address in self._recursive and len(self._recursive) > 1:
             return
         if fragment and not fragment.startswith("/"):
             pointer = self.anchors.get(f"{address}#{fragment}")
@@ -102,6 +142,15 @@ class _Resources:
         else:
             del part[keyword]
             part["allOf"] = [*part.get("allOf", []), {"$ref": reference}]
+
+    def _outermost(self, having: list[str]) -> str:
+        """Returns the first resource of every dynamic scope, of these that have an anchor; "" if that is not known."""
+        if len(having) == 1 or self._root in having:
+            return having[0] if len(having) == 1 else self._root
+        entries = [uri for uri, is_referred_to in self._metaschemas.items() if is_referred_to]
+        return (
+            entries[0] if len(entries) == 1 and entries[0] in having and self._metaschemas.keys() >= set(having) else ""
+        )
 
 
 _SAFE = "/~!$&'()*+,;=:@?"

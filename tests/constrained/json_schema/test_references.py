@@ -12,6 +12,7 @@ from plait.constrained import GrammarError
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+BASE_2019, BASE_2020 = "https://json-schema.org/draft/2019-09", "https://json-schema.org/draft/2020-12"
 INTEGER = {"type": "integer"}
 RESOLVED: list[dict[str, Any]] = [
     {"$id": "rootOfNoAddress", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": INTEGER}, "contains": True},
@@ -27,6 +28,16 @@ RESOLVED: list[dict[str, Any]] = [
     {"$dynamicAnchor": "n", "type": ["array", "integer"], "items": {"$dynamicRef": "#n"}},
     {"items": {"$dynamicRef": "#n"}, "$defs": {"x": {"$dynamicAnchor": "n", **INTEGER}}},
     {"items": {"$dynamicRef": "#/$defs/x", "minimum": 2}, "$defs": {"x": INTEGER}},
+    {
+        "$id": "http://a.b/tree",
+        "$dynamicAnchor": "n",
+        "$ref": "list",
+        "$defs": {"x": {"$id": "list", "$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n"}}},
+    },
+    {"$schema": DRAFT_7, "items": {"$ref": f"{DRAFT_7}/definitions/nonNegativeInteger"}},
+    {"$schema": DRAFT_4, "items": {"$ref": f"{DRAFT_4}/definitions/positiveIntegerDefault0"}},
+    {"$schema": DRAFT_2019, "items": {"$ref": f"{BASE_2019}/meta/validation#/$defs/nonNegativeInteger"}},
+    {"$id": f"{BASE_2020}/mine", "items": {"$ref": "meta/validation#/$defs/nonNegativeInteger"}},
     {"$schema": DRAFT_2019, "$recursiveAnchor": True, "type": ["array", "integer"], "items": {"$recursiveRef": "#"}},
 ]
 VALUES = [[], [1], [3], ["a"], [[1]], [[3], 3], [[["a"]]], [1.5], 1, "a", None]
@@ -40,6 +51,20 @@ def test_a_value_is_accepted_exactly_if_it_is_valid(at: int) -> None:
     assert 0 < len(valid) < len(VALUES)
 
 
+@pytest.mark.parametrize("uri", [DRAFT_4, DRAFT_7, DRAFT_2019, f"{BASE_2020}/schema"])
+def test_a_schema_may_be_one_of_the_draft_that_it_names(uri: str) -> None:
+    grammar = grammar_of({"$schema": uri, "$ref": uri})
+    for valid in ({"minLength": 1}, {"properties": {"a": {"type": "null"}}}, {"items": {"enum": [1]}}):
+        assert accepts(grammar, compact(valid)), valid
+    for invalid in ({"minLength": -1}, {"properties": {"a": {"type": "nil"}}}, {"items": {"allOf": [3]}}, 1):
+        assert not accepts(grammar, compact(invalid)), invalid
+
+
+def test_a_meta_schema_of_another_draft_is_refused() -> None:
+    with pytest.raises(GrammarError, match="draft-07"):
+        grammar_of({"$schema": f"{BASE_2020}/schema", "$ref": DRAFT_7})
+
+
 @pytest.mark.parametrize(
     ("schema", "where"),
     [
@@ -50,10 +75,11 @@ def test_a_value_is_accepted_exactly_if_it_is_valid(at: int) -> None:
         ),
         (
             {
-                "$id": "http://a.b/tree",
-                "$dynamicAnchor": "n",
-                "$ref": "list",
-                "$defs": {"x": {"$id": "list", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}},
+                "$ref": "http://a.b/list",
+                "$defs": {
+                    "x": {"$id": "http://a.b/list", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}},
+                    "y": {"$id": "http://a.b/other", "$dynamicAnchor": "n"},
+                },
             },
             "/$defs/x/items/$dynamicRef",
         ),

@@ -40,13 +40,13 @@ def test_property_names_cannot_be_written_with_escapes() -> None:
 
 
 def test_lenient_reports_unchecked_keywords_and_checks_them_afterwards() -> None:
-    schema = {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}}
+    schema = {"type": "array", "items": {"type": "integer"}, "not": {"maxItems": 4, "uniqueItems": True}}
     grammar = grammar_of(schema, lenient=True)
-    assert grammar.unchecked == ("/contains",)
+    assert grammar.unchecked == ("/not",)
     assert accepts(grammar, "[2]")
     assert not accepts(grammar, '["a"]')
-    assert grammar.check("[1,2]") is None
-    assert "None of [2,2]" in str(grammar.check("[2,2]"))
+    assert grammar.check("[2,2]") is None
+    assert "not allowed for [1,2]" in str(grammar.check("[1,2]"))
     assert "not JSON" in str(grammar.check("[1,"))
     assert grammar_of({"type": "integer"}, lenient=True).unchecked == ()
 
