@@ -23,7 +23,8 @@ def call_label(function: str, name: object) -> str:
 def checked_regex(where: str, pattern: object) -> Regex:
     """Returns the pattern as a spec. Raises InputError for anything but a valid pattern."""
     if not isinstance(pattern, str):
-        raise InputError(f"{where}: regex must be a pattern as text, not {type(pattern).__name__}")
+        hint = "; write regex=pattern.pattern" if isinstance(pattern, re.Pattern) else ""
+        raise InputError(f"{where}: regex must be a pattern as text, not {type(pattern).__name__}{hint}")
     try:
         re.compile(pattern)
         return Regex(pattern)
@@ -42,6 +43,8 @@ def checked_choices(where: str, choices: object, max_count: int | None = None) -
         spec = Choices(texts)
     except GrammarError as error:
         place = "" if error.where is None else f" (choice {error.where})"
+        if not all(isinstance(text, str) for text in texts):
+            place += "; for values of other types write a Literal, such as Literal[1, 2], or str(...)"
         raise InputError(f"{where}: {error.reason}{place}") from None
     return spec
 
@@ -62,7 +65,7 @@ def checked_constraint(where: str, **constraints: object) -> Spec | None:
             return _checked_spec(where, value)
         try:
             if name == "json_schema" and isinstance(value, str):
-                json.loads(value)
+                _check_is_json(where, value)
             if name == "json_schema" and isinstance(value, type) and not hasattr(value, "model_json_schema"):
                 raise InputError(
                     f"{where}: json_schema takes a dict, JSON text or a Pydantic model; write type={value.__name__}"
@@ -73,6 +76,13 @@ def checked_constraint(where: str, **constraints: object) -> Spec | None:
         except (GrammarError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: the {name} cannot be used: {error}") from None
     return None
+
+
+def _check_is_json(where: str, text: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where}: the json_schema cannot be used: {text!r:.80} is not JSON: {error}") from None
 
 
 def _checked_spec(where: str, value: object) -> Spec:

@@ -52,6 +52,14 @@ class Budget:
                 raise InputError(f"seconds of a Budget must be a number above 0, not {self.seconds!r:.80}")
 
 
+def _seconds_text(seconds: float) -> str:
+    """
+    >>> _seconds_text(0.0123), _seconds_text(1.04)
+    ('0.012 s', '1.0 s')
+    """
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
 def checked_budget(where: str, budget: object) -> Budget | None:
     """Returns `budget`. Raises InputError, beginning with `where`, unless it is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
@@ -133,7 +141,7 @@ class BudgetTracker:
         limits = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
         limits += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
         num_tokens = sum(call.num_tokens for call in list(self._calls))
-        used = f"{num_tokens} tokens, {time.monotonic() - self._started:.1f} s"
+        used = f"{num_tokens} tokens, {_seconds_text(time.monotonic() - self._started)}"
         self._error = BudgetExceeded(
             f"the budget of {' and '.join(limits)} is spent (used: {used}){reason and ': '}{reason}"
         )

@@ -13,12 +13,28 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import plait
 from plait.check import check
+from plait.runtime.similar_names import did_you_mean
 from plait.serve import add_backend_option, add_serve_options, add_weights_option, serve_command
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviated options, and names the one that a misspelt option resembles."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # here and not in parse_args, so that the parser of the command prints its own usage
+            hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,13 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _take_options_after_file(options)
         options.arguments += given[end + 1 :]
     try:
+        _take_model_option(options)
         _check_model_and_device(options)
         code: int = options.command(options)
         return code
     except plait.ModelNotFound as error:
         return _fail(str(error))
     except plait.PlaitError as error:
-        return _fail(f"{type(error).__name__}: {error}")
+        return _fail(f"{type(error).__name__}: {_with_option_name(error, options)}")
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
@@ -51,19 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="plait", description="Programs that call a language model many times.")
+    parser = _Parser(prog="plait", description="Programs that call a language model many times.")
     parser.add_argument("--version", action="version", version=f"plait {plait.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a Python file that holds plait programs")
     _add_run_options(run)
     run.add_argument("file", metavar="FILE.py")
-    run.add_argument(
+    rest = run.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="...",
         help="arguments for the file; the options above are taken here too, and those after -- are the file's own",
     )
+    rest.required = False  # so that an error for a missing FILE.py does not list it
     run.set_defaults(command=_run)
 
     talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
@@ -74,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     server = commands.add_parser("serve", help="serve the model over HTTP to clients of common APIs")
     add_serve_options(server)
+    server.add_argument("--model", dest="model_option", metavar="MODEL", help="MODEL, as in the other commands")
     server.set_defaults(command=serve_command)
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
@@ -104,6 +123,25 @@ def _take_options_after_file(options: argparse.Namespace) -> None:
             parser.error(f"--{name} is given before the file and after it; options of the file itself come after --")
         if value is not None:
             setattr(options, name, value)
+
+
+def _take_model_option(options: argparse.Namespace) -> None:
+    """Takes the model of `plait serve --model MODEL`. Raises InputError if MODEL is given without the option, too."""
+    model = getattr(options, "model_option", None)
+    if model is not None and options.model is not None:
+        raise plait.InputError(f"two models are given, {options.model!r:.80} and --model {model!r:.80}")
+    if model is not None:
+        options.model = model
+
+
+def _with_option_name(error: plait.PlaitError, options: argparse.Namespace) -> str:
+    """Returns the message, with the option instead of the setting that it begins with: `max_queue_time_s` is
+    --max-queue-time."""
+    text, field = str(error), getattr(error, "field", None)
+    for name in (field, (field or "").removesuffix("_s"), (field or "").removesuffix("s")):
+        if field and name in vars(options) and text.startswith(f"{field} "):
+            return f"--{name.replace('_', '-')}{text.removeprefix(field)}"
+    return text
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -156,8 +194,12 @@ def _run(options: argparse.Namespace) -> int:
         runs = stack.enter_context(collect_runs()) if trace_path is not None else []
         code = _run_file(options, path)
     if trace_path is not None:
-        write_traces(runs, trace_path)
-        print(f"plait: the trace of {len(runs)} programs is in {trace_path}", file=sys.stderr)
+        try:
+            write_traces(runs, trace_path)
+        except OSError as error:
+            return _fail(f"the trace cannot be written: {error}")
+        number = "1 program" if len(runs) == 1 else f"{len(runs)} programs"
+        print(f"plait: the trace of {number} is in {trace_path}", file=sys.stderr)
     return code
 
 

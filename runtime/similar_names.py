@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 
-def similar_name(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that is most similar, or None if none is.
+def similar_name(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str | None:
+    """Returns the known name that is most similar, or None if none is. `min_similarity`: from 0 to 1.
 
     >>> similar_name("temprature", ["temperature", "top_p"])
     'temperature'
     """
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=min_similarity)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ RUNTIME_ORDER = (
         "arrays",
         "portable_error",
         "errors",
+        "similar_names",
+        "setting_errors",
         "torch_import",
         "log_writer",
         "config",

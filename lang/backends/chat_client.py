@@ -13,7 +13,7 @@ from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, 
 from plait.lang.backends.chat_tools import OptionalTools, optional_tools
 from plait.lang.backends.remote_client import RemoteClient
 from plait.lang.backends.remote_session import Part, RemoteCall
-from plait.runtime.errors import CallFailed, ConstraintFailed, InputError
+from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, name_in
 
@@ -132,7 +132,8 @@ class ChatClient(RemoteClient):
         if output_format is not None:
             if end.reason == "length":
                 raise ConstraintFailed(
-                    f"max_tokens={params.max_tokens} cut the value off, and a chat API cannot complete it"
+                    f"max_tokens={params.max_tokens} cut the value off, and a chat API cannot complete it",
+                    VALUE_DOES_NOT_FIT,
                 )
             call.on_text(_read(output_format, text), end.usage.completion_tokens)
         call.on_result(end.reason, end.usage, end.matched, extra_meta)

@@ -23,7 +23,7 @@ from plait.lang.backends.sglang_format import (
     structural_tag,
 )
 from plait.lang.choices import choice_probabilities
-from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
+from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -155,7 +155,8 @@ class RuntimeEndpoint(RemoteClient):
             raise CallFailed(f"{self.name} ended the call: {reason.get('message') or reason or 'without a reason'}")
         if reason["type"] == "length" and params.complete:
             raise ConstraintFailed(
-                f"max_tokens={params.max_tokens} cut the value off, and {self.name} cannot complete it"
+                f"max_tokens={params.max_tokens} cut the value off, and {self.name} cannot complete it",
+                VALUE_DOES_NOT_FIT,
             )
         call.on_result(reason["type"], _usage(meta), reason.get("matched"), parse_logprobs(params, meta))
 

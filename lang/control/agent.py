@@ -229,7 +229,10 @@ def _checked_tools(tools: object, answer_tool: Tool) -> tuple[Tool, ...]:
     """Returns the tools, with `answer_tool` as the last one. Raises InputError for one that cannot be run."""
     if isinstance(tools, (str, bytes, dict, Tool)) or not isinstance(tools, Iterable):
         raise InputError(f"agent: tools must be a list of functions or Tool objects, not {tools!r:.80}")
-    checked = make_tools("agent", [*tools, answer_tool])
+    sources = [*tools]
+    if any(tool.name == answer_tool.name for tool in (make_tools("agent", sources) if sources else ())):
+        raise InputError(f"agent: a tool is named {answer_tool.name!r}, as the agent's own tool for its answer")
+    checked = make_tools("agent", [*sources, answer_tool])
     for tool in checked:
         if tool.function is None:
             raise InputError(f"agent: the tool {tool.name!r} has no function, so the agent cannot run it")

@@ -65,8 +65,8 @@ class BatchCheckpoint:
             return None
 
     def record(self, index: int, state: ProgramState) -> None:
-        """Saves a finished item. A failed item is not saved; nor is one with a value that has no form in a file, of
-        which a warning tells."""
+        """Saves a finished item. A failed item is not saved; nor is one with a value that has no form in a file, or
+        that cannot be written, of which a warning tells."""
         if state._run.error is not None or state.error() is not None:
             return
         try:
@@ -75,8 +75,24 @@ class BatchCheckpoint:
             message = f"resume: item {index} is not saved and will run again: {error}; save its text, s.text_of(...)"
             warnings.warn(message, stacklevel=3)
             return
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        try:
+            with self._lock:
+                _append_line(self._path, (json.dumps(line, ensure_ascii=False) + "\n").encode())
+        except OSError as error:  # a full disk: the result itself is not lost
+            warnings.warn(f"resume: item {index} is not saved and will run again: {error}", stacklevel=3)
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    """Appends a line, or nothing: a part of it would join with the next line, which no one could read then."""
+    with path.open("ab", buffering=0) as file:
+        length = file.seek(0, os.SEEK_END)
+        try:
+            remaining = memoryview(line)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
+        except OSError:
+            file.truncate(length)
+            raise
 
 
 def _source(body: Callable[..., Any]) -> str:
@@ -108,9 +124,12 @@ def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     """Returns the lines by key. Removes an incomplete last line, left by a kill or a full disk, from the file."""
-    with path.open("ab"):
-        pass  # reports an unwritable path now and not after the first item
-    data = path.read_bytes()
+    try:
+        with path.open("ab"):
+            pass  # reports an unwritable path now and not after the first item
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"run_batch: resume: the file cannot be written: {error}") from None
     complete_lines = data[: data.rfind(b"\n") + 1]
     done: dict[str, dict[str, Any]] = {}
     for number, text in enumerate(complete_lines.splitlines(), 1):

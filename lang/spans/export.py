@@ -24,9 +24,11 @@ _TEMPLATE_STYLE = "color:#999"
 
 
 def checked_path(where: str, path: str | Path) -> Path:
-    """Returns the path. Raises InputError unless its suffix is .html or .json."""
+    """Returns the path. Raises InputError unless its suffix is .html or .json, and its folder exists."""
     if Path(path).suffix not in (".html", ".json"):
         raise InputError(f"{where}: the path must end in .html (page) or .json (Perfetto), not {str(path)!r:.80}")
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{where}: there is no folder {str(Path(path).parent)!r:.200}")
     return Path(path)
 
 

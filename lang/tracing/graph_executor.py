@@ -13,6 +13,7 @@ from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
 from plait.lang.core.interpreter import execute
 from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
 from plait.lang.core.results import Segment
+from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
@@ -43,6 +44,8 @@ def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, 
     """Runs the steps once. Raises InputError for wrong arguments before anything runs, ProgramError if a call fails."""
     for name in arguments:
         if name not in graph.parameters:
+            if name in RUN_OPTION_KEYWORDS:
+                raise InputError(f"graph of {graph.name!r}: {name!r} belongs to compile: program.compile({name}=...)")
             known = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
             raise InputError(
                 f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}; {known}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # slow imports happen while the runtime process starts
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
+_HOST_AND_PORT = re.compile(r"[\w.-]+:[0-9]{1,5}")
 GOMP_SPIN_COUNT = (
     "20000"  # waiting OpenMP threads then sleep; spinning longer is ten times slower beside other processes
 )
@@ -111,8 +113,10 @@ class Runtime:
         """
         from plait.runtime.client.connect import connect_client
 
-        if "://" in str(address):
-            text = f"a runtime's address is a path, as in runtime.address, not {str(address)!r:.80}"
+        is_path = isinstance(address, str | Path) and str(address) not in ("", ".") and "://" not in str(address)
+        if not is_path or _HOST_AND_PORT.fullmatch(str(address)):
+            shown = address if address is None or isinstance(address, int) else str(address)
+            text = f"a runtime's address is a path, as in runtime.address, not {shown!r:.80}"
             raise errors.InputError(f"Runtime.connect: {text}; to a server connect with plait.RuntimeEndpoint(url)")
         runtime = cls.__new__(cls)
         runtime.address, runtime._process = str(address), None

@@ -151,12 +151,20 @@ def _is_mounted_at_root(scope: Scope) -> bool:
     return scope["type"] == "http" and not scope.get("root_path")
 
 
+def _routing_error_text(request: Request, error: HTTPException) -> str:
+    if error.status_code == 404:
+        return unknown_path_text(request.url.path, request.app.endpoint_paths)
+    allowed = (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allowed:
+        return f"this endpoint takes {allowed}, not {request.method}"
+    return str(error.detail)
+
+
 async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnected):
         return Response(status_code=499)  # never read: the client has gone
     if isinstance(error, HTTPException):
-        is_unknown_path = error.status_code == 404
-        text = unknown_path_text(request.url.path, request.app.endpoint_paths) if is_unknown_path else str(error.detail)
+        text = _routing_error_text(request, error)
         error = ApiError(error.status_code, text, type=NOT_FOUND, code=None, headers=dict(error.headers or {}))
     api_error = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     record = current_request()

@@ -70,7 +70,10 @@ class AdmissionControl:
             return key_name
         if path in self.public_paths:
             return ""
-        text = "an API key is needed: send it as 'Authorization: Bearer KEY'"
+        is_missing = not _api_key(headers)
+        text = (
+            "an API key is needed: send it as 'Authorization: Bearer KEY'" if is_missing else "the API key is not valid"
+        )
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def check_capacity(self, tenant: str) -> None:

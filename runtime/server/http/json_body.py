@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid
+from plait.runtime.server.field_hints import allowed_values, unknown_field_hint
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.server.http.response import ClientDisconnected
 
@@ -94,7 +95,7 @@ def convert_json(value: Any, kind: type[T], path: str = "") -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error), path) from None
+        raise _validation_error(str(error), path, kind) from None
 
 
 def _check_steps(value: Any, num_keys_of_body: int) -> Iterator[None]:
@@ -141,9 +142,10 @@ def _too_deep() -> ApiError:
     return invalid(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
-def _validation_error(text: str, path: str) -> ApiError:
-    """Converts msgspec's message, such as "Expected `str`, got `int` - at `$.messages[0].content`"."""
+def _validation_error(text: str, path: str, kind: Any) -> ApiError:
+    """Converts msgspec's message, such as "Expected `str`, got `int` - at `$.messages[0].content`", about a `kind`."""
     problem, _, subpath = text.partition(" - at `")
+    path_in_kind = subpath.rstrip("`").removeprefix("$").removeprefix(".")
     param = (path + subpath.rstrip("`").removeprefix("$")).removeprefix(".")
     for pattern, message, code in (
         (_UNKNOWN, "unknown parameter", "unknown_parameter"),
@@ -151,7 +153,10 @@ def _validation_error(text: str, path: str) -> ApiError:
     ):
         if match := pattern.match(problem):
             name = f"{param}.{match[1][:100]}" if param else match[1][:100]
-            return invalid(f"{message}: '{name}'", name, code)
+            hint = unknown_field_hint(kind, path_in_kind, match[1][:100]) if pattern is _UNKNOWN else ""
+            return invalid(f"{message}: '{name}'{hint}", name, code)
     if _CONTENT_PART_TYPE.fullmatch(param):
         problem = f"content parts must be text; {problem[:1].lower()}{problem[1:]}"
+    elif problem.startswith("Invalid "):
+        problem += allowed_values(kind, path_in_kind)
     return invalid(f"'{param}': {problem}" if param else problem, param or None)

@@ -199,7 +199,7 @@ def test_scripted_agent():
     [
         ({"tools": [Tool("a")]}, "agent: the tool 'a' has no function"),
         ({"tools": population}, "agent: tools must be a list"),
-        ({"tools": [Tool("final_answer", function=print)]}, "two tools are named 'final_answer'"),
+        ({"tools": [Tool("final_answer", function=print)]}, "a tool is named 'final_answer', as the agent's own"),
         ({"max_turns": 0}, "max_turns must be an integer from 1 to 1000"),
         ({"tool_timeout": 0}, "tool_timeout must be a number of seconds above 0"),
         ({"on_tool_error": "ignore"}, 'on_tool_error must be "text" or "raise"'),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import signal
 
 import msgspec
 import pytest
@@ -68,17 +70,20 @@ def test_another_model_runs_again(backend, tmp_path):
     assert len(backend.scheduler.sent(Generate)) == 2
 
 
-def test_write_error_of_the_file_fails_the_item(backend, tmp_path):
+def test_write_error_of_the_file_loses_no_result(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
     for program in (qa, async_program):
 
         def answer(prompt, request):
-            file.unlink(missing_ok=True)
-            file.mkdir(exist_ok=True)
+            if file.is_file():
+                file.unlink()
+                file.mkdir()
             return "fine"
 
         backend.scheduler.answer = answer
-        assert [type(s.error().__cause__) for s in program.run_batch(items, resume=file)] == [IsADirectoryError] * 2
+        with pytest.warns(UserWarning, match="resume: item . is not saved and will run again: .*Is a directory"):
+            states = program.run_batch(items, resume=file, num_threads=1)
+        assert [(state.error(), state["answer"]) for state in states] == [(None, "fine")] * 2
         file.rmdir()
 
 
@@ -124,5 +129,29 @@ def test_invalid_files_and_arguments_are_errors(backend, tmp_path):
     file.write_text("not a line\n")
     with pytest.raises(plait.InputError, match=r"batch.jsonl, line 1, is not a line"):
         qa.run_batch([{"question": "a"}], resume=file)
-    with pytest.raises(FileNotFoundError):
-        qa.run_batch([{"question": "a"}], resume=tmp_path / "no" / "folder")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(backend, tmp_path):
+    for path in (tmp_path, tmp_path / "none" / "batch.jsonl"):
+        with pytest.raises(plait.InputError, match="resume: the file cannot be written: "):
+            qa.run_batch([{"question": "a"}], resume=path)
+    assert backend.scheduler.sent(Generate) == []
+
+
+def test_a_full_disk_loses_no_result_and_no_line(backend, tmp_path):
+    """A limit on the file's size stands for the full disk: a write writes what fits and fails then."""
+    file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "abc"]
+    qa.run_batch(items[:1], resume=file)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 40, hard))
+    try:
+        with pytest.warns(UserWarning, match="resume: item . is not saved and will run again: .*File too large"):
+            states = qa.run_batch(items, resume=file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [state["length"] for state in states] == [len(state["answer"]) for state in states]
+    assert len(file.read_bytes().splitlines()) == 1
+    resumed = qa.run_batch(items, resume=file)  # each line can be read
+    assert observable_results(resumed) == observable_results(states) and len(file.read_bytes().splitlines()) == 3

@@ -73,6 +73,16 @@ def test_headers_with_and_without_a_key(app, headers, status) -> None:
     assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == status
 
 
+def test_the_error_tells_a_wrong_key_from_a_missing_one(app) -> None:
+    for headers, text in (
+        ({"authorization": "Bearer wrong"}, "the API key is not valid"),
+        ({"x-api-key": "wrong"}, "the API key is not valid"),
+        ({"authorization": "a-key"}, "an API key is needed: send it as 'Authorization: Bearer KEY'"),
+        ({}, "an API key is needed: send it as 'Authorization: Bearer KEY'"),
+    ):
+        assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).json()["error"]["message"] == text
+
+
 def test_settings_open_the_page_and_the_metrics(app) -> None:
     assert ask(app(api_keys=KEYS), "GET", "/").status_code == 200
     assert ask(app(api_keys=KEYS, page=False), "GET", "/").status_code == 401

@@ -122,7 +122,9 @@ def test_statuses_of_wrong_paths_methods_and_bodies(address) -> None:
         httpx.post(url, content=chat(model="gpt-4"), headers=JSON, timeout=60).json()["error"]["code"]
         == "model_not_found"
     )
-    assert httpx.get(url, timeout=60).status_code == 405
+    wrong_method = httpx.get(url, timeout=60)
+    assert wrong_method.status_code == 405
+    assert wrong_method.json()["error"]["message"] == "this endpoint takes POST, not GET"
     assert httpx.get(f"{address}/v2", timeout=60).json()["error"]["type"] == "not_found_error"
     large = b'{"model":"' + b"a" * (8 << 20) + b'"}'
     assert httpx.post(url, content=large, headers=JSON, timeout=60).status_code == 413
