@@ -24,9 +24,9 @@ class KernelFunction:
     @cached_property
     def dispatcher(self) -> Any:
         """The function as numba compiles it."""
-        from plait.kernels.cpu import numba_pipeline
+        from plait.kernels.cpu.compiler import numba_pipeline
 
-        return (numba_pipeline.compile_inner if self._is_inner else numba_pipeline.numba.njit)(self.py_func)
+        return (numba_pipeline.compile_inner if self._is_inner else numba_pipeline.compile_outer)(self.py_func)
 
     @property
     def _numba_type_(self) -> Any:
@@ -60,16 +60,19 @@ class Intrinsic:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from plait.kernels.cpu import numba_pipeline
+        from plait.kernels.cpu.compiler import numba_pipeline
 
         return numba_pipeline.type_of_intrinsic(self.define, self.prefer_literal)
 
 
-def intrinsic(define: Function | None = None, *, prefer_literal: bool = False) -> Any:
-    """Makes an `Intrinsic` of the function that defines it; `prefer_literal`: numbers are passed as literal types."""
-    if define is None:
-        return lambda function: Intrinsic(function, prefer_literal)
-    return Intrinsic(define, prefer_literal)
+def intrinsic(define: Function) -> Any:
+    """Makes an `Intrinsic` of the function that defines it."""
+    return Intrinsic(define, prefer_literal=False)
+
+
+def literal_intrinsic(define: Function) -> Any:
+    """Makes an `Intrinsic` whose definition gets integers that are known as literal types."""
+    return Intrinsic(define, prefer_literal=True)
 
 
 class _Carray:
@@ -77,9 +80,9 @@ class _Carray:
 
     @property
     def _numba_type_(self) -> Any:
-        from plait.kernels.cpu import numba_pipeline
+        from plait.kernels.cpu.compiler import numba_pipeline
 
-        return numba_pipeline.type_of_global(numba_pipeline.numba.carray)
+        return numba_pipeline.type_of_carray()
 
 
 carray: Any = _Carray()

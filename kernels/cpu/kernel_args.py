@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import carray, inner_njit, intrinsic
 
 INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row

@@ -13,8 +13,8 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.jit import intrinsic, literal_intrinsic
 
 SILU, GELU = 0, 1  # activations of SwiGLU and GEGLU (tanh approximation), Shazeer 2020
 
@@ -81,7 +81,7 @@ def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, hal
     return types.void(*([types.int64] * 5)), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def glu_quantize_block(
     context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any
 ) -> Any:
@@ -96,7 +96,7 @@ def glu_quantize_block(
     return types.void(kind, *([types.int64] * 6)), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def glu_x4_to_bf16(context: Any, kind: Any, pairs: Any, out: Any) -> Any:
     """Computes activation(gate) * up of 4 rows of 16 gates and 16 ups, to 4 rows of 16 bfloat16, 64 bytes apart."""
 

@@ -1,5 +1,7 @@
 """The folder of packed weights: one file for a model and a weight format, bounded in total size.
 
+It also has the merges of large tokenizers (`tokenizer.sentencepiece_merges`), which belong to no model.
+
 The folder is `plait/packed-weights` in the user's cache. PLAIT_PACKED_CACHE_GB is the size that its files may have
 together, in 10^9 bytes (default 16; 0: nothing is read or written). The files used least recently go first, and those
 whose model has changed. Any number of processes may use the folder at the same time: a file gets its name when it is

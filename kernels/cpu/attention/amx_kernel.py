@@ -17,8 +17,8 @@ from llvmlite import ir
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
 VOID = ir.VoidType()

@@ -13,8 +13,8 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
 PARTIAL_SUMS = 4  # partial sums of a score

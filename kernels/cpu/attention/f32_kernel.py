@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.jit import intrinsic, literal_intrinsic
 
 ROW_BYTES = 4 * KV_BLOCK  # bytes of a row of keys, and of a lane's scores
 PAIRS = 16  # pairs of channels, or of positions, that are summed before they are added to the result
@@ -39,7 +39,7 @@ def transpose_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
     return types.void(*([types.int64] * 3)), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def compute_qk(context: Any, lanes: Any, queries: Any, keys: Any, head_dim: Any, out: Any) -> Any:
     """Computes the scores of 1 to 3 queries [lanes, D] and all 64 keys, `out` [lanes, 64]."""
 
@@ -86,7 +86,7 @@ def round_to_bf16(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(*([types.int64] * 3)), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def accumulate_pv(
     context: Any, lanes: Any, probs: Any, values: Any, head_dim: Any, pairs: Any, accumulators: Any
 ) -> Any:

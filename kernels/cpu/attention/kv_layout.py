@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
 KV_BLOCK = 64  # positions of a block, the unit that is read from the cache

@@ -15,8 +15,8 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, NARROW_LANES
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
 MASKED_SCORE, INITIAL_MAX = -1e30, -1e20  # the score of a masked position; the running maximum before any score

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from llvmlite import ir
 
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.compiler import arrays, operators
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.compiler.values import (
     BOOL,
     CASTS,

@@ -15,10 +15,10 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.gemm.forms import HALF_TILE
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.jit import literal_intrinsic
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs
@@ -27,7 +27,7 @@ VOID = ir.VoidType()
 LEFT, RIGHT = (4, 5), (6, 7)  # matrix registers; 0 to 3 hold sums
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def zero_accumulators(context: Any, count: Any) -> Any:
     """Clears the accumulators of `count` (1 or 2) times 16 rows."""
 
@@ -40,7 +40,7 @@ def zero_accumulators(context: Any, count: Any) -> Any:
     return types.void(count), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def load_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Loads the accumulators that `store_accumulators` wrote."""
 
@@ -53,7 +53,7 @@ def load_accumulators(context: Any, count: Any, address: Any, stride: Any) -> An
     return types.void(count, types.int64, types.int64), generate
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def store_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Writes the accumulators, float32 [16 * count, 32], in rows of `stride` bytes."""
 
@@ -76,7 +76,7 @@ def _accumulator_addresses(b: Any, count: int, address: Any, stride: Any) -> lis
     ]
 
 
-@intrinsic(prefer_literal=True)
+@literal_intrinsic
 def multiply_block(context: Any, count: Any, x: Any, x_stride: Any, panel: Any) -> Any:
     """Adds the products of bfloat16 tiles [count, 16 rows, 32], `x_stride` bytes apart, with one block of a panel."""
 

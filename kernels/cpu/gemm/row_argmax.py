@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic, njit
 from plait.kernels.cpu.vector_ops import address_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import inner_njit, intrinsic
 
 SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129  # of Linux on x86-64

@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu import signatures as types
+from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.jit import intrinsic
 from plait.kernels.cpu.kernel_args import aligned_zeros

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into the CPU's decoder for packed weights. Imports numba."""
+"""Loads a checkpoint into the CPU's decoder for packed weights. Imports llvmlite."""
 
 from __future__ import annotations
 

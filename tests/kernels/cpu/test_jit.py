@@ -6,7 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-from plait.kernels.cpu import jit, numba_pipeline
+from plait.kernels.cpu import jit
+from plait.kernels.cpu.compiler import numba_pipeline
 
 
 @jit.inner_njit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ class Loop:
     def __init__(self, clock: SimpleNamespace, step_s: float | None, num_steps: int) -> None:
         self.clock, self.step_s, self.num_steps = clock, step_s, num_steps
         self.events: list[str] = []
-        self.compiler = self
+        self.compiler = self.vocabulary = self
+        self.tokenized = threading.Event()
 
     @property
     def should_stop(self) -> bool:
@@ -25,6 +27,10 @@ class Loop:
         self.num_steps -= 1
         self.events.append("waits" if timeout_s is None else "step")
         self.clock.now += (timeout_s or 0.0) if self.step_s is None else self.step_s
+
+    def encode(self, text: str) -> list[int]:
+        self.tokenized.set()
+        return []
 
     def start_workers(self) -> None:
         self.events.append("start")
@@ -48,4 +54,4 @@ def clock(monkeypatch):
 def test_compile_processes_start_once_after_the_owner_could_connect(clock, step_s, expected) -> None:
     loop = Loop(clock, step_s, 3)
     worker._run(loop, loop)
-    assert loop.events == expected
+    assert loop.events == expected and loop.tokenized.wait(60)

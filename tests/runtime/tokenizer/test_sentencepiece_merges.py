@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_llama_gguf import write_small_model
 
@@ -21,6 +21,7 @@ def merges(tokens=TOKENS, scores=SCORES, types=None):
     return sentencepiece_merges(tokens, types or [1] * len(tokens), scores, {t: i for i, t in enumerate(tokens)})
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(st.text("ab", min_size=1, max_size=5), unique=True, max_size=30),
     scores=st.lists(st.sampled_from([0.0, -1.0, -2.5]), min_size=30, max_size=30),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.kernels.cpu.attention.workspace import float32_array, int64_array
@@ -145,6 +145,7 @@ def compiled(function: Any, array_at: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@settings(deadline=None)
 @given(x=NUMBERS, y=NUMBERS)
 def test_integers_arrays_and_records_are_those_of_python(function, x, y) -> None:
     expected, actual = np.arange(SIZE), np.concatenate([np.arange(SIZE), np.zeros(SIZE, np.int64)])
@@ -172,6 +173,7 @@ def floats(out, x, y):
     out[8] = best
 
 
+@settings(deadline=None)
 @given(x=NUMBERS, y=NUMBERS, has_nan=st.booleans())
 def test_floats_are_those_of_numpy(x, y, has_nan) -> None:
     expected = np.linspace(-3, 5, SIZE, dtype=np.float32)

@@ -25,7 +25,7 @@ from numba.core import codegen, compiler, typed_passes, untyped_passes
 from numba.core.compiler_machinery import register_pass
 from numba.core.registry import cpu_target
 
-from plait.kernels.cpu import signatures
+from plait.kernels.cpu.compiler import signatures
 
 TESTED_NUMBA = (0, 68)
 _UNUSED_PASSES = frozenset(
@@ -135,6 +135,16 @@ def compile_inner(function: Callable[..., Any]) -> Any:
     if numba.version_info.short != TESTED_NUMBA:
         return numba.njit(function)
     return numba.njit(pipeline_class=_InnerCompiler)(function)
+
+
+def compile_outer(function: Callable[..., Any]) -> Any:
+    """Compiles a function that Python calls, too."""
+    return numba.njit(function)
+
+
+def type_of_carray() -> Any:
+    """Returns numba's type of `numba.carray`."""
+    return type_of_global(numba.carray)
 
 
 def type_of_intrinsic(define: Callable[..., Any], prefer_literal: bool) -> Any:
