@@ -1,10 +1,10 @@
 """Parts of the CPU kernels as functions that Python calls, made by the compiler that the decoder's kernels go through.
 
-    @compiled_kernel
-    def update(scores, count):
-        online_softmax.online_softmax_update(address_of(scores), count)
+@compiled_kernel
+def update(scores, count):
+    online_softmax.online_softmax_update(address_of(scores), count)
 
-    update(np.zeros(64, np.float32), 3)
+update(np.zeros(64, np.float32), 3)
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_kernel
 
 @cache
 def compiled(isa, name):
-    """A form's functions: those of this CPU, or compiled with the product of another instruction set and nothing else."""
+    """A form's functions: those of this CPU, or only the product, compiled for another instruction set."""
     if isa is int8_kernel.INT8_ISA:
         return form_kernels.form_kernel(name)
     with pytest.MonkeyPatch.context() as patched:
