@@ -11,9 +11,9 @@ import gguf
 import llvmlite.binding
 import numpy as np
 import pytest
-from form_calls import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import product
 from quantized_activations import activations_of, dequantized, random_int8
 from stored_weights import dequantized_weight, random_weight
 
