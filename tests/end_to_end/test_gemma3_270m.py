@@ -22,7 +22,6 @@ from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.engine import Engine
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 NAME = "gemma3-270m"
 TEXTS = [
@@ -56,11 +55,6 @@ def path():
 @pytest.fixture(scope="module")
 def metadata(path):
     return open_gguf(path, metadata_only=True).metadata
-
-
-@pytest.fixture(scope="module")
-def tokenizer(path):
-    return load_tokenizer(path)
 
 
 def sentencepiece(metadata):
@@ -156,6 +150,11 @@ def reference_model(path):
 def engine():
     with Engine(NAME, device="cpu", dtype="float32", check_integrity=True, max_pages=2000) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module")
+def tokenizer(engine):
+    return engine.client.tokenizer
 
 
 @pytest.fixture

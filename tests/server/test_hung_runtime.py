@@ -14,8 +14,8 @@ BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2, "temperature
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Served("--stuck-after", "8")
+def server(small_model):
+    server = Served(small_model, "--stuck-after", "8")
     yield server
     server.close()
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import layout_of
-from compiled_kernel import compiled_kernel
 from cpu_attention_batches import attention_batch, row_lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, bf16_values, counters, empty_bf16, empty_int8
 
 from plait.kernels.cpu import llvm, ops, vector_ops

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compiled_kernel import compiled_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 
 from plait.kernels.cpu.attention import online_softmax
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import layout_of
-from compiled_kernel import compiled_kernel
 from cpu_attention_batches import attention_batch, rows_with_shared_prefixes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, counters, empty_int8
 
 from plait.kernels.cpu import amx, llvm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from form_calls import unpacked
+from kernel_calls import unpacked
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu.decoder import missing_features

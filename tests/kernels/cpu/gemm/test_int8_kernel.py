@@ -11,9 +11,9 @@ import gguf
 import llvmlite.binding
 import numpy as np
 import pytest
-from form_calls import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import product
 from quantized_activations import activations_of, dequantized, random_int8
 from stored_weights import dequantized_weight, random_weight
 
@@ -39,7 +39,7 @@ CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_kernel
 
 @cache
 def compiled(isa, name):
-    """A form's functions: those of this CPU, or compiled with the product of another instruction set and nothing else."""
+    """A form's functions: those of this CPU, or only the product, compiled for another instruction set."""
     if isa is int8_kernel.INT8_ISA:
         return form_kernels.form_kernel(name)
     with pytest.MonkeyPatch.context() as patched:

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from compiled_kernel import compiled_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 from quantized_activations import (
     assert_close_int8,
     bf16_values,

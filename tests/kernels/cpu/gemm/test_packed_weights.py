@@ -5,9 +5,9 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from form_calls import unpacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import unpacked
 from stored_weights import dequantized_weight, random_blocks, random_weight
 
 from plait.kernels.cpu.decoder import missing_features

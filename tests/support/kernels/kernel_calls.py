@@ -1,10 +1,10 @@
-"""Parts of the CPU kernels as functions that Python calls, made by the compiler that the decoder's kernels go through.
+"""Calls parts of the CPU kernels from Python: functions, as the compiler of the decoder makes them, and a form's code.
 
-    @compiled_kernel
-    def update(scores, count):
-        online_softmax.online_softmax_update(address_of(scores), count)
+@compiled_kernel
+def update(scores, count):
+    online_softmax.online_softmax_update(address_of(scores), count)
 
-    update(np.zeros(64, np.float32), 3)
+update(np.zeros(64, np.float32), 3)
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.compiler.functions import KernelModule
 from plait.kernels.cpu.compiler.values import FLOAT64, INT, Array, Kind, Record
+from plait.kernels.cpu.gemm.form_kernels import FormKernel, form_kernel
+from plait.kernels.cpu.gemm.int8_kernel import ProductArgs
+from plait.kernels.cpu.gemm.packed_weights import PackedWeight
+from plait.kernels.cpu.kernel_types import QuantizedActivations
+
+TILE = 32  # outputs of a tile
 
 
 class CompiledKernel:
@@ -79,3 +85,31 @@ def _parts_of(argument: Any) -> list[Any]:
     if isinstance(argument, tuple):
         return [part for item in argument for part in _parts_of(item)]
     return [argument if isinstance(argument, float) else int(argument)]
+
+
+def _call(address: int, *arguments: int) -> None:
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(address)(*arguments)
+
+
+def product(weight: PackedWeight, x: QuantizedActivations, kernel: FormKernel | None = None) -> np.ndarray:
+    """The product [rows, O] in int8, all tiles in one call."""
+    rows, blocks = x.scales.shape
+    out = np.full((rows, TILE * len(weight.data)), np.nan, np.float32)
+    addresses = (x.scales.ctypes.data, x.block_sums.ctypes.data, x.half_sums.ctypes.data)
+    args = ProductArgs(
+        weight.address, weight.tile_bytes, len(weight.data), x.qvalues.ctypes.data, x.qvalues.strides[0], *addresses,
+        blocks, out.ctypes.data, out.strides[0], 4 * TILE, rows,
+    )  # fmt: skip
+    memory = np.array(args, np.int64)
+    _call((kernel or form_kernel(weight.form.name)).product, memory.ctypes.data)
+    return out[:, : weight.outputs]
+
+
+def unpacked(weight: PackedWeight, kernel: FormKernel | None = None) -> np.ndarray:
+    """The weight [O, C] as the function that reads embeddings dequantizes it."""
+    out = np.full((weight.outputs, weight.inputs), np.nan, np.float32)
+    function = (kernel or form_kernel(weight.form.name)).output
+    for row in range(weight.outputs):
+        tile = weight.address + row // TILE * weight.tile_bytes
+        _call(function, tile, row % TILE, weight.inputs // 32, out[row].ctypes.data)
+    return out
