@@ -176,7 +176,7 @@ def test_replica_killed_before_the_first_token(served) -> None:
 def test_replica_killed_while_its_requests_run(served) -> None:
     """Streams that began get their error, all others their answer, and every request has exactly one end."""
     prompts = [f"A tale of {number} dogs:" for number in range(6)]
-    expected = one_engine(served, prompts, max_tokens=30)
+    expected = one_engine(served, prompts, max_tokens=16)
     begun, ends = threading.Semaphore(0), []
 
     def stream(number) -> None:
@@ -196,7 +196,7 @@ def test_replica_killed_while_its_requests_run(served) -> None:
     num_lost, num_placed = len(served.calls(0)), sum(served.transport.num_placed.values())
     assert 0 < num_lost < len(threads)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(served.ask_all, prompts, max_tokens=30)
+        answers = pool.submit(served.ask_all, prompts, max_tokens=16)
         assert wait_until(lambda: sum(served.transport.num_placed.values()) == num_placed + len(prompts))
         served.signal(0, signal.SIGKILL)
         assert answers.result(200) == expected
