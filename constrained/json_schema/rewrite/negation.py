@@ -22,7 +22,13 @@ from plait.constrained.json_schema.rewrite.analysis import (
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, matches
+from plait.constrained.json_schema.rewrite.patterns import (
+    ANY,
+    complement_pattern,
+    ecma_to_plain_pattern,
+    is_narrowed,
+    matches,
+)
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -282,6 +288,8 @@ def _negate_enum(listed: list[Any]) -> list[Schema] | None:
 
 
 def _negate_pattern(pattern: str) -> list[Schema] | None:
+    if is_narrowed(pattern):
+        return None
     try:
         rest = intersect(f"{ANY}*", ecma_to_plain_pattern(pattern).pattern, negated=True).pattern
     except GrammarError:
@@ -332,14 +340,16 @@ def _negate_object_keyword(name: str, value: Any, schema: dict[str, Any], contex
 def _negate_count(name: str, count: int, context: Context) -> list[Schema] | None:
     """Returns objects with more of the names that they may have, or that lack more of them."""
     names = context.names()[0]
-    size = count + 1 if name == "maxProperties" else len(names) - count + 1
-    if not 0 < size <= len(names):
-        return [] if size > len(names) else [{"type": "object"}]
-    if comb(len(names), size) > MAX_SUBSETS:
+    required = {key for part in context.parts for key in part.get("required", ())}
+    optional = [key for key in names if key not in required]
+    size = count + 1 - len(required) if name == "maxProperties" else len(names) - count + 1
+    if size <= 0 or size > len(optional):
+        return [{"type": "object"}] if size <= 0 else []
+    if comb(len(optional), size) > MAX_SUBSETS:
         return None
     if name == "maxProperties":
-        return [{"type": "object", "required": list(some)} for some in combinations(names, size)]
-    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(names, size)]
+        return [{"type": "object", "required": list(some)} for some in combinations(optional, size)]
+    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(optional, size)]
 
 
 def _violating_properties(applied: list[tuple[str, Schema]], context: Context) -> list[Schema] | None:
