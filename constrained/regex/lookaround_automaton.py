@@ -35,7 +35,7 @@ class Node(NamedTuple):
     low: int = 0
     high: int = -1  # -1: without a bound
     negated: bool = False
-    index: int = 0
+    number: int = 0
 
 
 Sequence: TypeAlias = tuple[Node, ...]
@@ -141,7 +141,7 @@ class _Builder:
                 if any(node.kind in ("ahead", "behind") for node in inner):
                     raise GrammarError("lookaround within lookbehind is not supported")
                 self._behind.append(inner)
-                return (Node("behind", negated=op == "ASSERT_NOT", index=len(self._behind) - 1),)
+                return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._behind) - 1),)
             case "AT":
                 if self._in_negative and "BOUNDARY" in str(value):
                     raise GrammarError("a word boundary within negative lookaround is not supported")
@@ -250,7 +250,7 @@ class _Automaton:
             return place.is_start
         if node.kind == "boundary":
             return "unknown" not in (place.before, after) and (place.before != after) != node.negated
-        return place.behind[node.index] != node.negated
+        return place.behind[node.number] != node.negated
 
     def _matches_end(self, state: State, place: Place, at_end: bool = True) -> bool:
         return any(all(self._ends(one, place, at_end, frozenset()) for one in must) for must in state)

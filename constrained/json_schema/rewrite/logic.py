@@ -86,7 +86,7 @@ def _with_names(branch: Schema, outer: SchemaObject) -> Schema:
 
 
 def _exclusive_branch(
-    branches: list[SchemaObject], index: int, shared: set[int], outer: list[Schema], document: SchemaDocument
+    branches: list[Schema], index: int, shared: set[int], outer: list[Schema], document: SchemaDocument
 ) -> SchemaObject:
     if len(shared) > MAX_EXCLUDED:
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")

@@ -17,6 +17,7 @@ from plait.constrained.json_schema.rewrite.analysis import (
     allowed_kinds,
     are_disjoint,
     conjuncts,
+    listed_values,
     property_schemas,
 )
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
@@ -130,6 +131,10 @@ def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> S
     >>> subtract([a], b, SchemaDocument("{}"))
     {'anyOf': [{'type': 'object', 'required': ['a']}]}
     """
+    listed = listed_values({"allOf": branch}, document)
+    if listed is not None and len(listed) <= MAX_LISTED:
+        rest = [value for value in listed if not document.is_valid(other, value)]
+        return {"enum": rest} if rest else False
     context = Context(document, flattened(branch, document))
     exact = _negate(other, context)
     if exact is not None:
@@ -187,12 +192,18 @@ def _merge_absent(alternatives: list[Schema]) -> list[Schema]:
         for one in alternatives
         if _absent_name(one) not in present and not any(one is other for other in present.values())
     ]
-    return [*joined, *({"type": "object", "properties": one.get("properties", {})} for one in present.values())]
+    return [*joined, *({"type": "object", "properties": _properties(one)} for one in present.values())]
+
+
+def _properties(schema: Schema) -> Any:
+    return {} if isinstance(schema, bool) else schema.get("properties", {})
 
 
 def _absent_name(schema: Schema) -> str | None:
     """Returns the name if `schema` is about objects without a property, as `required` is negated."""
     if not isinstance(schema, dict) or schema.keys() != {"type", "properties"} or len(schema["properties"]) != 1:
+        return None
+    if schema["type"] not in ("object", ["object"]):
         return None
     return next((name for name, inner in schema["properties"].items() if inner is False), None)
 
