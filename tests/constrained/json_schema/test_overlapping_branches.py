@@ -146,6 +146,16 @@ def random_text(grammar: Grammar, rng: random.Random) -> str | None:
     return None if rest is None else (text + bytes(token - 1 for token in rest)).decode()
 
 
+def test_a_completion_ends_each_number_at_the_limit_of_digits() -> None:
+    schema = {"type": "array", "items": {"type": "number"}, "contains": {"minimum": 100}, "maxItems": 4}
+    matcher = grammar_of(schema).matcher()
+    for byte in b"[3.7e569":
+        assert matcher.accept(1 + byte)
+    for token in matcher.completion(200) or pytest.fail("no completion was found"):
+        assert token in allowed_tokens(matcher, BYTE_VOCABULARY)
+        assert matcher.accept(token)
+
+
 INNER = st.sampled_from([TEXT, INTEGER, {"const": "a"}, {"enum": ["x", 1]}, {"format": "email"}, {}, False])
 NAMED = st.dictionaries(st.sampled_from("abc"), INNER, max_size=2)
 OBJECT_BRANCHES = st.fixed_dictionaries(
