@@ -60,7 +60,7 @@ def with_lookaround(items: list[ParseItem], spelled: str) -> PlainPattern:
     """Returns a plain pattern of the texts in which a parsed pattern is found. Raises GrammarError if it is too large.
 
     >>> import re._parser as parser
-    >>> with_lookaround(list(parser.parse("^(?!b)[ab]$")), "").pattern
+    >>> with_lookaround(list(parser.parse(r"^(?!b)[ab]\\Z")), "").pattern
     '[\\\\U00000061]'
     """
     builder = _Builder(items, spelled)
