@@ -1,6 +1,6 @@
 """What share of real schemas, and of the official test suite of JSON Schema, is compiled and right, keyword by keyword.
 
-python benchmarks/schema_coverage.py CORPUS.jsonl [--suite FOLDER] [--walks N] [--out REPORT.json]
+python benchmarks/schema_coverage.py CORPUS.jsonl [--suite FOLDER] [--walks N] [--deadline S] [--out REPORT.json]
 
 CORPUS is what schema_corpus.py writes; FOLDER the suite's `tests`, whose drafts 7 and 2020-12 are run. Texts
 that random walks under the masks complete are validated by jsonschema-rs, formats asserted. A schema of the suite is
@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support" / "constrained"))
 from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, exceeds_double_range, grammar_of
 
-from plait.constrained import Grammar, GrammarError
+from plait.constrained import Grammar, GrammarError, JsonSchema, compile_grammar
 from plait.constrained.json_schema.rewrite.document import subschemas
 
 SCHEMA_URIS = {
@@ -41,16 +41,17 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--walks", type=int, default=3)
+    parser.add_argument("--deadline", type=float, default=1.8, help="seconds by the clock for a schema")
     parser.add_argument("--out", type=Path, help="refusals, one JSON object a line")
     arguments = parser.parse_args()
-    report = corpus(arguments.corpus, arguments.walks)
+    report = corpus(arguments.corpus, arguments.walks, arguments.deadline)
     if arguments.suite:
         report += suite(arguments.suite)
     if arguments.out:
         arguments.out.write_text("".join(json.dumps(entry) + "\n" for entry in report))
 
 
-def corpus(path: Path, walks: int) -> list[dict[str, Any]]:
+def corpus(path: Path, walks: int, deadline_s: float) -> list[dict[str, Any]]:
     """Compiles every schema of the corpus and judges walks; prints the refusals by keyword."""
     entries = [json.loads(line) for line in path.open()]
     refused: collections.Counter[str] = collections.Counter()
@@ -59,7 +60,7 @@ def corpus(path: Path, walks: int) -> list[dict[str, Any]]:
     for at, entry in enumerate(entries):
         having.update({name for _, part in subschemas(entry["schema"], "") for name in part})
         begun = time.perf_counter()
-        grammar = compiled(entry["schema"])
+        grammar = compiled_in_time(entry["schema"], deadline_s)
         times.append(time.perf_counter() - begun)
         if isinstance(grammar, GrammarError):
             keyword = keyword_of(grammar)
@@ -84,6 +85,14 @@ def corpus(path: Path, walks: int) -> list[dict[str, Any]]:
 def compiled(schema: Any) -> Grammar | GrammarError:
     try:
         return grammar_of(schema)
+    except GrammarError as error:
+        return error
+
+
+def compiled_in_time(schema: Any, deadline_s: float) -> Grammar | GrammarError:
+    """Compiles in a worker process, which is ended at the deadline."""
+    try:
+        return compile_grammar(JsonSchema(schema, compact=True), BYTE_VOCABULARY, deadline_s)
     except GrammarError as error:
         return error
 

@@ -52,14 +52,18 @@ class LlguidanceWalker:
         """Returns whether a number at the end of the text may have another digit."""
         if not self._is_at_digit_limit(self._tokens):
             return True
-        mask = self._mask()
+        mask = self._library_mask()
         before = mask.copy()
         self._vocabulary.number_limiter.forbid_continuation(mask)
         return bool((mask == before).all())
 
-    def _mask(self) -> Int32Array:
+    def _library_mask(self) -> Int32Array:
+        """Returns the allowed tokens, before the limit on digits."""
         width = mask_words(len(self._vocabulary))  # the library's mask has one word more if an end token lies beyond
-        mask = np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
+        return np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
+
+    def _mask(self) -> Int32Array:
+        mask = self._library_mask()
         if self._is_at_digit_limit(self._tokens):
             self._vocabulary.number_limiter.forbid_continuation(mask)
         return mask

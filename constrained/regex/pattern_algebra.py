@@ -6,10 +6,11 @@ The automaton is turned into a pattern by removing its states one after another;
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
-from plait.constrained.regex.char_classes import merge_ranges, write_class
+from plait.constrained.regex.char_classes import Ranges, merge_ranges, write_class
 from plait.constrained.regex.python_syntax import PlainPattern
 from plait.constrained.specs import GrammarError
 
@@ -18,7 +19,7 @@ MAX_STATES = 120
 MAX_WRITTEN = 30_000
 MAX_PAIRS = 20_000
 NO_TEXT = write_class(())
-_TOO_LARGE = "its pattern is too large to be combined with another one"
+TOO_LARGE = "its pattern is too large to be combined with another one"
 _CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-9a-f]{8})")
 _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
@@ -35,38 +36,53 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     import interegular
 
     if len(one) + len(other) > MAX_OPERAND:
-        raise GrammarError(_TOO_LARGE)
+        raise GrammarError(TOO_LARGE)
     try:
         a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (one, other))
         if len(a.states) * len(b.states) > MAX_PAIRS:
-            raise GrammarError(_TOO_LARGE)
+            raise GrammarError(TOO_LARGE)
         automaton = ((a - b) if negated else (a & b)).reduce()
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax) as error:
         if isinstance(error, GrammarError):
             raise
         raise GrammarError("its pattern cannot be combined with another one") from None
     if len(automaton.states) > MAX_STATES:
-        raise GrammarError(_TOO_LARGE)
+        raise GrammarError(TOO_LARGE)
     written = _write(automaton)
     return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
 
 
 def _write(automaton: Any) -> str:
-    """Returns the pattern of an automaton, by removing states: each path through one becomes an edge."""
-    live = {state for state in automaton.states if automaton.islive(state)}
+    """Returns the pattern of an automaton of interegular."""
     classes = _classes(automaton)
-    edges: dict[int, dict[int, str]] = {-1: {}, -2: {}, **{state: {} for state in live}}
-    for state in live:
+    edges: dict[int, dict[int, Ranges]] = {}
+    for state in automaton.states:
         symbols: dict[int, list[tuple[int, int]]] = {}
         for key, target in automaton.map.get(state, {}).items():
-            if target in live:
-                symbols.setdefault(target, []).extend(classes[key])
-        edges[state] |= {target: write_class(merge_ranges(found, False)) for target, found in symbols.items()}
-        if state in automaton.finals:
-            edges[state][-2] = ""
-    if automaton.initial not in live:
+            symbols.setdefault(target, []).extend(classes[key])
+        edges[state] = {target: merge_ranges(found, False) for target, found in symbols.items()}
+    return write_automaton(automaton.initial, automaton.finals, edges)
+
+
+def write_automaton(initial: int, finals: Collection[int], transitions: dict[int, dict[int, Ranges]]) -> str:
+    """Returns the pattern of an automaton, by removing states: each path through one becomes an edge.
+
+    Raises GrammarError if it is too large. `transitions`: for each state, the characters that lead to another one.
+
+    >>> write_automaton(0, {1}, {0: {1: ((97, 97),)}, 1: {}})
+    '[\\\\U00000061]'
+    """
+    live = _live_states(finals, transitions)
+    if initial not in live:
         return NO_TEXT
-    edges[-1][automaton.initial] = ""
+    if len(live) > MAX_STATES:
+        raise GrammarError(TOO_LARGE)
+    edges: dict[int, dict[int, str]] = {-1: {initial: ""}, -2: {}}
+    for state in live:
+        found = transitions.get(state, {})
+        edges[state] = {target: write_class(ranges) for target, ranges in found.items() if target in live}
+        if state in finals:
+            edges[state][-2] = ""
     sources: dict[int, set[int]] = {state: set() for state in edges}
     for source, targets in edges.items():
         for target in targets:
@@ -76,6 +92,21 @@ def _write(automaton: Any) -> str:
         live.remove(state)
         _remove_state(state, edges, sources)
     return edges[-1].get(-2, NO_TEXT)
+
+
+def _live_states(finals: Collection[int], transitions: dict[int, dict[int, Ranges]]) -> set[int]:
+    """Returns the states from which a final one is reached."""
+    before: dict[int, list[int]] = {}
+    for source, targets in transitions.items():
+        for target in targets:
+            before.setdefault(target, []).append(source)
+    live, todo = set(finals), list(finals)
+    while todo:
+        for source in before.get(todo.pop(), ()):
+            if source not in live:
+                live.add(source)
+                todo.append(source)
+    return live
 
 
 def _remove_state(state: int, edges: dict[int, dict[int, str]], sources: dict[int, set[int]]) -> None:
@@ -90,7 +121,7 @@ def _remove_state(state: int, edges: dict[int, dict[int, str]], sources: dict[in
             edges[source][target] = path if known is None else _either(known, path)
             sources[target].add(source)
             if len(edges[source][target]) > MAX_WRITTEN:
-                raise GrammarError(_TOO_LARGE)
+                raise GrammarError(TOO_LARGE)
     for target in outgoing:
         sources[target].discard(state)
 

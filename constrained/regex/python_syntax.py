@@ -134,12 +134,12 @@ class PlainPatternWriter:
                 return _joined("|", arms).wrap("(?:", ")")
             case "AT":
                 return self._anchor(str(value), at_start, at_end)
-        raise self._refusal(op)
+        raise self.refusal(op)
 
     def _anchor(self, op: str, at_start: bool, at_end: bool) -> PlainPattern:
         if (at_start and op.startswith("AT_BEGINNING")) or (at_end and op.startswith("AT_END")):
             return PlainPattern("")
-        raise self._refusal(op)
+        raise self.refusal(op)
 
     def _repeat(self, value: Any, flags: int, at_start: bool, at_end: bool) -> PlainPattern:
         low, high, items = value
@@ -158,10 +158,11 @@ class PlainPatternWriter:
             return PlainPattern(
                 text if text.isascii() and text.isalnum() else escape_code_point(value), 1, len(text.encode())
             )
-        ranges = self._ranges(op, value, flags)
+        ranges = self.character_ranges(op, value, flags)
         return PlainPattern(write_class(ranges), 1, 1 + len(ranges) / 4)
 
-    def _ranges(self, op: str, value: Any, flags: int) -> Ranges:
+    def character_ranges(self, op: str, value: Any, flags: int) -> Ranges:
+        """Returns what a node of one character matches under `flags`."""
         if op == "ANY":
             return merge_ranges([] if flags & re.DOTALL else [(10, 10)], negated=True)
         members: list[ParseItem] = value if op == "IN" else [("LITERAL", value)]
@@ -178,7 +179,8 @@ class PlainPatternWriter:
         text = "".join(f"{escape_code_point(low)}-{escape_code_point(high)}" for low, high in spans)
         return class_ranges(f"[{'^' if negated else ''}{text}{''.join(named)}]", flags & CLASS_FLAGS)
 
-    def _refusal(self, op: str) -> GrammarError:
+    def refusal(self, op: str) -> GrammarError:
+        """Returns the error for a node that is not supported, with its place in the pattern."""
         reason, kind, ends = _REFUSED.get(op, (f"{op.lower()} is not supported", "", ""))
         for piece in _PIECES.finditer(self._pattern):
             text = piece.group(0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, literal, matches
+from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, is_narrowed, literal, matches
 from plait.constrained.specs import GrammarError
 
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
@@ -165,7 +165,9 @@ def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], docume
         case "array":
             return _do_bounds_cross(a + b, "minItems", "maxItems") or _are_items_disjoint(a, b, document, depth)
         case "object":
-            crossed = _do_bounds_cross(a + b, "minProperties", "maxProperties")
+            required = {name for part in a + b for name in part.get("required", ()) if isinstance(name, str)}
+            counted = [*a, *b, {"minProperties": len(required)}]
+            crossed = _do_bounds_cross(counted, "minProperties", "maxProperties")
             return crossed or _are_properties_disjoint(a, b, document, depth)
     return False
 
@@ -194,7 +196,7 @@ def _are_texts_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], docume
 
 def _plain_patterns(parts: list[dict[str, Any]]) -> Iterator[str]:
     for part in parts:
-        if "pattern" in part:
+        if "pattern" in part and not is_narrowed(part["pattern"]):
             try:
                 yield ecma_to_plain_pattern(part["pattern"]).pattern
             except GrammarError:

@@ -49,8 +49,8 @@ def _one_of_in_all_of(schema: SchemaObject, document: SchemaDocument) -> SchemaO
 
 def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list[Schema]) -> SchemaObject:
     """Returns the schema without `oneOf`; all of its values that matter match `beside` too."""
-    branches = schema["oneOf"]
     rest = without_keywords(schema, "oneOf")
+    branches = [_with_names(branch, rest) for branch in schema["oneOf"]]
     if len(branches) == 1:
         return with_all_of(rest, branches[0])
     if discriminators(branches, document):
@@ -75,8 +75,18 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     )
 
 
+def _with_names(branch: Schema, outer: SchemaObject) -> Schema:
+    """Returns a branch that counts properties together with their names, if the schema around it lists all of them."""
+    if isinstance(branch, bool) or outer.get("additionalProperties") is not False or outer.get("patternProperties"):
+        return branch
+    has_names = branch.keys() & {"properties", "patternProperties", "additionalProperties"}
+    if has_names or not branch.keys() & {"minProperties", "maxProperties"}:
+        return branch
+    return {**branch, "properties": dict.fromkeys(outer.get("properties", {}), True), "additionalProperties": False}
+
+
 def _exclusive_branch(
-    branches: list[SchemaObject], index: int, shared: set[int], outer: list[Schema], document: SchemaDocument
+    branches: list[Schema], index: int, shared: set[int], outer: list[Schema], document: SchemaDocument
 ) -> SchemaObject:
     if len(shared) > MAX_EXCLUDED:
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")

@@ -17,12 +17,19 @@ from plait.constrained.json_schema.rewrite.analysis import (
     allowed_kinds,
     are_disjoint,
     conjuncts,
+    listed_values,
     property_schemas,
 )
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, matches
+from plait.constrained.json_schema.rewrite.patterns import (
+    ANY,
+    complement_pattern,
+    ecma_to_plain_pattern,
+    is_narrowed,
+    matches,
+)
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -124,6 +131,10 @@ def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> S
     >>> subtract([a], b, SchemaDocument("{}"))
     {'anyOf': [{'type': 'object', 'required': ['a']}]}
     """
+    listed = listed_values({"allOf": branch}, document)
+    if listed is not None and len(listed) <= MAX_LISTED:
+        rest = [value for value in listed if not document.is_valid(other, value)]
+        return {"enum": rest} if rest else False
     context = Context(document, flattened(branch, document))
     exact = _negate(other, context)
     if exact is not None:
@@ -181,12 +192,18 @@ def _merge_absent(alternatives: list[Schema]) -> list[Schema]:
         for one in alternatives
         if _absent_name(one) not in present and not any(one is other for other in present.values())
     ]
-    return [*joined, *({"type": "object", "properties": one.get("properties", {})} for one in present.values())]
+    return [*joined, *({"type": "object", "properties": _properties(one)} for one in present.values())]
+
+
+def _properties(schema: Schema) -> Any:
+    return {} if isinstance(schema, bool) else schema.get("properties", {})
 
 
 def _absent_name(schema: Schema) -> str | None:
     """Returns the name if `schema` is about objects without a property, as `required` is negated."""
     if not isinstance(schema, dict) or schema.keys() != {"type", "properties"} or len(schema["properties"]) != 1:
+        return None
+    if schema["type"] not in ("object", ["object"]):
         return None
     return next((name for name, inner in schema["properties"].items() if inner is False), None)
 
@@ -282,6 +299,8 @@ def _negate_enum(listed: list[Any]) -> list[Schema] | None:
 
 
 def _negate_pattern(pattern: str) -> list[Schema] | None:
+    if is_narrowed(pattern):
+        return None
     try:
         rest = intersect(f"{ANY}*", ecma_to_plain_pattern(pattern).pattern, negated=True).pattern
     except GrammarError:
@@ -332,14 +351,16 @@ def _negate_object_keyword(name: str, value: Any, schema: dict[str, Any], contex
 def _negate_count(name: str, count: int, context: Context) -> list[Schema] | None:
     """Returns objects with more of the names that they may have, or that lack more of them."""
     names = context.names()[0]
-    size = count + 1 if name == "maxProperties" else len(names) - count + 1
-    if not 0 < size <= len(names):
-        return [] if size > len(names) else [{"type": "object"}]
-    if comb(len(names), size) > MAX_SUBSETS:
+    required = {key for part in context.parts for key in part.get("required", ())}
+    optional = [key for key in names if key not in required]
+    size = count + 1 - len(required) if name == "maxProperties" else len(names) - count + 1
+    if size <= 0 or size > len(optional):
+        return [{"type": "object"}] if size <= 0 else []
+    if comb(len(optional), size) > MAX_SUBSETS:
         return None
     if name == "maxProperties":
-        return [{"type": "object", "required": list(some)} for some in combinations(names, size)]
-    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(names, size)]
+        return [{"type": "object", "required": list(some)} for some in combinations(optional, size)]
+    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(optional, size)]
 
 
 def _violating_properties(applied: list[tuple[str, Schema]], context: Context) -> list[Schema] | None:

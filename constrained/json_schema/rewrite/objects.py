@@ -12,7 +12,7 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, literal, matches
+from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, is_narrowed, literal, matches
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -112,6 +112,8 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
         additional, listed = rest.get("additionalProperties", True), rewritten["properties"]
         others, patterns = allowed, dict[str, Schema]()
         for pattern, inner in rest.get("patternProperties", {}).items():
+            if is_narrowed(pattern):
+                raise GrammarError("a pattern without complement beside it is not supported")
             plain = ecma_to_plain_pattern(pattern).pattern
             patterns[_whole_ecma(intersect(allowed, plain).pattern)] = inner
             others = intersect(others, plain, negated=True).pattern
@@ -165,15 +167,21 @@ def _names_pattern_of(keyword: str, value: Any, document: SchemaDocument, depth:
             return ecma_to_plain_pattern(f"^(?:{FORMATS[value]})$").pattern if value in FORMATS else None
         case "type":
             return None if "string" in ([value] if isinstance(value, str) else value) else NO_TEXT
-        case "not" if '"format"' not in json.dumps(value) and "$ref" not in json.dumps(value):
+        case "not" if _has_complement(value):
             return intersect(f"{ANY}*", _names_pattern(value, document, depth + 1), negated=True).pattern
         case "anyOf":
             return "|".join(f"(?:{_names_pattern(inner, document, depth + 1)})" for inner in value)
-        case "oneOf" if len(value) <= MAX_NAMES_DEPTH:
+        case "oneOf" if len(value) <= MAX_NAMES_DEPTH and _has_complement(value):
             return _exactly_one([_names_pattern(inner, document, depth + 1) for inner in value])
     if keyword in ASSERTIONS - {"$ref", "allOf"} - _NOT_OF_TEXTS:
         raise UnsupportedKeywords(f"{keyword} in it is not supported", "propertyNames/" + keyword)
     return None
+
+
+def _has_complement(names: Any) -> bool:
+    """Returns whether the pattern of these schemas is exact, so that it may be negated."""
+    text = json.dumps(names)
+    return '"format"' not in text and "$ref" not in text and not is_narrowed(text)
 
 
 def _exactly_one(patterns: list[str]) -> str:

@@ -10,12 +10,16 @@ from functools import lru_cache
 from typing import Any
 
 from plait.constrained.regex.char_classes import merge_ranges, write_class
-from plait.constrained.regex.pattern_algebra import for_interegular, intersect
+from plait.constrained.regex.lookaround_automaton import TOO_MANY_STATES, with_lookaround
+from plait.constrained.regex.pattern_algebra import TOO_LARGE, for_interegular, intersect
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, parse_regex
+from plait.constrained.regex.unicode_properties import property_ranges
 from plait.constrained.specs import GrammarError
 
 MAX_LENGTH = 100_000
 MAX_ARMS = 64
+MAX_IN_PARTS = 400  # characters of a pattern whose parts beside lookaround are combined, where all of it is too large
+MAX_JOINED = 1_000  # characters of one pattern for what several could say
 MAX_PAIRS = 100_000
 MAX_WEIGHT_TO_MATCH = 2000
 ANY = "[\\U00000000-\\U0010ffff]"
@@ -27,10 +31,14 @@ _CLASS_ESCAPES = {"d": "0-9", "D": _NO_DIGIT, "w": "A-Za-z0-9_", "W": _NO_WORD, 
 _IDENTITY_ESCAPES = frozenset(r"fnrtv\^$.*+?()[]{}|/-" + "\"'#%&,:;<=>@_`~! ")
 _ESCAPE = re.compile(
     r"\\(?:u\{(?P<braced>[0-9a-fA-F]{1,6})\}|u(?P<four>[0-9a-fA-F]{4})|x(?P<two>[0-9a-fA-F]{2})"
-    r"|c(?P<control>[A-Za-z])|(?P<nul>0)(?![0-9])|(?P<one>.))",
+    r"|[pP]\{(?P<property>[^}]{1,40})\}|c(?P<control>[A-Za-z])|(?P<nul>0)(?![0-9])|(?P<one>.))",
     re.DOTALL,
 )
 _COUNT = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
+_ASSERTION = re.compile(r"\(\?<?[=!]|\^|\\[ZbB]")
+_PROPERTY = re.compile(r"\\[pP]\{")
+_NARROWED = re.compile(r"\\[pPbB]")
+_NEGATIVE = re.compile(r"\(\?<?!")
 _GROUP = re.compile(r"\(\?(?P<name>P?<[A-Za-z_$][\w$]*>)?")
 
 
@@ -42,16 +50,72 @@ def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
     'a(?:b){0,1}'
     """
     translated = _to_python_syntax(pattern)
+    return _plain(_parsed(translated), translated)
+
+
+@lru_cache(maxsize=512)
+def ecma_to_plain_patterns(pattern: str) -> tuple[PlainPattern, ...]:
+    """Returns plain patterns that a text matches all, exactly if `pattern` is found in it: one, unless that is large.
+
+    Proof: a text matches ^(?=A)B exactly if it matches ^(?=A) and ^B.
+
+    >>> [len(ecma_to_plain_patterns(pattern)) for pattern in ("^(?=a).b$", "^(?!.*ab).{1,99}$")]
+    [1, 2]
+    """
+    translated = _to_python_syntax(pattern)
+    items = _without_groups(_parsed(translated))
+    ahead = [str(op).startswith("ASSERT") and value[0] > 0 for op, value in items[1:]]
+    num_ahead = [*ahead, False].index(False)
+    is_split = bool(num_ahead) and _is_anchor(items[0], "AT_BEGINNING")
     try:
-        arms = [_unanchored(items, translated) for items in _alternatives(list(parse_regex(translated)))]
+        plain = ecma_to_plain_pattern(pattern)
+        if not is_split or len(plain.pattern) <= MAX_JOINED:
+            return (plain,)
+    except GrammarError as error:
+        if error.reason not in (TOO_LARGE, TOO_MANY_STATES) or not is_split:
+            raise
+    parts = [[items[0], one] for one in items[1 : num_ahead + 1]]
+    return tuple(_plain(part, translated) for part in [*parts, [items[0], *items[num_ahead + 1 :]]])
+
+
+def _parsed(translated: str) -> list[Any]:
+    try:
+        return list(parse_regex(translated))
     except re.error as error:
         raise GrammarError(f"the pattern is invalid: {error.msg}") from None
     except (OverflowError, RecursionError):
         raise GrammarError("the pattern is too large or nested too deeply") from None
+
+
+def _plain(items: list[Any], translated: str) -> PlainPattern:
+    if _has_lookaround(items):
+        try:
+            return with_lookaround(items, translated)
+        except GrammarError as error:
+            if error.reason != TOO_LARGE or len(translated) > MAX_IN_PARTS:
+                raise
+    try:
+        arms = [_unanchored(arm, translated) for arm in _alternatives(items)]
+    except (OverflowError, RecursionError):
+        raise GrammarError("the pattern is too large or nested too deeply") from None
+    except GrammarError:
+        if not _ASSERTION.search(translated):
+            raise
+        return with_lookaround(items, translated)
     plain = arms[0] if len(arms) == 1 else _any_of(arms)
     if plain.length > MAX_LENGTH:
         raise GrammarError("the pattern is too large once its repeats are written out")
     return plain
+
+
+def _has_lookaround(items: list[Any]) -> bool:
+    return any(
+        op.startswith("ASSERT")
+        or (op == "SUBPATTERN" and _has_lookaround(list(value[3])))
+        or (op == "BRANCH" and any(_has_lookaround(list(arm)) for arm in value[1]))
+        or (op in ("MAX_REPEAT", "MIN_REPEAT") and _has_lookaround(list(value[2])))
+        for op, value in ((str(op), value) for op, value in items)
+    )
 
 
 def _any_of(arms: list[PlainPattern]) -> PlainPattern:
@@ -179,18 +243,21 @@ def _has_anchor(item: Any) -> bool:
 
 def _to_python_syntax(pattern: str) -> str:
     """Returns `pattern` in Python's syntax with ECMA 262's meaning."""
-    out, at, in_class = "", 0, False
+    out, at, in_class, negated = "", 0, False, False
+    if _PROPERTY.search(pattern) and _NEGATIVE.search(pattern):
+        raise GrammarError("a Unicode property beside negative lookaround is not supported")
     while at < len(pattern):
         char = pattern[at]
         if char == "\\":
-            text, at = _translate_escape(pattern, at, in_class)
+            text, at = _translate_escape(pattern, at, in_class, negated)
             out += text
             continue
         if in_class:
             in_class = char != "]"
             out += "\\" + char if char in "[&~|" else char
         elif char == "[":
-            in_class, opened = True, next((o for o in ("[^]", "[]") if pattern.startswith(o, at)), "")
+            in_class, negated = True, pattern.startswith("[^", at)
+            opened = next((o for o in ("[^]", "[]") if pattern.startswith(o, at)), "")
             if opened:
                 out, at, in_class = out + (r"[\s\S]" if opened == "[^]" else r"[^\s\S]"), at + len(opened), False
                 continue
@@ -217,11 +284,18 @@ def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str,
     return f"{out}(?", group.end()
 
 
-def _translate_escape(pattern: str, at: int, in_class: bool) -> tuple[str, int]:
+def _translate_escape(pattern: str, at: int, in_class: bool, negated: bool) -> tuple[str, int]:
     """Returns (the escape at `at` in Python's syntax, the index after it)."""
     escape = _ESCAPE.match(pattern, at)
     if escape is None:
         raise GrammarError("the pattern is invalid: bad escape at its end")
+    if escape["property"]:
+        ranges = property_ranges(
+            escape["property"], negated=pattern[at + 1] == "P", with_unassigned=in_class and negated
+        )
+        if ranges is None:
+            raise GrammarError("the pattern uses a Unicode property other than a general category")
+        return (write_class(ranges)[1:-1] if in_class else write_class(ranges)), escape.end()
     code = escape["braced"] or escape["four"] or escape["two"]
     if code is not None:
         high, end = int(code, 16), escape.end()
@@ -245,12 +319,20 @@ def _translate_single_escape(found: re.Match[str], in_class: bool) -> str:
     if one == "b" and in_class:
         return r"\x08"
     if one in "pP":
-        raise GrammarError("the pattern uses a Unicode property, which is not supported")
+        raise GrammarError("the pattern is invalid: a Unicode property without its name")
     if one in _IDENTITY_ESCAPES or not one.isascii():
         return "\\" + one if one in "fnrtv" or not one.isalnum() else one
     if one in "bB123456789":
         return "\\" + one
     raise GrammarError(f"the pattern is invalid: bad escape \\{one}")
+
+
+def is_narrowed(pattern: str) -> bool:
+    """Returns whether a pattern has Unicode properties or word boundaries: its complement is not known.
+
+    It is made to match only what it matches in all dialects, and so might its complement match too much.
+    """
+    return _NARROWED.search(pattern) is not None
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -33,7 +33,13 @@ from plait.constrained.json_schema.rewrite.objects import (
     property_names,
     unevaluated_properties,
 )
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
+from plait.constrained.json_schema.rewrite.patterns import (
+    are_disjoint,
+    ecma_to_plain_pattern,
+    ecma_to_plain_patterns,
+    is_narrowed,
+    matches,
+)
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -261,14 +267,14 @@ class _Rewriter:
         return {"anyOf": rewritten} if len(rewritten) > 1 else rewritten[0] if rewritten else False
 
     def _text_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
-        """Returns `pattern` and `format`, each as a pattern of the whole text."""
+        """Returns `pattern` and `format`, as patterns of the whole text."""
         patterns: list[Schema] = []
         for name in ("pattern", "format"):
             if name not in schema or (name == "format" and schema[name] not in FORMATS):
                 continue
             pattern = schema[name] if name == "pattern" else f"^(?:{FORMATS[schema[name]]})$"
             try:
-                patterns.append({"pattern": f"^(?:{ecma_to_plain_pattern(pattern).pattern})$"})
+                patterns += [{"pattern": f"^(?:{plain.pattern})$"} for plain in ecma_to_plain_patterns(pattern)]
             except GrammarError as error:
                 self._reject_or_drop(error.reason, at, dict(schema), name)
         return patterns
@@ -294,6 +300,7 @@ class _Rewriter:
         """Rewrites patternProperties to disjoint patterns of whole names that match no listed name."""
         rewritten: dict[str, Schema] = {}
         try:
+            _check_complements(schema)
             for pattern, inner in schema["patternProperties"].items():
                 plain = ecma_to_plain_pattern(pattern).pattern
                 rewritten[f"^(?:{plain})$"] = self._schema(
@@ -337,6 +344,15 @@ class _Rewriter:
             self._definitions[name] = True
             self._definitions[name] = self._schema(target, at, active_references | {id(target)})
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _check_complements(schema: SchemaObject) -> None:
+    """Raises GrammarError if it depends on the complement of a pattern that has none which names match no pattern."""
+    patterns, is_open = schema["patternProperties"], schema.get("additionalProperties", True) is not False
+    if any(map(is_narrowed, patterns)) and (is_open or len(patterns) > 1 or schema.get("properties")):
+        raise GrammarError(
+            "Unicode properties and word boundaries are supported in the only pattern of a closed object"
+        )
 
 
 def _separate_patterns(found: dict[str, Schema]) -> dict[str, Schema]:

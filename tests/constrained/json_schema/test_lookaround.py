@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
+import unicodedata
 
 import jsonschema_rs
 import pytest
 from schema_strategies import accepts, grammar_of
 
 from plait.constrained import GrammarError
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
+from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, ecma_to_plain_patterns
 from plait.constrained.regex.pattern_algebra import intersect
 
 PATTERNS = [
@@ -31,6 +33,20 @@ PATTERNS = [
     r"(?=ab)a|^(?!b)$",
     r".*(?<!\\)\$\{(.*?)\}|(?<!\\)\$([_a-z][_a-z0-9]*).*",
     r"(?:x|(?!a)[ab])$",
+    r"^((?!ab).)*$",
+    r"(?!^a$)b",
+    r"\ba\b",
+    r"(?=\ba)a.?\B",
+    r"a\Bb",
+    r"^([a-z]|[a-z]([a-z-](?!--))*[a-z])$",
+    r"^(?=^[^./~])(^((?!-{2}).)*$).*$",
+    r"((?<=a)b|(?<!a)-)+$",
+    r"^(?:a(?=b)|b(?!b))+$",
+    r"^(?:(?=a)[ab]){2}",
+    r"(?:a|^b|-$)+$",
+    r"(?:(?!a)|b)\$",
+    r"a(?=.*(?!b)-$)",
+    r"(?:(?:^|-)(?!-)[ab]{1,2})+$",
 ]
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab$-", repeat=size)]
 RANDOM = random.Random(1)
@@ -54,6 +70,47 @@ def test_the_plain_pattern_matches_the_same_texts(pattern: str) -> None:
     assert found == [text for text in TEXTS if validator.is_valid(text)]
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^(?=.*[0-9])(?=.*[a-z])(?!.*\$\$)[ -z]{3,32}$", r"^(?!.*  )[a-zA-Z][a-zA-Z0-9 _-]{0,48}[a-zA-Z0-9_-]$"],
+)
+def test_a_large_pattern_is_split_at_its_lookahead(pattern: str) -> None:
+    validator = jsonschema_rs.validator_for({"pattern": pattern})
+    plain = [re.compile(one.pattern) for one in ecma_to_plain_patterns(pattern)]
+    assert len(plain) > 1
+    texts = ["".join(RANDOM.choice("aA1 $") for _ in range(RANDOM.randrange(9))) for _ in range(2000)]
+    found = [text for text in texts if all(one.fullmatch(text) for one in plain)]
+    assert found == [text for text in texts if validator.is_valid(text)] and found
+    grammar = grammar_of({"type": "string", "pattern": pattern})
+    assert all(accepts(grammar, json.dumps(text)) is (text in found) for text in texts[:100])
+
+
+@pytest.mark.parametrize("pattern", [r"^[\p{L}\p{N}_.-]*$", r"^\P{Lu}+$", r"^[^\p{Letter}\s]*$", r"\p{gc=Zs}"])
+def test_unicode_properties(pattern: str) -> None:
+    validator = jsonschema_rs.validator_for({"pattern": pattern})
+    plain = re.compile(ecma_to_plain_pattern(pattern).pattern)
+    texts = [chr(code) for code in range(0x3100) if unicodedata.category(chr(code)) != "Cn"] + [
+        "aé",
+        "Ωm",
+        "٣ x",
+        "中-",
+    ]
+    assert [text for text in texts if plain.fullmatch(text)] == [text for text in texts if validator.is_valid(text)]
+
+
+def test_a_character_without_a_category_has_no_unicode_property_and_is_in_no_complement() -> None:
+    unassigned = next(chr(code) for code in range(0x900, 0x3000) if unicodedata.category(chr(code)) == "Cn")
+    for pattern in (r"^\p{L}$", r"^\P{L}$", r"^[^\p{L}]$", r"^[\P{L}]$"):
+        assert not re.fullmatch(ecma_to_plain_pattern(pattern).pattern, unassigned)
+    names = {"propertyNames": {"not": {"pattern": r"\p{L}"}}}
+    for schema in ({"not": {"pattern": r"\p{L}"}}, {"pattern": r"^(?!\p{L})"}, {"pattern": r"^(?!.*\bx)"}, names):
+        with pytest.raises(GrammarError):
+            grammar_of(schema)
+    with pytest.raises(GrammarError, match="closed"):
+        grammar_of({"patternProperties": {r"\p{L}": {"type": "null"}}})
+    assert accepts(grammar_of({"patternProperties": {r"^\p{L}$": {}}, "additionalProperties": False}), '{"é":1}')
+
+
 def test_a_schema_with_lookahead_compiles() -> None:
     grammar = grammar_of({"type": "string", "pattern": "^(?!no)[a-z]+(?<!s)$"})
     assert [text for text in ("on", "no", "nod", "ons", "o") if accepts(grammar, f'"{text}"')] == ["on", "o"]
@@ -68,5 +125,5 @@ def test_intersections_and_differences(one: str, other: str, negated: bool) -> N
 
 
 def test_large_lookaround_is_refused() -> None:
-    with pytest.raises(GrammarError, match="too large"):
-        ecma_to_plain_pattern("^(?!" + "|".join(f"word{i}x" for i in range(2000)) + ")[a-z]+$")
+    with pytest.raises(GrammarError, match="too many states"):
+        ecma_to_plain_patterns("^(?!.*a.{14}b)[ab]*c$")

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one branch within another": {
         "oneOf": [{"type": "string", "format": "ipv4", "minLength": 8}, {"type": "string", "format": "ipv4"}],
     },
+    "listed values": {"oneOf": [{"enum": [1, -1, "a"]}, {"type": "integer", "minimum": 0}]},
     "items that violate": {
         "oneOf": [
             {"type": "array", "maxItems": 2, "items": INTEGER},
@@ -143,6 +144,16 @@ def random_text(grammar: Grammar, rng: random.Random) -> str | None:
         text.append(token - 1)
     rest = matcher.completion(200)
     return None if rest is None else (text + bytes(token - 1 for token in rest)).decode()
+
+
+def test_a_completion_ends_each_number_at_the_limit_of_digits() -> None:
+    schema = {"type": "array", "items": {"type": "number"}, "contains": {"minimum": 100}, "maxItems": 4}
+    matcher = grammar_of(schema).matcher()
+    for byte in b"[3.7e569":
+        assert matcher.accept(1 + byte)
+    for token in matcher.completion(200) or pytest.fail("no completion was found"):
+        assert token in allowed_tokens(matcher, BYTE_VOCABULARY)
+        assert matcher.accept(token)
 
 
 INNER = st.sampled_from([TEXT, INTEGER, {"const": "a"}, {"enum": ["x", 1]}, {"format": "email"}, {}, False])
