@@ -60,7 +60,7 @@ def _read_float16(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return pair.view(torch.float16).to(torch.float32)
 
 
-def unpack_bits(packed: torch.Tensor, width: int, group: int) -> torch.Tensor:
+def _unpack_bits(packed: torch.Tensor, width: int, group: int) -> torch.Tensor:
     """Unpacks unsigned fields of `width` bits from bytes [N, B] to uint8 [N, B * 8 / width].
 
     For each group of `group` bytes, the lowest field of every byte comes first, then the next field of each.
@@ -77,18 +77,18 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    integers = unpack_bits(blocks[:, 2:], 4, 16).to(torch.float32).sub_(8)
+    integers = _unpack_bits(blocks[:, 2:], 4, 16).to(torch.float32).sub_(8)
     return integers.mul_(_read_float16(blocks, 0))
 
 
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    integers = unpack_bits(blocks[:, 4:], 4, 16).to(torch.float32)
+    integers = _unpack_bits(blocks[:, 4:], 4, 16).to(torch.float32)
     return integers.mul_(_read_float16(blocks, 0)).add_(_read_float16(blocks, 2))
 
 
 def _unpack_5_bits(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     """Unpacks 32 integers of 5 bits: their highest bits are a little-endian word [N, 4], the rest nibbles [N, 16]."""
-    return (unpack_bits(low, 4, 16) | (unpack_bits(high, 1, 1) << 4)).to(torch.float32)
+    return (_unpack_bits(low, 4, 16) | (_unpack_bits(high, 1, 1) << 4)).to(torch.float32)
 
 
 def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -106,31 +106,25 @@ def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
     scales = blocks[:, :16]  # low nibble: scale, high nibble: minimum, one byte per 16 values
     scale = _read_float16(blocks, 80) * (scales & 15).to(torch.float32)  # [N, 16]
     minimum = _read_float16(blocks, 82) * (scales >> 4).to(torch.float32)
-    integers = unpack_bits(blocks[:, 16:80], 2, 32).to(torch.float32).view(-1, 16, 16)
+    integers = _unpack_bits(blocks[:, 16:80], 2, 32).to(torch.float32).view(-1, 16, 16)
     return integers.mul_(scale.unsqueeze(-1)).sub_(minimum.unsqueeze(-1))
 
 
 def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
     # Sixteen 6-bit scales: low 4 bits in 8 bytes, high 2 bits in 4.
-    low, high = unpack_bits(blocks[:, 96:104], 4, 8), unpack_bits(blocks[:, 104:108], 2, 4)
+    low, high = _unpack_bits(blocks[:, 96:104], 4, 8), _unpack_bits(blocks[:, 104:108], 2, 4)
     scale = _read_float16(blocks, 108) * (low | (high << 4)).to(torch.float32).sub_(32)  # [N, 16]
     # A clear bit in the mask subtracts 4.
-    borrow = (unpack_bits(blocks[:, :32], 1, 32) ^ 1) << 2
-    integers = unpack_bits(blocks[:, 32:96], 2, 32).to(torch.float32).sub_(borrow).view(-1, 16, 16)
+    borrow = (_unpack_bits(blocks[:, :32], 1, 32) ^ 1) << 2
+    integers = _unpack_bits(blocks[:, 32:96], 2, 32).to(torch.float32).sub_(borrow).view(-1, 16, 16)
     return integers.mul_(scale.unsqueeze(-1))
 
 
-def k_scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q4_K and Q5_K: eight scales and eight minima, 6 bits each in 12 bytes from 4 on; uint8 [N, 8]."""
+def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q4_K and Q5_K: eight scales and eight minima, 6 bits each in 12 bytes from 4 on; float32 [N, 8, 1]."""
     first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scale = torch.cat([first & 63, (mixed & 15) | ((first >> 2) & 48)], dim=1)
     minimum = torch.cat([second & 63, (mixed >> 4) | ((second >> 2) & 48)], dim=1)
-    return scale, minimum
-
-
-def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and minima of Q4_K and Q5_K; float32 [N, 8, 1]."""
-    scale, minimum = k_scales_and_minima(blocks)
     return (
         (_read_float16(blocks, 0) * scale.to(torch.float32)).unsqueeze(-1),
         (_read_float16(blocks, 2) * minimum.to(torch.float32)).unsqueeze(-1),
@@ -139,19 +133,19 @@ def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
     scale, minimum = _scales_and_minima(blocks)
-    integers = unpack_bits(blocks[:, 16:], 4, 32).to(torch.float32).view(-1, 8, 32)
+    integers = _unpack_bits(blocks[:, 16:], 4, 32).to(torch.float32).view(-1, 8, 32)
     return integers.mul_(scale).sub_(minimum)
 
 
 def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
     scale, minimum = _scales_and_minima(blocks)
-    fields = unpack_bits(blocks[:, 48:], 4, 32) | (unpack_bits(blocks[:, 16:48], 1, 32) << 4)
+    fields = _unpack_bits(blocks[:, 48:], 4, 32) | (_unpack_bits(blocks[:, 16:48], 1, 32) << 4)
     return fields.to(torch.float32).view(-1, 8, 32).mul_(scale).sub_(minimum)
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     scale = _read_float16(blocks, 208) * blocks[:, 192:208].view(torch.int8).to(torch.float32)  # [N, 16]
-    fields = unpack_bits(blocks[:, :128], 4, 64) | (unpack_bits(blocks[:, 128:192], 2, 32) << 4)
+    fields = _unpack_bits(blocks[:, :128], 4, 64) | (_unpack_bits(blocks[:, 128:192], 2, 32) << 4)
     return fields.to(torch.float32).sub_(32).view(-1, 16, 16).mul_(scale.unsqueeze(-1))
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-from plait.kernels.k_weights import KWeight, dequantize_k
-
 INT4_SPAN = 64
 _SPAN_PAIR = 2 * INT4_SPAN  # kernels process two spans at a time
 
@@ -59,7 +57,7 @@ class Float8Weight(Int8Weight):
     """As `Int8Weight`; the values are the bits of float8 e4m3fn, [N, K] uint8, all of them numbers."""
 
 
-QuantizedWeight = Int4Weight | Int8Weight | KWeight
+QuantizedWeight = Int4Weight | Int8Weight
 LinearWeight = torch.Tensor | QuantizedWeight  # a weight [N, K] in any format
 
 
@@ -179,13 +177,6 @@ def quantize_int8(weight: torch.Tensor) -> Int8Weight:
     return Int8Weight((weight.float() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
 
 
-def dequantize_weight(weight: QuantizedWeight) -> torch.Tensor:
-    """Returns the float32 weight [N, K]."""
-    if isinstance(weight, KWeight):
-        return dequantize_k(weight)
-    return dequantize_int4(weight) if isinstance(weight, Int4Weight) else dequantize_int8(weight)
-
-
 def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
     """Concatenates the output channels of weights with the same inputs. ValueError if their formats differ.
 
@@ -205,19 +196,7 @@ def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
         if len(kinds) == 1:
             scales = torch.cat([part.scales for part in int8_parts], dim=-1)
             return replace(int8_parts[0], values=torch.cat([part.values for part in int8_parts]), scales=scales)
-    k_parts = [part for part in parts if isinstance(part, KWeight)]
-    if len(k_parts) == len(parts) and len({part.high_bits for part in k_parts}) == 1:
-        return _concat_k_outputs(k_parts)
     raise ValueError("weights in different forms cannot be stacked")
-
-
-def _concat_k_outputs(parts: Sequence[KWeight]) -> KWeight:
-    """All tensors of a K form have the outputs in their second dimension."""
-    fields: dict[str, torch.Tensor | None] = {}
-    for name in vars(parts[0]):
-        values = [getattr(part, name) for part in parts]
-        fields[name] = None if values[0] is None else torch.cat(values, dim=1)
-    return parts[0].with_outputs(fields)
 
 
 def _fit(first: Int4Weight, second: Int4Weight) -> bool:
@@ -242,8 +221,5 @@ def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
         return weight[rows]
     if isinstance(weight, Int8Weight):
         return replace(weight, values=weight.values[rows], scales=weight.scales[..., rows])
-    if isinstance(weight, KWeight):
-        chosen = {name: None if value is None else value[:, rows] for name, value in vars(weight).items()}
-        return weight.with_outputs(chosen)
     minima = None if weight.minima is None else weight.minima[:, rows]
     return replace(weight, packed=weight.packed[:, rows], scales=weight.scales[:, rows], minima=minima)

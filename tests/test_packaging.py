@@ -25,7 +25,6 @@ NEED_TORCH = (
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),
     *(
         "plait.kernels.held_weights",
-        "plait.kernels.k_weights",
         "plait.kernels.sampling_inputs",
         "plait.runtime.executor.prefix_sharing",
         "plait.runtime.executor.torch_device",

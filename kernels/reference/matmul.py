@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from plait.kernels.k_weights import KWeight, dequantize_k
 from plait.kernels.operators import DenseLinearOp, ExpertRouting, LinearOp, max_num_blocks
 from plait.kernels.quantized_weights import (
     Int4Weight,
@@ -17,7 +16,6 @@ from plait.kernels.quantized_weights import (
     LinearWeight,
     dequantize_int4,
     dequantize_int8,
-    dequantize_weight,
     select_outputs,
     unscaled_values,
 )
@@ -39,13 +37,6 @@ def int8_matmul(
     return _finish((x.float() @ unscaled_values(weight).T) * weight.scales, bias, x.dtype, out)
 
 
-def k_matmul(
-    x: torch.Tensor, weight: KWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """As `int4_matmul`, for GGUF's K forms."""
-    return _finish(x.float() @ dequantize_k(weight).to(x.dtype).float().T, bias, x.dtype, out)
-
-
 def _finish(
     product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, out: torch.Tensor | None
 ) -> torch.Tensor:
@@ -59,8 +50,6 @@ def make_linear(dense: DenseLinearOp = functional.linear) -> LinearOp:
     def product(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(weight, torch.Tensor):
             return dense(x, weight, bias)
-        if isinstance(weight, KWeight):
-            return k_matmul(x, weight, bias)
         return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
 
     return product
@@ -74,7 +63,9 @@ def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype
     if isinstance(weight, torch.Tensor):
         return weight[rows]
     selected = select_outputs(weight, rows)
-    return (selected if isinstance(selected, torch.Tensor) else dequantize_weight(selected)).to(dtype)
+    if isinstance(selected, Int4Weight):
+        selected = dequantize_int4(selected)
+    return (dequantize_int8(selected) if isinstance(selected, Int8Weight) else selected).to(dtype)
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:

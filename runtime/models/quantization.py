@@ -16,8 +16,7 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
-# GGUF types that GPU kernels read directly -> bits
-GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # GGUF types that GPU kernels read directly -> bits
 LoadProgress = Callable[[float], None]
 
 
@@ -126,9 +125,7 @@ def _matrix_names(weights: Checkpoint) -> list[str]:
 
 
 def _describe_gpu_format(weights: Checkpoint, weight_format: WeightFormat, dtype: str) -> str:
-    own = (
-        "file's own weights of 4 to 8 bits" if weights.quantization is None else f"folder's own: {weights.quantization}"
-    )
+    own = "file's own 4- and 8-bit weights" if weights.quantization is None else f"folder's own: {weights.quantization}"
     as_stored = f"the {own}; matrices that are stored otherwise in {dtype}"
     rounded = f"weights with more bits are rounded to {weight_format}" + (
         ", the output head to int8" if weight_format == "int4" else ""

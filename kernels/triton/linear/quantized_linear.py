@@ -12,16 +12,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from plait.kernels.k_weights import KWeight
-from plait.kernels.quantized_weights import (
-    Float8Weight,
-    Int4Weight,
-    Int8Weight,
-    LinearWeight,
-    QuantizedWeight,
-    in_input_order,
-)
-from plait.kernels.triton.linear.k_matmul import dequantize_k_outputs, k_matmul
+from plait.kernels.quantized_weights import Float8Weight, Int4Weight, LinearWeight, QuantizedWeight, in_input_order
 from plait.kernels.triton.linear.quantized_matmul import float8_over_256, int4_matmul, int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
@@ -34,8 +25,6 @@ def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = No
         return functional.linear(x, weight, bias)
     if len(x) > MAX_FUSED_DEQUANT_ROWS:
         return _dequantize_then_matmul(x, weight, bias)
-    if isinstance(weight, KWeight):
-        return k_matmul(x, weight, bias)
     return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
 
 
@@ -61,21 +50,19 @@ def _dequantize_then_matmul(x: torch.Tensor, weight: QuantizedWeight, bias: torc
 
 
 def _num_outputs(weight: QuantizedWeight) -> int:
-    return len(weight.values) if isinstance(weight, Int8Weight) else weight.out_features
+    return weight.out_features if isinstance(weight, Int4Weight) else len(weight.values)
 
 
 def _dequantize(
     weight: QuantizedWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K], in the weight's order."""
-    channels = weight.values.shape[1] if isinstance(weight, Int8Weight) else weight.in_features
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
     grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))
     if not count:
         return out
-    if isinstance(weight, KWeight):
-        dequantize_k_outputs(weight, rows, first, count, out)
-    elif isinstance(weight, Int4Weight):
+    if isinstance(weight, Int4Weight):
         _dequantize_int4[grid](
             weight.packed, weight.scales, weight.minima, weight.table, rows, out, first, count, _num_outputs(weight),
             channels, GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None,

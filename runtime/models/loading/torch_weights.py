@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 
 from plait.kernels.held_weights import hold, weight_bits
-from plait.kernels.k_weights import K_BITS, k_weight_from_gguf
 from plait.kernels.quantized_weights import (
     LinearWeight,
     concat_outputs,
@@ -39,19 +38,19 @@ class TorchWeightLoader:
     def load_matrix(self, *names: str) -> LinearWeight:
         """The named matrices as one, concatenated along the outputs.
 
-        With "as-stored", all of them are converted to the dtype unless all are stored alike: Q4_0 and Q4_1 are, and
-        matrices of quantized safetensors with the same groups and order of inputs.
+        With "as-stored", all of them are converted to the dtype unless all are stored with equally many bits (4 or 8),
+        and those of quantized safetensors unless all are stored alike.
         """
         max_bits = WEIGHT_BITS.get(self._weight_format, 8)
         if (published := self._load_published(names, max_bits)) is not None:
             return published
-        kinds = [self._native_kind(name, max_bits) for name in names]
-        if kinds[0] and set(kinds) == {kinds[0]}:
+        native_bits = [self._native_bits(name, max_bits) for name in names]
+        if native_bits[0] and set(native_bits) == {native_bits[0]}:
             return concat_outputs([self._load_native(name) for name in names])
         if self._weight_format == "int4":
-            parts = zip(names, kinds, strict=True)
+            names_and_bits = zip(names, native_bits, strict=True)
             return concat_outputs(
-                [self._load_native(name) if kind == "int4" else self._load_quantized(name, 4) for name, kind in parts]
+                [self._load_native(name) if bits else self._load_quantized(name, 4) for name, bits in names_and_bits]
             )
         if self._weight_format == "int8":
             return concat_outputs([self._load_quantized(name, 8) for name in names])
@@ -61,13 +60,13 @@ class TorchWeightLoader:
         """The output head, or an embedding that is tied to it."""
         if (published := self._load_published([name], 8)) is not None:
             return published
-        if self._native_kind(name, 8):
+        if self._native_bits(name, 8):
             return self._load_native(name)
         return self._load_quantized(name, 8) if self._weight_format in WEIGHT_BITS else self._load_unquantized(name)
 
     def load_embedding(self, name: str) -> LinearWeight:
         """An embedding that is only looked up. It is not rounded, as that would save no time."""
-        return self._load_native(name) if self._native_kind(name, 8) else self._load_unquantized(name)
+        return self._load_native(name) if self._native_bits(name, 8) else self._load_unquantized(name)
 
     def _load_published(self, names: Sequence[str], max_bits: int) -> LinearWeight | None:
         """Matrices of quantized safetensors as one, as they are stored; None if no form holds all of them."""
@@ -85,14 +84,12 @@ class TorchWeightLoader:
         except ValueError:  # their groups, tables or orders of inputs differ
             return None
 
-    def _native_kind(self, name: str, max_bits: int) -> str | None:
-        """What the stored blocks have in common with those that fit them; None for more bits than `max_bits`."""
+    def _native_bits(self, name: str, max_bits: int) -> int | None:
+        """The bits of the stored blocks, if they are used as stored and have at most `max_bits`; else None."""
         if self._weight_format == "bf16" or self._weights.container != "gguf":
             return None
-        stored_type = self._weights.stored_type(name)
-        if GPU_NATIVE_FORMATS.get(stored_type, max_bits + 1) > max_bits:
-            return None
-        return stored_type if stored_type in K_BITS else f"int{GPU_NATIVE_FORMATS[stored_type]}"
+        bits = GPU_NATIVE_FORMATS.get(self._weights.stored_type(name))
+        return bits if bits is not None and bits <= max_bits else None
 
     def _load_unquantized(self, name: str) -> torch.Tensor:
         return self._weights.tensor(name, self._dtype, self._device)
@@ -100,8 +97,6 @@ class TorchWeightLoader:
     def _load_native(self, name: str) -> LinearWeight:
         stored_type, blocks, (outs, channels) = self._weights.raw_blocks(name)
         device_blocks = torch.from_numpy(blocks).to(self._device)
-        if stored_type in K_BITS:
-            return k_weight_from_gguf(device_blocks, stored_type, (outs, channels))
         if stored_type == "Q8_0":
             return int8_from_gguf(device_blocks, (outs, channels))
         return int4_from_gguf(device_blocks, stored_type, (outs, channels))

@@ -17,7 +17,6 @@ from engine_runs import CPU, arrivals_of
 from engine_runs import MODELS as STEPPED
 from engine_runs import run as stepped
 from safetensors.torch import load_file
-from stored_weights import random_blocks
 from tiny_hf_models import all_logits, randomized, run, text, write_gguf
 from transformers import (
     Gemma3ForCausalLM,
@@ -28,7 +27,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from plait.kernels.k_weights import KWeight
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.quantized_weights import Int4Weight, Int8Weight
 from plait.kernels.triton.linear import quantized_linear
@@ -177,22 +175,6 @@ def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
     kind = Int8Weight if stored == "Q8_0" else Int4Weight
     assert {type(weight) for _, weight in matrices(ours.model)} == {kind}
     assert isinstance(ours.model.embedding, kind) and isinstance(ours.model.head, kind)
-    check(SimpleNamespace(ours=ours, reference=reference, bound=BOUND["float16"]), [(text(9, 1), range(9), 0, 9, 0)])
-
-
-@pytest.mark.parametrize("stored", ["Q4_K", "Q6_K"])
-def test_k_forms_are_used_as_stored(tmp_path, stored):
-    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=1, tie_word_embeddings=False)
-    model = make_model(LlamaForCausalLM, sizes)
-    blocks = {
-        name: (random_blocks(stored, *weight.shape, seed=i, magnitude=0.0003), stored)
-        for i, (name, weight) in enumerate(model.named_parameters())
-        if weight.dim() == 2 and "embed" not in name
-    }
-    write_gguf(model, tmp_path / "model.gguf", "F32", stored=blocks)
-    ours, reference = on_triton(tmp_path / "model.gguf", "as-stored"), on_torch(tmp_path / "model.gguf")
-    assert {type(weight) for _, weight in matrices(ours.model)} == {KWeight}
-    assert isinstance(ours.model.head, KWeight) and isinstance(ours.model.embedding, torch.Tensor)
     check(SimpleNamespace(ours=ours, reference=reference, bound=BOUND["float16"]), [(text(9, 1), range(9), 0, 9, 0)])
 
 

@@ -7,7 +7,6 @@ from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32, int8
 from operator_launches import int4 as gguf_int4
 from ptx_compile import Job, record_launches
 
-from plait.kernels.k_weights import KWeight
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.linear import quantized_linear, quantized_matmul
@@ -33,23 +32,8 @@ def float8(outs: int, channels: int, group: int) -> Float8Weight:
     return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32)
 
 
-def k_form(outs: int, channels: int, bits: int) -> KWeight:
-    """Q4_K, Q5_K or Q6_K."""
-    u8, halves = torch.uint8, empty(channels // 256, outs, dtype=F16)
-    high = {5: channels // 256, 6: channels // 128}.get(bits)
-    group = 16 if bits == 6 else 32
-    return KWeight(
-        empty(channels // 64, outs, 32, dtype=u8),
-        None if high is None else empty(high, outs, 32, dtype=u8),
-        empty(channels // group, outs, dtype=torch.int8 if bits == 6 else u8),
-        None if bits == 6 else empty(channels // group, outs, dtype=u8),
-        halves,
-        None if bits == 6 else halves,
-    )
-
-
 def linears(rows: int, weight: QuantizedWeight, dtype: torch.dtype) -> None:
-    channels = weight.values.shape[1] if isinstance(weight, Int8Weight) else weight.in_features
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     quantized_linear.linear(empty(rows, channels, dtype=dtype), weight, None)
     quantized_linear.dequantize_rows(weight, i32(rows), dtype)
 
@@ -70,12 +54,6 @@ CASES = {
     "fp8 in blocks, 256 rows": (256, float8(4096, 4096, 128), F16),
     "fp8 in blocks, a prompt": (4096, float8(4096, 4096, 128), BF16),
     "fp8 per output, 256 rows": (256, float8(4096, 4096, 0), BF16),
-    "Q4_K, one row": (1, k_form(6144, 4096, 4), BF16),
-    "Q4_K, 64 rows": (64, k_form(28672, 4096, 4), BF16),
-    "Q4_K, 256 rows": (256, k_form(28672, 4096, 4), BF16),
-    "Q5_K, 24 rows": (24, k_form(4096, 14336, 5), BF16),
-    "Q6_K, one row": (1, k_form(4096, 14336, 6), BF16),
-    "Q6_K, 256 rows": (256, k_form(4096, 14336, 6), BF16),
 }
 NEWEST_ONLY = {  # those that operator_launches compiles for older chips
     "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),
@@ -91,6 +69,6 @@ def jobs() -> list[Job]:
         quantized_matmul.gpu_spec = lambda device, spec=spec: spec
         for name, case in (CASES | (NEWEST_ONLY if chip == CHIPS[-1] else {})).items():
             for launch in record_launches(lambda case=case: linears(*case)):
-                wants_tensor_core = launch.kernel.__name__ not in (*NO_PRODUCT, "_dequantize_k")
+                wants_tensor_core = launch.kernel.__name__ not in NO_PRODUCT
                 compiled.setdefault((chip, launch.key()), Job(name, launch, chip, wants_tensor_core))
     return list(compiled.values())
