@@ -15,7 +15,7 @@ import numpy.typing as npt
 from plait.kernels.quantized_matrix import E2M1, Floats, Grid, QuantizedMatrix, dequantize
 
 BLOCK = 32  # inputs of a block of these types
-ROWS_AT_A_TIME = 256
+CHUNK_WEIGHTS = 1 << 17  # converted at a time: their floats stay in a core's cache
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -38,15 +38,16 @@ def form_of(grid: Grid, inputs: int) -> str:
 
 def to_blocks(matrix: QuantizedMatrix, form: str) -> Bytes:
     """The weight in the blocks of the type that `form_of` returned, uint8 [N, bytes of a row]."""
+    step = max(1, CHUNK_WEIGHTS // matrix.codes.shape[1])
     parts = []
-    for first in range(0, len(matrix.codes), ROWS_AT_A_TIME):
-        part = _rows(matrix, slice(first, first + ROWS_AT_A_TIME))
+    for first in range(0, len(matrix.codes), step):
+        part = _rows(matrix, slice(first, first + step))
         parts.append(_bf16_rows(part) if form == "BF16" else _block_rows(part, form))
     return np.concatenate(parts)
 
 
 def _rows(matrix: QuantizedMatrix, rows: slice) -> QuantizedMatrix:
-    """Some outputs of a weight; `rows` begins at a multiple of `row_block`, or the block's scales are repeated."""
+    """Some outputs of a weight, each with its own scales."""
     grid = matrix.grid
     ids = np.arange(rows.start, min(rows.stop, len(matrix.codes)))
     zeros = grid.zeros if isinstance(grid.zeros, int) else grid.zeros[ids]
@@ -57,8 +58,12 @@ def _rows(matrix: QuantizedMatrix, rows: slice) -> QuantizedMatrix:
 def _bf16_rows(matrix: QuantizedMatrix) -> Bytes:
     """Rounded to nearest, ties to even. The weights are finite."""
     bits = dequantize(matrix).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
-    return rounded.view(np.uint8)
+    is_odd = bits >> np.uint32(16)
+    is_odd &= np.uint32(1)
+    bits += is_odd
+    bits += np.uint32(0x7FFF)
+    halves = bits.astype("<u4", copy=False).view("<u2")[:, 1::2]  # the upper half of each
+    return np.ascontiguousarray(halves).view(np.uint8)
 
 
 def _block_rows(matrix: QuantizedMatrix, form: str) -> Bytes:
@@ -76,7 +81,7 @@ def _block_rows(matrix: QuantizedMatrix, form: str) -> Bytes:
         fields = [codes ^ np.uint8(128)]
     else:
         zeros = _of_blocks(np.asarray(grid.zeros), grid, blocks)[..., None]
-        integers = (codes.astype(np.int16) - zeros + 16).astype(np.uint8)
+        integers = codes + (16 - zeros).astype(np.uint8)  # from 0 to 31: a carry out of the byte is lost
         fifth = np.packbits(integers >> 4, axis=-1, bitorder="little")  # bit j of the 4 bytes: of input j
         fields = [fifth, _nibbles(integers & np.uint8(15))]
     return np.concatenate([halves, *fields], -1).reshape(outputs, -1)

@@ -57,7 +57,7 @@ def e4m3_numbers() -> Floats:
 def dequantize(matrix: QuantizedMatrix) -> Floats:
     """The weight [N, K] in float32, rounded once."""
     grid, codes = matrix.grid, matrix.codes
-    outputs, inputs = codes.shape
+    outputs = len(codes)
     if grid.kind == "e4m3":
         numbers = e4m3_numbers()[codes]
     elif grid.kind == "table4":
@@ -65,16 +65,19 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
         numbers = grid.table[codes]
     else:
         numbers = codes.astype(np.float32)
-        numbers -= _of_inputs(np.asarray(grid.zeros, np.float32), grid, inputs)
-    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:outputs]
-    numbers *= _of_inputs(scales, grid, inputs)
+        _apply(np.subtract, numbers, np.asarray(grid.zeros, np.float32), grid)
+    _apply(np.multiply, numbers, np.repeat(grid.scales, grid.row_block, axis=0)[:outputs], grid)
     return numbers
 
 
-def _of_inputs(values: Floats, grid: Grid, inputs: int) -> Floats:
-    """Values of groups [N, G] as values of inputs, [N, K]; one value stays one."""
+def _apply(operator: np.ufunc, numbers: Floats, values: Floats, grid: Grid) -> None:
+    """numbers [N, K] = operator(numbers, values) in place, with values of groups [N, G], or one for everything."""
+    inputs = numbers.shape[1]
     if values.ndim < 2 or values.shape[1] == 1:
-        return values
-    groups = np.arange(inputs) // grid.group if grid.groups is None else grid.groups
-    taken: Floats = values[:, groups]
-    return taken
+        operator(numbers, values, out=numbers)
+    elif grid.groups is None and inputs == values.shape[1] * grid.group:
+        grouped = numbers.reshape(len(numbers), -1, grid.group)
+        operator(grouped, values[..., None], out=grouped)
+    else:
+        groups = np.arange(inputs) // grid.group if grid.groups is None else grid.groups
+        operator(numbers, values[:, groups], out=numbers)

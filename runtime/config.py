@@ -34,8 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8" take half the memory (on a GPU).
     weights: "as-stored" uses the weights of a file directly, on a CUDA device those of 4 and 8 bits, where that is
         supported; "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16"
-        converts quantized weights to `dtype`. "auto" is "bf16" on a GPU, on a CPU "as-stored" for GGUF files and
-        "int8" for safetensors.
+        converts quantized weights to `dtype`. "auto" is "as-stored" for folders with a quantization_config; for others
+        "bf16" on a GPU, on a CPU "as-stored" for GGUF files and "int8" for safetensors.
     kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token.
     context_length: longest text of a session; 0 is the model's own.
     max_batch_tokens, max_batch_rows: limits of one step; 0 lets the engine choose. Rows are 64 then, on a GPU 64 to 512

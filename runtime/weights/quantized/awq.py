@@ -65,4 +65,8 @@ class AwqFormat:
         return Grid("int4", scales, group, np.ascontiguousarray(zeros.T))
 
     def codes(self, module: StoredModule) -> Codes:
-        return np.ascontiguousarray(unpack_words(module.array(".qweight"), 4, WORD_ORDER).T)
+        words = np.ascontiguousarray(module.array(".qweight").T).view(np.uint32)  # [N / 8, K]
+        codes = np.empty((len(words), PER_WORD, module.inputs), np.uint8)
+        for field, output in enumerate(WORD_ORDER):
+            np.bitwise_and(words >> np.uint32(4 * field), np.uint32(15), out=codes[:, output], casting="unsafe")
+        return codes.reshape(module.outputs, module.inputs)

@@ -102,17 +102,21 @@ class ModuleFormat(Protocol):
 
 
 def unpack_words(words: npt.NDArray[np.generic], bits: int, order: Sequence[int] | None = None) -> Codes:
-    """Splits 32-bit words [R, C] into fields [R, C * 32 / bits], the lowest bits first.
+    """Splits 32-bit words [R, C] into fields of 4 or 8 bits [R, C * 32 / bits], the lowest bits first.
 
     `order`: field i of a word becomes number order[i] of its 32 / bits.
     """
     per_word = 32 // bits
     unsigned = np.ascontiguousarray(words).view(np.uint32)
-    fields = np.empty((*unsigned.shape, per_word), np.uint8)
-    for i in range(per_word):
-        at = i if order is None else order[i]
-        fields[..., at] = (unsigned >> np.uint32(bits * i)) & np.uint32(2**bits - 1)
-    return fields.reshape(len(unsigned), -1)
+    octets = unsigned.astype("<u4", copy=False).view(np.uint8).reshape(*unsigned.shape, 4)
+    if bits == 8:
+        fields = octets
+    else:
+        fields = np.empty((*unsigned.shape, 4, 2), np.uint8)
+        np.bitwise_and(octets, np.uint8(15), out=fields[..., 0])
+        np.right_shift(octets, np.uint8(4), out=fields[..., 1])
+    ordered = fields.reshape(*unsigned.shape, per_word)
+    return (ordered if order is None else ordered[..., np.argsort(order)]).reshape(len(unsigned), -1)
 
 
 def num_groups(module: StoredModule, group: int) -> int:
