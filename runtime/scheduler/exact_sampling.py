@@ -104,7 +104,7 @@ class ExactSampling:
         for token in path[common:]:
             request.append(token, len(self._vocabulary.token_bytes[token]))
         num_kept = min(length, len(request.seq) - (not keep_last))
-        if request.seq.num_computed > num_kept:
+        if request.seq.is_locked and request.seq.num_computed > num_kept:  # else its admission to a batch does this
             self._cache.truncate(request.seq, num_kept)
         request.logits_from = len(request.seq) - 1
 

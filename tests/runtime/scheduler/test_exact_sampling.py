@@ -100,6 +100,18 @@ def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(gr
     assert calls[3].tokens == greedy([1, 2], 9)
 
 
+def test_a_prompt_that_is_computed_already_gives_the_same_value(grammars):
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars)
+    request = exact(1, 1, seed=4)
+    alone = run_until_idle(engine_loop, transport, Open(1), Append(1, PROMPT), request)[1]
+    for session in (2, 3):  # the second finds everything in the tree
+        computed = Generate(session, session, sampling_params(max_tokens=0))
+        again = exact(session, 10 + session, seed=4)
+        calls = run_until_idle(engine_loop, transport, Open(session), Append(session, PROMPT), computed, again)
+        assert calls[10 + session].tokens == alone.tokens
+    assert calls[13].end.exact.model_steps == 0
+
+
 def test_a_value_is_complete_within_max_tokens(grammars):
     engine_loop, transport, _ = make_engine_loop(grammars=grammars)
     messages = []
