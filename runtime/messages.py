@@ -28,7 +28,9 @@ MAX_FOLLOWED_BY_BYTES = 256  # of the text behind a value that belongs to its co
 MAX_NAME_CHARS = 256  # of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
-SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+SelectMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "exact"
+]
 FinishReason = Literal["stop", "length"]
 PoolingKind = Literal["last", "mean"]
 
@@ -79,6 +81,8 @@ class Generate(Message, frozen=True):
 class Select(Message, frozen=True):
     """Scores each choice (token ids) after the session's text and appends the best one.
 
+    With the method "exact", a choice is drawn by its probability instead: the product of those of its tokens, divided
+    by the sum over all choices. `seed` is for this draw (None: a random one).
     replaced: number of last tokens of the text that are removed first. Each choice then begins with their bytes. This
         is how a token can span the border between text and choice (token healing).
     top_logprobs: number of likeliest tokens to report at each position.
@@ -91,6 +95,7 @@ class Select(Message, frozen=True):
     timeout_s: float | None = None
     top_logprobs: int = 0
     replaced: int = 0
+    seed: int | None = None
 
 
 class Embed(Message, frozen=True):

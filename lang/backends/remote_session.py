@@ -91,8 +91,14 @@ class RemoteSession:
         return self._begin(params.timeout_s, run_call)
 
     def select(
-        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+        self,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
+        timeout_s: float | None = None,
+        seed: int | None = None,
     ) -> RemoteCall:
+        if method == "exact":
+            raise InputError(f"{self._client.name} cannot draw one of scored choices (select with exact)")
         if timeout_s is not None:
             sampling_params(timeout_s=timeout_s)
         self._require_text("select")

@@ -93,6 +93,7 @@ class Select(Expr):
     method: SelectMethod
     timeout_s: float | None = None
     value_format: ValueFormat | None = None
+    options: Options = field(default_factory=Options)  # the seed, of the method "exact"
 
 
 @dataclass(frozen=True)

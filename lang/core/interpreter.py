@@ -159,7 +159,12 @@ def _select(branch: Branch, expr: Select) -> None:
         timeout_s = run.budget_tracker.limit_timeout(timeout_s)
     session = branch.session()
     _announce_call(session, expr.name)
-    call = session.select(expr.choices, expr.method, timeout_s)
+    if expr.method == "exact":
+        params, _ = expr.options.merged_over(run.defaults)
+        params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
+        call = session.select(expr.choices, expr.method, timeout_s, params.seed)
+    else:
+        call = session.select(expr.choices, expr.method, timeout_s)
     call_segment = SelectResult(run, expr.name, call, expr.value_format)
     call_segment.lane = branch.lane
     run.add(call_segment)

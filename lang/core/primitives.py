@@ -261,6 +261,8 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    exact: bool | None = None,
+    seed: int | None = None,
 ) -> Expr: ...
 @overload
 def select(
@@ -270,6 +272,8 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    exact: bool | None = None,
+    seed: int | None = None,
 ) -> Expr: ...
 def select(
     name: str | None = None,
@@ -278,6 +282,8 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    exact: bool | None = None,
+    seed: int | None = None,
     **unknown: object,
 ) -> Expr:
     """The most likely one of `choices`, stored as variable `name` and appended to the text.
@@ -285,6 +291,8 @@ def select(
     `choices` is a list of texts, or an Enum, a Literal or bool: then the value is one of its values, and the texts are
     those of `gen(type=...)`. Nothing is sampled: `choices_method` scores every choice, and the best one is taken.
     `timeout` is in seconds.
+    `exact=True`: one of the choices is drawn by the model's own distribution over them. The probability of a choice is
+    the product of those of its tokens, divided by the sum over all choices. `seed` as in `gen`.
     A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
     start of each choice with the same result, unless a fork or another call comes between the two.
     Raises InputError for an empty list, equal choices, or a temperature above 0.
@@ -293,7 +301,9 @@ def select(
     """
     where = call_label("select", name)
     for keyword in unknown:
-        raise unknown_keyword(where, keyword, ("name", "choices", "temperature", "choices_method", "timeout"))
+        raise unknown_keyword(
+            where, keyword, ("name", "choices", "temperature", "choices_method", "timeout", "exact", "seed")
+        )
     if choices is None:
         raise InputError(f"{where} needs choices: a list of texts, an Enum or a Literal")
     checked = make_options(where, temperature=temperature, timeout=timeout)
@@ -303,7 +313,14 @@ def select(
             f"gen({name!r}, choices=[...], temperature={temperature!r})"
         )
     texts, value_format = _scored_choices(where, choices)
-    return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"), value_format)
+    method, timeout_s = method_name(choices_method), checked.fields.get("timeout_s")
+    if not exact:
+        if seed is not None:
+            raise InputError(f"{where}: seed has no effect without exact=True, since nothing is drawn")
+        return Select(name, texts, method, timeout_s, value_format)
+    if method != token_length_normalized.name:
+        raise InputError(f"{where}: exact draws a choice by its probability, so choices_method has no effect")
+    return Select(name, texts, "exact", timeout_s, value_format, make_options(where, seed=seed))
 
 
 def image(path: object, *_: object, **__: object) -> Expr:

@@ -159,9 +159,14 @@ class RecordedSession:
         return call
 
     def select(
-        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+        self,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
+        timeout_s: float | None = None,
+        seed: int | None = None,
     ) -> Call:
-        call: Call = self._inner.select(choices, method, timeout_s)
+        options = {"seed": seed} if method == "exact" else {}
+        call: Call = self._inner.select(choices, method, timeout_s, **options)
         return self._record(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
 
     def fork(self, size: int) -> list[RecordedSession]:

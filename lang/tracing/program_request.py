@@ -130,6 +130,8 @@ class _Writer:
         select: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
         if expr.timeout_s is not None:
             select["timeout"] = expr.timeout_s
+        if (seed := expr.options.fields.get("seed")) is not None:
+            select["seed"] = seed
         return {"select": select | ({} if expr.name is None else {"name": expr.name})}
 
     def _gen(self, node: Node, gen: Gen) -> dict[str, Any]:

@@ -258,6 +258,7 @@ class Selection:
     method: str
     num_prompt: int
     top_logprobs: int = 0
+    seed: int = 0
     requests: list[ScoringRequest] = field(default_factory=list)
     unconditional_requests: list[ScoringRequest] = field(default_factory=list)
     request_of_choice: list[int] = field(default_factory=list)

@@ -114,9 +114,15 @@ class DeferredSession:
         return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, followed_by))
 
     def select(
-        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+        self,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
+        timeout_s: float | None = None,
+        seed: int | None = None,
     ) -> Call:
-        return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s))
+        if method != "exact":  # other backends have no such draw
+            return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s))
+        return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s, seed))
 
     def fork(self, size: int) -> list[DeferredSession]:
         check_fork_size(size)

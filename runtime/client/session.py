@@ -139,8 +139,11 @@ class Session:
         choices: Sequence[str],
         method: SelectMethod = "token_length_normalized",
         timeout_s: float | None = None,
+        seed: int | None = None,
     ) -> Call:
         """Scores the choices after the text so far and appends the best one. `result().choice` holds the scores.
+
+        `seed`: of the draw by the method "exact".
 
         Text appended since the last call is tokenized together with each choice (see `tokenizer.token_healing`), even
         if it was sent before. Tokens sampled by earlier calls are not known here and are never replaced. The call's
@@ -162,7 +165,7 @@ class Session:
         self._sent_tail, self._num_plain = UNKNOWN_TAIL, 0
         self._num_sent -= num_replaced  # a lower bound, whichever choice wins
         return self._start_call(
-            lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),
+            lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced, seed=seed),
             timeout_s,
             scored_choices=ScoredChoices(tuple(choices), token_ids),
         )

@@ -30,7 +30,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
-    probabilities: dict[GenerationRequest, Float64Array | None] = field(default_factory=dict)  # of exact requests
+    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # if exact
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
 
@@ -51,6 +51,9 @@ class Sampler:
                 self._score(logits[rows], scheduled, request, output)
             elif isinstance(request, GenerationRequest) and scheduled.num_draft_tokens:
                 output.verified[request] = self._verify_draft(logits[rows], request)
+            elif isinstance(request, GenerationRequest) and request.params.exact:
+                if scheduled.num_logits:
+                    output.probabilities[request] = self._probabilities(logits[rows], request)
             elif isinstance(request, GenerationRequest) and scheduled.num_logits - scheduled.is_sampled > 0:
                 output.prompt_logprobs[request] = self._prompt_logprobs(logits[rows], scheduled, request)
         sampled = batch.sampled_requests
@@ -65,6 +68,13 @@ class Sampler:
         num_top = request.selection.top_logprobs
         if num_top:
             output.top_logprobs[request] = self.top_logprobs_at(logits, first, request.targets, num_top)
+
+    def _probabilities(self, logits: Any, request: GenerationRequest) -> list[Float64Array | None]:
+        """The probabilities [V] of each position of logits [n, V], without a constraint."""
+        if request.params.has_penalties_or_bias:
+            for row in logits:
+                self.ops.apply_penalties_and_bias(row, request)
+        return [self.ops.probabilities(row, request) for row in logits]
 
     def _verify_draft(self, logits: Any, request: GenerationRequest) -> list[int]:
         """Draws a token at each position of logits [1 + num_draft_tokens, V], as steps without a draft would."""
@@ -83,10 +93,7 @@ class Sampler:
         for row, request in enumerate(requests):
             if request.params.has_penalties_or_bias:
                 self.ops.apply_penalties_and_bias(logits[row], request)
-        for row, request in enumerate(requests):
-            if request.params.exact:
-                output.probabilities[request] = self.ops.probabilities(logits[row], request)
-        if len(output.probabilities) == len(requests):
+        if all(request.params.exact for request in requests):
             return
         if mask is not None:
             self.ops.apply_mask(logits, mask)

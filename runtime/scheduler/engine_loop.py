@@ -291,8 +291,8 @@ class EngineLoop:
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
                 self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
-            elif scheduled.is_sampled and scheduled.is_still_next and request.params.exact:
-                self._commit_probabilities(request, output.probabilities[request])
+            elif request.params.exact:
+                self._commit_probabilities(scheduled, request, output.probabilities.get(request, []))
             elif scheduled.is_sampled and scheduled.is_still_next:
                 self._commit_token(request, output.tokens[request], output.logprobs.get(request))
         elif isinstance(request, ScoringRequest):
@@ -355,16 +355,23 @@ class EngineLoop:
         else:
             self.calls.send_tokens(request, request.num_safe_tokens())
 
-    def _commit_probabilities(self, request: GenerationRequest, probabilities: Float64Array | None) -> None:
-        """Gives the search of an exact request the probabilities [V] of the next token; None: they are not finite."""
+    def _commit_probabilities(
+        self, scheduled: ScheduledRequest, request: GenerationRequest, rows: list[Float64Array | None]
+    ) -> None:
+        """Gives the search of an exact request the probabilities [V] after its last tokens; None: not finite."""
         if not request.metrics.first_token_time:
             request.metrics.first_token_time = time.monotonic()
-        if probabilities is None:
+        finite = [row for row in rows if row is not None]
+        if len(finite) < len(rows):
             self._fail_token(request, NOT_FINITE)
             return
-        start_s = time.thread_time()
+        start_s, exact, end = time.thread_time(), self.output_processor.exact, scheduled.start + scheduled.count
         try:
-            finish_info = self.output_processor.exact.feed(request, probabilities)
+            exact.add_probabilities(request, end - len(finite), finite)
+            if not (scheduled.is_sampled and scheduled.is_still_next):
+                request.logits_from = max(request.logits_from, end)
+                return
+            finish_info = exact.advance(request)
             if finish_info is None:
                 check_constraint_cost(time.thread_time() - start_s)
         except (RuntimeError, GrammarError) as error:

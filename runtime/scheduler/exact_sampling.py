@@ -1,6 +1,7 @@
 """Runs the search of `exact` requests: moves each request's sequence and matcher to the prefix that the search names.
 
 The request's tokens are those of the prefix whose probabilities are computed next, and become the value at the end.
+Tokens that the constraint forces behind the prefix are computed in the same step, since the search probably follows.
 Nothing is sent before. Where the search leaves a prefix for another one, the KV of their common part stays.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -25,6 +26,7 @@ from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
+MAX_FORCED = 16  # forced tokens that are computed in one step
 LIMIT_REACHED = (
     "no value was drawn within {} model steps: the constraint allows too little of what the model would write here. "
     "Ask for the format in the prompt, or leave exact out"
@@ -40,6 +42,7 @@ class _State:
     constraint: MatcherConstraint
     tree: PrefixTree
     path: Path = ()
+    rows: dict[Path, Float64Array] = field(default_factory=dict)  # probabilities that the search has not taken yet
 
     def info(self) -> ExactInfo:
         """Returns what the reply of a finished request tells about its search."""
@@ -66,36 +69,49 @@ class ExactSampling:
         self._states[request] = state = _State(ExactSearch(tree, constraint, request.seed), constraint, tree)
         return self._advance(request, state)
 
-    def feed(self, request: GenerationRequest, probabilities: Float64Array) -> FinishInfo | None:
-        """Takes the probabilities [V] after the request's tokens, as sampled from without the constraint.
+    def add_probabilities(self, request: GenerationRequest, first: int, rows: list[Float64Array]) -> None:
+        """Takes the probabilities [V] after the request's tokens from position `first` on, without the constraint."""
+        tokens = request.output_tokens(0, request.num_output)
+        for position, row in enumerate(rows, start=first):
+            self._states[request].rows[tuple(tokens[: position + 1 - request.output_start])] = row
+
+    def advance(self, request: GenerationRequest) -> FinishInfo | None:
+        """Goes on with a search whose probabilities were added.
 
         Returns a FinishInfo when the request's tokens are the value. Raises RuntimeError if the search fails.
         """
         request.num_sampled += 1
-        state = self._states[request]
-        state.search.feed(probabilities * state.constraint.allowed(state.path))
-        return self._advance(request, state)
+        return self._advance(request, self._states[request])
 
     def _advance(self, request: GenerationRequest, state: _State) -> FinishInfo | None:
         try:
-            path = state.search.advance()
+            path = state.path if state.rows else state.search.advance()
+            while path is not None and (row := state.rows.pop(path, None)) is not None:
+                state.search.feed(row * state.constraint.allowed(path))
+                path = state.search.advance()
         except SearchLimitReached:
             raise RuntimeError(LIMIT_REACHED.format(state.search.num_model_steps)) from None
         except NothingAdmissible:
             raise RuntimeError(NOTHING_ADMISSIBLE) from None
+        state.rows.clear()
         if path is not None:
             state.path = path
-            self._move_to(request, path, keep_last=False)
+            self._move_to(request, path, state.constraint.forced(path))
             return None
         value = state.search.value
         assert value is not None
         request.exact_info = state.info()
         end_token = value[-1] if value and value[-1] in self._vocabulary.eos_ids else None
-        self._move_to(request, value if end_token is None else value[:-1], keep_last=True)
+        self._move_to(request, value if end_token is None else value[:-1], None)
         return FinishInfo("stop", end_token)
 
-    def _move_to(self, request: GenerationRequest, path: Path, *, keep_last: bool) -> None:
-        """Makes `path` the request's output. Without `keep_last`, the last token is left to be computed."""
+    def _move_to(self, request: GenerationRequest, path: Path, forced: Path | None) -> None:
+        """Makes `path` and `forced` the request's output; tokens from the last of `path` on are left to be computed.
+
+        With None, `path` is the value, and nothing is left to be computed.
+        """
+        first_wanted = request.output_start + len(path) - (forced is not None)
+        path = path + (forced or ())
         current = request.output_tokens(0, request.num_output)
         common = common_length(current, path)
         length = request.output_start + common
@@ -103,10 +119,10 @@ class ExactSampling:
         del request.byte_ends[common:]
         for token in path[common:]:
             request.append(token, len(self._vocabulary.token_bytes[token]))
-        num_kept = min(length, len(request.seq) - (not keep_last))
-        if request.seq.num_computed > num_kept:
+        num_kept = min(length, first_wanted)
+        if request.seq.is_locked and request.seq.num_computed > num_kept:  # else its admission to a batch does this
             self._cache.truncate(request.seq, num_kept)
-        request.logits_from = len(request.seq) - 1
+        request.logits_from = min(first_wanted, len(request.seq) - 1)
 
 
 class MatcherConstraint:
@@ -147,6 +163,12 @@ class MatcherConstraint:
             only_end[self._eos_ids] = allowed[self._eos_ids]
             allowed = only_end
         return allowed.astype(np.float64)
+
+    def forced(self, path: Path) -> Path:
+        """Returns the tokens that the matcher forces after `path`, as the tokenizer spells them."""
+        self._move_to(path)
+        num_left = max(0, min(MAX_FORCED, self._max_tokens - len(path)))
+        return tuple(self._matcher.forced_tokens()[:num_left])
 
     def _move_to(self, path: Path) -> None:
         common = common_length(self._accepted, path)

@@ -3,26 +3,31 @@
 A choice of m tokens needs the logits at m positions: after the prompt, and after each of its tokens but the last.
 Choices with a common prefix share these positions, so one request is made for each maximal prefix only.
 
-The three methods are SGLang's published ones.
+The three methods are SGLang's published ones. The fourth, "exact", draws a choice by its probability.
 """
 
 from __future__ import annotations
 
+import math
+import secrets
 from bisect import bisect_left
 from collections import defaultdict
+from itertools import accumulate
 
 from plait.runtime.batch.request import ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import ChoiceScores, Select
+from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.scheduler.sessions.session import Session
 
 
 def make_selection(session: Session, message: Select, cache: PrefixCache) -> Selection:
     """Returns the Selection with its requests, which the caller adds to the batch scheduler."""
     num_prompt = len(session.seq) - message.replaced
+    seed = secrets.randbits(63) if message.seed is None else message.seed
     selection = Selection(
-        session.owner, message.call, message.choices, message.method, num_prompt, message.top_logprobs
+        session.owner, message.call, message.choices, message.method, num_prompt, message.top_logprobs, seed
     )
     _add_requests(selection, session.seq, cache)
     return selection
@@ -77,6 +82,7 @@ def best_choice(selection: Selection) -> ChoiceScores:
     unconditional_likelihood_normalized: the mean of logprob minus the token's logprob without the prompt.
     greedy_token_selection: token by token, the choices without the best next token are dropped. A choice that has
     ended takes part with its mean logprob.
+    exact: the scores are the probabilities of the choices, which sum to 1, and the choice is drawn by them.
     """
     logprobs = _choice_logprobs(selection, selection.requests, selection.num_prompt - 1)
     unconditional = None
@@ -88,9 +94,14 @@ def best_choice(selection: Selection) -> ChoiceScores:
             sum(p - q for p, q in zip(with_prompt, without, strict=True)) / len(with_prompt)
             for with_prompt, without in zip(logprobs, unconditional, strict=True)
         ]
+    elif selection.method == "exact":
+        scores = _probabilities(logprobs)
     else:
         scores = [_mean(choice_logprobs) for choice_logprobs in logprobs]
-    index = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    if selection.method == "exact":
+        index = _draw(scores, hash_uniform(selection.seed, 0))
+    else:
+        index = max(range(len(scores)), key=lambda i: (scores[i], -i))
     top_logprobs = _choice_top_logprobs(selection) if selection.top_logprobs else None
     return ChoiceScores(index, scores, logprobs, unconditional, top_logprobs)
 
@@ -129,6 +140,19 @@ def _greedy_scores(logprobs: list[list[float]]) -> list[float]:
     for i in remaining:
         scores[i] = 1.0
     return scores
+
+
+def _probabilities(logprobs: list[list[float]]) -> list[float]:
+    sums = [math.fsum(choice_logprobs) for choice_logprobs in logprobs]
+    weights = [math.exp(total - max(sums)) if total > -math.inf else 0.0 for total in sums]
+    return [weight / math.fsum(weights) for weight in weights] if any(weights) else [1 / len(sums)] * len(sums)
+
+
+def _draw(probabilities: list[float], uniform: float) -> int:
+    """The first choice where the cumulative probabilities exceed `uniform`; never one of probability 0."""
+    cumulative = list(accumulate(probabilities))
+    target = uniform * cumulative[-1]
+    return next(index for index, total in enumerate(cumulative) if total > target)
 
 
 def _mean(values: list[float]) -> float:

@@ -14,13 +14,13 @@ from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, 
 from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
 
 END = 0
-NUM_DRAWS = 20_000
+NUM_DRAWS = 5000
 
 
 class Language:
     """A model of random probabilities over `width` tokens, and the admissible texts, each closed by END."""
 
-    end_logit = 0.0
+    end_logit, spread = 0.0, 1.0
 
     def __init__(self, texts, width, seed=1):
         self.texts, self.width, self.seed = [(*text, END) for text in texts], width, seed
@@ -35,7 +35,7 @@ class Language:
 
     def probabilities(self, path):
         if path not in self._rows:
-            noise = np.random.default_rng([self.seed, *path]).gumbel(size=self.width) * 1.5
+            noise = np.random.default_rng([self.seed, *path]).gumbel(size=self.width) * self.spread
             noise[END] += self.end_logit
             self._rows[path] = np.exp(noise) / np.exp(noise).sum()
         return self._rows[path]
@@ -70,13 +70,13 @@ def distance(drawn, expected):
     return sum(abs(drawn.get(text, 0) / total - probability) for text, probability in expected.items()) / 2
 
 
-SMALL = Language([(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3), (4, 4, 4, 4)], 6)
-WIDE = Language([(1, 7), (2,), *((3, token) for token in range(1, 100)), (4, 150, 150)], 200, seed=3)
-WIDE.end_logit = 6.0
+SMALL = Language([(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3), (4, 4, 4, 4)], 6, seed=2)
+WIDE = Language([(1, 7), (2,), *((3, token) for token in range(1, 100)), (4, 150, 150)], 200, seed=4)
+WIDE.end_logit = 4.0
 
 
 @pytest.mark.parametrize(
-    ("language", "is_shared", "num_draws"), [(SMALL, True, NUM_DRAWS), (SMALL, False, 2000), (WIDE, True, 3000)]
+    ("language", "is_shared", "num_draws"), [(SMALL, True, NUM_DRAWS), (SMALL, False, 1000), (WIDE, True, 1500)]
 )
 def test_draws_have_the_models_distribution_and_masking_does_not(language, is_shared, num_draws):
     expected, _ = language.enumerated()
@@ -149,7 +149,7 @@ def test_dead_prefixes_are_left():
         def is_dead(self, path):
             return len(path) == 3 and path[-1] != END
 
-    language = Limited([(1, 1, 1), (1, 2), (2,)], 4, seed=2)
+    language = Limited([(1, 1, 1), (1, 2), (2,)], 4, seed=3)
     possible = {(1, 2, END), (2, END)}
     assert {language.sample(PrefixTree(), seed).value for seed in range(100)} == possible
 

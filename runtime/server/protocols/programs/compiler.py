@@ -58,6 +58,8 @@ class SelectStep:
     choices: tuple[str, ...]
     method: SelectMethod
     timeout_s: float | None
+    sampling: SamplingParams  # its seed, of the method "exact"
+    same_seed: bool
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,15 @@ class _Compiler:
             param = f"{path}.choices" if error.where is None else f"{path}.choices[{error.where}]"
             raise invalid(f"'{param}': {error.reason}", param, "invalid_constraint") from None
         timeout = self._defaults.timeout if select.timeout is None else select.timeout
-        checked_sampling_params("programs", path=path, timeout_s=timeout)
+        if select.seed is not None and select.choices_method != "exact":
+            param = f"{path}.seed"
+            raise invalid(f"'{param}' has no effect without the choices_method exact, since nothing is drawn", param)
+        seed = self._defaults.seed if select.seed is None else select.seed
+        sampling = checked_sampling_params("programs", path=path, timeout_s=timeout, seed=seed)
         if select.name is not None:
             scope[select.name] = None
-        return SelectStep(path, select.name, choices, select.choices_method, timeout)
+        same_seed = bool(self._defaults.same_seed)
+        return SelectStep(path, select.name, choices, select.choices_method, timeout, sampling, same_seed)
 
     def _fork(self, fork: Fork, path: str, scope: Scope, in_role: bool, depth: int) -> ForkStep:
         self._count_branches(len(fork.branches), f"{path}.branches")

@@ -158,7 +158,10 @@ class ProgramRun:
 
     def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
         if isinstance(step, SelectStep):
-            return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
+            if step.method != "exact":
+                return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
+            sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
+            return [program_branch.session.select(step.choices, step.method, step.timeout_s, sampling.seed)]
         forks = self._fork_branch(program_branch, step.n - 1) if step.n > 1 else []
         sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
         return [

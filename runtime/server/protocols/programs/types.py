@@ -62,12 +62,13 @@ class Gen(ProgramSamplingFields, kw_only=True):
 
 
 class Select(StrictStruct, kw_only=True):
-    """Scores `choices` and keeps the likeliest as variable `name`."""
+    """Scores `choices` and keeps the likeliest as variable `name`; with the method "exact", one drawn with `seed`."""
 
     choices: Annotated[list[str], Meta(min_length=1, max_length=1024)]
     name: VariableName | None = None
     choices_method: SelectMethod = "token_length_normalized"
     timeout: float | None = None
+    seed: int | None = None
 
 
 class Fork(StrictStruct, kw_only=True):
