@@ -37,7 +37,7 @@ async def run_batch_item(execution: Execution) -> ProgramState:
     try:
         if execution.on_done is not None:
             execution.on_done(execution.state)
-    except Exception as error:  # such as a full disk: it fails the item, not the batch
+    except Exception as error:  # of the checkpoint: it fails the item, not the batch
         execution.fail(error)
     return execution.state
 

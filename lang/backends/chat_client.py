@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -116,15 +117,18 @@ class ChatClient(RemoteClient):
     ) -> None:
         request = self._request(parts, params, constraint, timeout_s)
         output_format = request.output_format
-        text, end = "", TurnEnd(None)
+        stream = output_format.stream() if output_format is not None and output_format.stream is not None else None
+        text, streamed, end = "", "", TurnEnd(None)
         with closing(self.turn(request, call)) as pieces:
             for piece in pieces:
                 if isinstance(piece, TurnEnd):
                     end = piece
                 elif piece:
                     text += piece
-                    if output_format is None:
-                        call.on_text(piece, 1)
+                    known = piece if output_format is None else "" if stream is None else stream.feed(piece)
+                    streamed += known
+                    if known:
+                        call.on_text(known, 1)
         if call.done():
             return
         if end.reason not in ("stop", "length"):
@@ -135,7 +139,7 @@ class ChatClient(RemoteClient):
                     f"max_tokens={params.max_tokens} cut the value off, and a chat API cannot complete it",
                     VALUE_DOES_NOT_FIT,
                 )
-            call.on_text(_read(output_format, text), end.usage.completion_tokens)
+            _finish_value(call, streamed, _read(output_format, text), end.usage.completion_tokens)
         call.on_result(end.reason, end.usage, end.matched, extra_meta)
 
     def _request(
@@ -153,6 +157,17 @@ class ChatClient(RemoteClient):
                 f"{begun[:40]!r}"
             )
         return TurnRequest(messages, params, output_format, timeout_s, tools, begun)
+
+
+def _finish_value(call: RemoteCall, streamed: str, value: str, num_tokens: int) -> None:
+    """Passes on the part of a value that was not streamed. Raises ConstraintFailed if another text was streamed."""
+    if not streamed:
+        call.on_text(value, num_tokens)
+        return
+    with suppress(ValueError):
+        if json.loads(streamed) == json.loads(value):
+            return
+    raise ConstraintFailed(f"the model answered {streamed[:80]!r}, which does not have the requested format")
 
 
 def _read(output_format: StructuredOutput, text: str) -> str:

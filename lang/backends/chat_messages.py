@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
 from plait.lang.backends.remote_session import Part
+from plait.lang.partial.streamed_json import StreamedJson
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -58,10 +60,12 @@ def _turn_marks(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """A JSON schema whose root is an object. `read` extracts the text of the value from a valid answer."""
+    """A JSON schema whose root is an object. `read` extracts the text of the value from a valid answer; `stream` passes
+    on this text while the answer arrives, or is None for a value that is not JSON."""
 
     schema: dict[str, Any]
     read: Callable[[str], str]
+    stream: Callable[[], StreamedJson] | None = StreamedJson
 
 
 def to_structured_output(spec: Spec | None, name: str) -> StructuredOutput | None:
@@ -92,7 +96,7 @@ def _wrapped(schema: Any, is_text: bool) -> StructuredOutput:
         value = json.loads(text)["value"]
         return str(value) if is_text else json.dumps(value, ensure_ascii=False)
 
-    return StructuredOutput(root, read)
+    return StructuredOutput(root, read, None if is_text else partial(StreamedJson, is_wrapped=True))
 
 
 def _spaced(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,8 +14,9 @@ from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
 from plait.lang.choices import choice_probabilities
 from plait.lang.testing.text_client import Asked, Outcome, words
 from plait.lang.tools.call_syntax import result_text
+from plait.lang.typed.value_format import literal_text
 from plait.runtime.client.constraint_check import constraint_mismatch
-from plait.runtime.errors import CallFailed, ConstraintFailed, PlaitError
+from plait.runtime.errors import CallFailed, ConstraintFailed, InputError, PlaitError
 from plait.runtime.messages import FinishReason, Usage
 
 NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices if the script gives none
@@ -40,6 +41,11 @@ class Answer:
     finish_reason: FinishReason = "stop"
     matched: str | int | None = None
     tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.finish_reason not in get_args(FinishReason):
+            allowed = " or ".join(f'"{reason}"' for reason in get_args(FinishReason))
+            raise InputError(f"Answer: finish_reason must be {allowed}, not {self.finish_reason!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def make_outcome(asked: Asked, scripted: Any) -> Outcome:
 
 
 def _select_outcome(asked: Asked, value: Any) -> Outcome:
-    choices = asked.choices or ()
+    choices, value = asked.choices or (), _as_choices(value)
     scores = value if isinstance(value, Mapping) else {c: CHOSEN if c == value else NOT_CHOSEN for c in choices}
     if not isinstance(value, Mapping | str) or (isinstance(value, Mapping) and set(value) != set(choices)):
         raise ScriptError(
@@ -98,6 +104,16 @@ def _select_outcome(asked: Asked, value: Any) -> Outcome:
         "normalized_prompt_logprobs": in_order,
     }
     return Outcome(best, extra_meta=meta)
+
+
+def _as_choices(value: Any) -> Any:
+    """Returns the answer of a select with the texts of its choices, for members of an Enum or a Literal."""
+    if isinstance(value, Mapping):
+        return {_as_choices(choice): score for choice, score in value.items()}
+    try:
+        return literal_text(value)
+    except TypeError:
+        return value  # no member of either
 
 
 def _text(asked: Asked, answer: Answer) -> str:

@@ -82,9 +82,21 @@ class Graph:
 
         Raises InputError for missing or unknown arguments, and ProgramError if a call fails.
         """
-        from plait.lang.tracing.graph_executor import run_graph
+        from plait.lang.tracing.graph_executor import graph_execution
 
-        return run_graph(self, arguments, backend, budget)
+        return graph_execution(self, arguments, backend, budget).run_to_completion()
+
+    async def arun(
+        self, *, backend: Backend | None = None, budget: Budget | None = None, **arguments: Any
+    ) -> ProgramState:
+        """`run` for an event loop, which it does not block. Cancelling the task ends the calls.
+
+        >>> state = await qa.compile().arun(question="Why?")     # doctest: +SKIP
+        """
+        from plait.lang.aio.execution import run_async
+        from plait.lang.tracing.graph_executor import graph_execution
+
+        return await run_async(graph_execution(self, arguments, backend, budget))
 
     def __str__(self) -> str:
         from plait.lang.tracing.graph_rendering import as_text

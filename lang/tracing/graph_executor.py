@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
 
 
-def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, budget: Budget | None) -> ProgramState:
-    """Runs the steps once. Raises InputError for wrong arguments before anything runs, ProgramError if a call fails."""
+def graph_execution(
+    graph: Graph, arguments: dict[str, Any], backend: Backend | None, budget: Budget | None
+) -> Execution:
+    """Returns one run of the steps, which was not started. Raises InputError for wrong arguments."""
     for name in arguments:
         if name not in graph.parameters:
             if name in RUN_OPTION_KEYWORDS:
@@ -59,9 +61,7 @@ def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, 
     def body(s: ProgramState) -> None:
         _GraphExecutor(graph, arguments, s).run_to_completion()
 
-    return Execution(
-        graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget)
-    ).run_to_completion()
+    return Execution(graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget))
 
 
 class _GraphExecutor:

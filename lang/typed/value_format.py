@@ -126,7 +126,7 @@ def _build_value_format(type_: Any) -> ValueFormat:
     if isinstance(type_, type) and issubclass(type_, enum.Enum):
         return _one_of(type_name, {_enum_text(member): member for member in type_})
     if get_origin(type_) is Literal:
-        return _one_of(type_name, {_literal_text(value): value for value in get_args(type_)}, len(get_args(type_)))
+        return _one_of(type_name, {literal_text(value): value for value in get_args(type_)}, len(get_args(type_)))
     schema, read = json_schema_and_parser(type_)
     return ValueFormat(type_name, JsonSchema(schema), read, read_partial=lambda text: _read_partial(type_, text))
 
@@ -202,7 +202,8 @@ def _enum_text(member: enum.Enum) -> str:
     return member.value if isinstance(member.value, str) else member.name
 
 
-def _literal_text(value: Any) -> str:
+def literal_text(value: Any) -> str:
+    """Returns the text of a member of an Enum or a Literal, as a choice. Raises TypeError for other values."""
     if isinstance(value, enum.Enum):
         return _enum_text(value)
     return value if isinstance(value, str) else json.dumps(value)
