@@ -1,4 +1,4 @@
-"""File names, links and anchors in the documentation exist, and the reading paths of docs/architecture.md have their stated length."""
+"""Files, links and anchors named in the documentation exist; the reading paths of architecture.md keep their length."""
 
 from __future__ import annotations
 
