@@ -1,4 +1,4 @@
-"""File names in the documentation exist, and the reading paths of docs/architecture.md have their stated length."""
+"""Files, links and anchors named in the documentation exist; the reading paths of architecture.md keep their length."""
 
 from __future__ import annotations
 
@@ -26,6 +26,32 @@ def reading_paths() -> dict[str, tuple[int, list[str]]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_named_on_a_page_exists(page: Path) -> None:
     assert [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()] == []
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -> None:
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
 
 
 def test_there_are_five_reading_paths() -> None:

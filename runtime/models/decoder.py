@@ -151,8 +151,9 @@ class Decoder:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, its norm), both [T, C]. A fused kernel writes the sum into x."""
-        if delta is not None and self.kernels.fused is not None:
+        """(x + delta, its norm), both [T, C]. A fused kernel, which only computes RMSNorm, writes the sum into x."""
+        has_rms_norm = type(self).rms_norm is Decoder.rms_norm  # a family may override it
+        if delta is not None and self.kernels.fused is not None and has_rms_norm:
             return x, self.kernels.fused.add_rms_norm(delta, x, weight, self.config.rms_norm_eps)
         x = x if delta is None else x + delta
         return x, self.rms_norm(x, weight)

@@ -23,6 +23,7 @@ from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import ExactInfo
 from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, Path, SearchLimitReached
 from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees
+from plait.runtime.sampling_params import fields_of_stages
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
@@ -192,6 +193,7 @@ def _tree_key(request: GenerationRequest, spec: Spec, max_tokens: int) -> Hashab
     params = request.params
     prompt = hashlib.sha256(request.seq.tokens.view().tobytes()).digest()
     constraint = hashlib.sha256(msgspec.msgpack.encode(spec)).digest()
-    bias = tuple(sorted(params.logit_bias.items()))
-    filters = (params.temperature, params.top_p, params.top_k, params.min_p, bias)
-    return (request.seq.namespace, prompt, constraint, filters, max_tokens)
+    names = fields_of_stages(type(params), "logits", "filter", "draw")
+    values = {name: getattr(params, name) for name in names if name != "seed"}
+    values["logit_bias"] = tuple(sorted(params.logit_bias.items()))
+    return (request.seq.namespace, prompt, constraint, tuple(values.items()), max_tokens)

@@ -57,7 +57,7 @@ class FamilyCase:
     - `model_class`: the model in transformers.
     - `settings`: arguments of its config. With them alone every test of the family runs, from both containers.
     - `config_json`: fields of config.json beside those of `test_family_configs.BASE`.
-    - `gguf_arch`: the family in the gguf package.
+    - `gguf_arch`: the family in the gguf package; None if plait reads no GGUF file of it.
     - `variants`: settings added to `settings`, by name; compared with transformers from safetensors.
     - `gguf_variants`: the variants that a GGUF file can express. llama.cpp has no windows for Qwen, no layers without
       experts, no other patterns for Gemma.
@@ -67,7 +67,7 @@ class FamilyCase:
     model_class: type[PreTrainedModel]
     settings: Mapping[str, Any]
     config_json: Mapping[str, Any]
-    gguf_arch: gguf.MODEL_ARCH
+    gguf_arch: gguf.MODEL_ARCH | None
     packed_variants: Mapping[str, Mapping[str, Any]] | None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf_variants: tuple[str, ...] = ()
@@ -197,7 +197,12 @@ FAMILY_CASES = {
     ),
 }
 MODEL_CASES = [(family, variant) for family, case in FAMILY_CASES.items() for variant in ("", *case.variants)]
-GGUF_CASES = [(family, variant) for family, case in FAMILY_CASES.items() for variant in ("", *case.gguf_variants)]
+GGUF_CASES = [
+    (family, variant)
+    for family, case in FAMILY_CASES.items()
+    if case.gguf_arch is not None
+    for variant in ("", *case.gguf_variants)
+]
 
 
 def case_id(family_and_variant: tuple[str, str]) -> str:

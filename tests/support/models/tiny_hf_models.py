@@ -84,7 +84,11 @@ def text(length, seed, vocab_size=97):
 
 # -- GGUF -----------------------------------------------------------------------------------------
 
-GGUF_ARCHITECTURES = {case.model_class.config_class.model_type: case.gguf_arch for case in FAMILY_CASES.values()}
+GGUF_ARCHITECTURES = {
+    case.model_class.config_class.model_type: case.gguf_arch
+    for case in FAMILY_CASES.values()
+    if case.gguf_arch is not None
+}
 
 
 def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None):
