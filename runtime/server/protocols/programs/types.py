@@ -23,7 +23,10 @@ NodeList = Annotated[list["Node"], Meta(max_length=4096)]
 
 
 if TYPE_CHECKING:
-    _ProgramSampling = msgspec.Struct
+
+    class _ProgramSampling(msgspec.Struct):
+        seed: int | None
+
 else:
     _ProgramSampling = sampling_fields("programs")
 
