@@ -25,7 +25,7 @@ NodeList = Annotated[list["Node"], Meta(max_length=4096)]
 if TYPE_CHECKING:
 
     class _ProgramSampling(msgspec.Struct):
-        seed: int | None
+        seed: int | None = None
 
 else:
     _ProgramSampling = sampling_fields("programs")
