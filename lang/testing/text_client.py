@@ -149,11 +149,15 @@ class TextSession:
         return self._begin(Asked(self._name, self._text, params, constraint), params.timeout_s)
 
     def select(
-        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+        self,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
+        timeout_s: float | None = None,
+        seed: int | None = None,
     ) -> Call:
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
-        params = sampling_params(timeout_s=timeout_s)
+        params = sampling_params(timeout_s=timeout_s, seed=seed)
         self._require_text("select")
         return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
 
