@@ -10,7 +10,7 @@ def describe_packed_weights(device_type: str) -> str:
     try:
         from plait.kernels.cpu.decoder import instruction_set, missing_features
     except ImportError as error:
-        return f"none: numba cannot be imported ({error})"
+        return f"none: llvmlite cannot be imported ({error})"
     if missing := missing_features():
         return f"none: this CPU has no {', '.join(missing)}"
-    return f"numba, {instruction_set()}, a step is one call"
+    return f"LLVM, {instruction_set()}, a step is one call"

@@ -116,7 +116,7 @@ def resolve_dtype_name(name: str, device: str) -> str:
 def _cpu_has_bfloat16() -> bool:
     try:
         from plait.kernels.cpu.decoder import has_bfloat16
-    except ImportError:  # without numba, ask torch
+    except ImportError:  # without llvmlite, ask torch
         if not torch_is_installed():
             return False
         from plait.runtime.executor.torch_device import cpu_has_bfloat16

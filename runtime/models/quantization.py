@@ -58,7 +58,7 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
         else f"weights with more bits ({stored_forms(weights)}) are rounded to {weight_format}"
         + (", a CPU's default for safetensors: half the bytes" if is_default else "")
     )
-    return FormatChoice(weight_format, True, f"{numbers}, packed: numba, {instruction_set()}")
+    return FormatChoice(weight_format, True, f"{numbers}, packed: LLVM, {instruction_set()}")
 
 
 def _default_format(weights: Checkpoint, dtype: str, device: str) -> WeightFormat:
@@ -162,6 +162,6 @@ def _cpu_unsupported_reason() -> str | None:
     try:
         from plait.kernels.cpu.decoder import missing_features
     except ImportError as error:
-        return f"numba cannot be imported ({error})"
+        return f"llvmlite cannot be imported ({error})"
     missing = missing_features()
     return f"this CPU has no {', '.join(missing)}" if missing else None

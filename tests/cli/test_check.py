@@ -56,7 +56,7 @@ def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     monkeypatch.setattr(decoder, "missing_features", lambda: [])
     for dtype in ("float32", "bfloat16"):  # without and with instructions for bfloat16; packed weights need none
         monkeypatch.setattr(backend_selection, "resolve_dtype_name", lambda name, device, dtype=dtype: dtype)
-        assert " as-stored (" in (line := weights_line(capsys)) and f"numba, {decoder.instruction_set()})" in line
+        assert " as-stored (" in (line := weights_line(capsys)) and f"LLVM, {decoder.instruction_set()})" in line
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
     with monkeypatch.context() as patched:
@@ -66,7 +66,7 @@ def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx2" in line
     assert main(["check", "--weights", "int4"]) == 1
     assert "weights cannot be int4: this CPU has no avx2" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "plait.kernels.cpu.decoder", None)  # as if numba could not be imported
+    monkeypatch.setitem(sys.modules, "plait.kernels.cpu.decoder", None)  # as if llvmlite could not be imported
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "cannot be imported" in line
     with pytest.raises(SystemExit):
         main(["check", "--weights", "int3"])
