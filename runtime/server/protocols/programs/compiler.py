@@ -170,7 +170,7 @@ class _Compiler:
         if select.seed is not None and select.choices_method != "exact":
             param = f"{path}.seed"
             raise invalid(f"'{param}' has no effect without the choices_method exact, since nothing is drawn", param)
-        seed = self._defaults.seed if select.seed is None else select.seed
+        seed = getattr(self._defaults, NAMES["programs"]["seed"]) if select.seed is None else select.seed
         sampling = checked_sampling_params("programs", path=path, timeout_s=timeout, seed=seed)
         if select.name is not None:
             scope[select.name] = None
