@@ -43,7 +43,8 @@ class GrammarError(ValueError):
 
 
 class CompileQueueFull(GrammarError):
-    """Raised for a constraint that was not compiled, because too many others wait or no compiler process started.
+    """Raised for a constraint that was not compiled, because too many others wait, no compiler process started, or
+    the machine was too busy to compile it in time.
 
     It may be valid; try again later.
     """

@@ -36,6 +36,7 @@ from plait.constrained.vocabulary import Vocabulary
 MEMORY_BYTES = 2 << 30
 RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
 JOB_SHARE = 0.9  # of the deadline
+STARVED_SHARE = 0.1  # of a job's time: with less processor time than that, lateness says nothing about the grammar
 SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
 MAX_WAIT_S = 30.0
 MAX_SPECS_OF_TENANT = 1024  # not compiled yet
@@ -52,6 +53,7 @@ class CompilePool:
     turn. With two workers or more, one is kept for small specs: those that `spec_cost` estimates to be small and that
     compile within 0.1 s of CPU time. A job is answered within about `deadline_s` by the clock: one that takes more than
     JOB_SHARE of it fails, and its worker is killed; the rest is for the caller, who may be busy when the time is over.
+    One whose worker got hardly any processor time meanwhile fails with CompileQueueFull.
     A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024 others,
     or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
     keeps 128 MiB of them.
@@ -309,14 +311,22 @@ class CompilePool:
         if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
             self._move_to_large_lane(pending)
         elif outcome is JobFailure.LATE:
+            cpu_s = self._children.cpu_seconds(pending)
             self._children.end(pending)
-            self._cache_and_finish(pending, self._too_long(), RETRY_S)
+            if cpu_s < STARVED_SHARE * self._job_limit_s:
+                self._finish(pending, self._starved(cpu_s))
+            else:
+                self._cache_and_finish(pending, self._too_long(), RETRY_S)
         elif isinstance(outcome, JobFailure):
             reason = "the compiler process died; the constraint may need too much memory"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
         else:
             self.compile_s.append(outcome.spent_s)
             self._take_result(pending, outcome)
+
+    def _starved(self, cpu_s: float) -> CompileQueueFull:
+        got = f"{cpu_s:.2g} s of processor time in {self._job_limit_s:g} s"
+        return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
 
     def _too_long(self) -> GrammarError:
         return GrammarError(f"the grammar took too long: more than {self._job_limit_s:g} s to compile")
@@ -326,7 +336,8 @@ class CompilePool:
         now = monotonic()
         for pending in [pending for pending in self._building if pending.answer_by <= now]:
             self._building.discard(pending)
-            self._finish(pending, self._too_long())
+            limit = f"{self._job_limit_s:g} s"
+            self._finish(pending, CompileQueueFull(f"the grammar was not ready after {limit}; try again later"))
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
         """Lets a spec that is not as small as estimated go on as a large one, or queues it before those of its tenants.

@@ -178,7 +178,24 @@ def test_a_small_spec_that_is_kept_from_the_processor_stays_small(small: Vocabul
     workers.late.append(job)
     ((answered, error),) = pool.collect()
     assert answered == ticket
-    assert "took too long" in str(error), "but for no longer than any other"
+    assert isinstance(error, CompileQueueFull), "but for no longer than any other"
+    assert "the compiler got 0.02 s of processor time in 1.8 s; try again later" in str(error)
+    pool.close()
+
+
+@pytest.mark.parametrize("used_cpu_s", [0.17, 0.19])
+def test_a_spec_is_refused_as_too_slow_only_if_its_compiler_could_run(small: Vocabulary, used_cpu_s: float) -> None:
+    pool, workers = make_pool(small)
+    is_starved = used_cpu_s < 0.18
+    for _ in range(2):
+        ticket = pool.submit(large(0), "a")
+        if workers.running:
+            workers.used_cpu_s = used_cpu_s
+            workers.late.append(workers.running[0])
+        ((answered, error),) = pool.collect()
+        assert answered == ticket
+        assert isinstance(error, CompileQueueFull) is is_starved
+    assert len(workers.order) == (2 if is_starved else 1), "only what is known to be slow is remembered"
     pool.close()
 
 
