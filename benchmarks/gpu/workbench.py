@@ -49,6 +49,7 @@ class RandomCheckpoint:
     """Weights of the right shapes, made on the device."""
 
     container: Literal["safetensors"] = "safetensors"
+    quantization: str | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         self.config, self.shapes = config, expected_shapes(config)

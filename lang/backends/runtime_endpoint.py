@@ -138,6 +138,8 @@ class RuntimeEndpoint(RemoteClient):
         )
         if params.token_healing and not self._can_heal(parts):
             del sampling["token_healing"]
+        if not params.exact:  # servers of SGLang do not know it
+            del sampling["exact"]
         sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
         sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:

@@ -127,11 +127,11 @@ def test_second_sigint_skips_the_drain(served) -> None:
     [
         (["--api-key", ""], "API key"),
         (["--api-key-file", "/nowhere"], "cannot read the API keys"),
-        (["--cors-origin", "example.com"], "cors_origins"),
-        (["--drain-timeout", "-1"], "drain_timeout_s"),
-        (["--idle-timeout", "nan"], "idle_timeout_s"),
-        (["--max-body-bytes", "1"], "max_body_bytes"),
-        (["--max-queue", "-1"], "max_queue"),
+        (["--cors-origin", "example.com"], "--cors-origin must be"),
+        (["--drain-timeout", "-1"], "--drain-timeout must be a number from 0"),
+        (["--idle-timeout", "nan"], "--idle-timeout must be"),
+        (["--max-body-bytes", "1"], "--max-body-bytes must be an integer from 1024"),
+        (["--max-queue", "-1"], "--max-queue must be"),
     ],
 )
 def test_wrong_flags_are_refused(flags, message, capsys) -> None:

@@ -203,7 +203,7 @@ def test_unsupported_weight_formats_are_refused_with_the_reason(tmp_path):
     for settings, reason in (
         (dict(weights="int4", dtype="bfloat16"), "multiples of 32"),
         (dict(weights="int8", dtype="float32"), "not float32"),
-        (dict(weights="q4"), "is invalid"),
+        (dict(weights="q4"), "weights must be as-stored"),
     ):
         with pytest.raises(InputError, match=reason):
             runner(tmp_path, **settings)

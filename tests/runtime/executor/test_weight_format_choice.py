@@ -26,7 +26,7 @@ def test_safetensors_run_in_int8_unless_another_format_is_named(dtype, name, tmp
     assert f"weights with more bits ({name}) are rounded to int8, a CPU's default for safetensors" in default.reason
     stored = chosen(tmp_path, weights="as-stored")
     assert (stored.weight_format, stored.packed) == ("as-stored", True)
-    assert f"the file's own weights ({name}), packed: numba" in stored.reason
+    assert f"the file's own weights ({name}), packed: LLVM" in stored.reason
     assert "a CPU's default" not in chosen(tmp_path, weights="int8").reason
     assert chosen(tmp_path, weights="bf16")[:2] == ("bf16", False)
 

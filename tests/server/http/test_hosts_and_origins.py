@@ -165,4 +165,4 @@ def test_a_body_needs_a_json_content_type(ask, path) -> None:
 
 def test_a_wrong_allowed_host_is_refused(capsys) -> None:
     assert main(["serve", "--allowed-host", "http://api.example"]) == 1
-    assert "allowed_hosts" in capsys.readouterr().err
+    assert "--allowed-host must be" in capsys.readouterr().err

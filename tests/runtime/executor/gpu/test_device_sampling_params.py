@@ -33,6 +33,9 @@ def is_on_device(params: SamplingParams) -> bool:
 @pytest.mark.parametrize("name", fields_of_stages(SamplingParams, *SAMPLER_STAGES))
 def test_parameters_of_the_sampler(name: str) -> None:
     assert is_on_device(SamplingParams())
+    if name == "exact":  # its search runs on the host
+        assert not is_on_device(SamplingParams(exact=True))
+        return
     assert is_on_device(SamplingParams(**{name: OTHER_VALUES[name]}))
     assert name in ON_DEVICE
 

@@ -8,7 +8,7 @@ import threading
 import httpx
 
 # No text matches, which the validator finds after a million steps back, for each of them.
-PATTERNS = [{"not": {"pattern": f"^((?=.).+)+\u0001{number}$"}} for number in range(2000)]
+PATTERNS = [{"not": {"pattern": f"^(.?)((?=.).+)+\\1\u0001{number}$"}} for number in range(2000)]
 TEXT = {"type": "string", "minLength": 30, "maxLength": 30}
 SCHEMA = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1, "contains": {"allOf": PATTERNS}}
 LENIENT = {"type": "json_schema", "schema": json.dumps(SCHEMA), "lenient": True}
