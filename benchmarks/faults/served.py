@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import httpx
@@ -88,7 +89,9 @@ class Server:
         return [answer.json()["choices"][0]["text"] if answer.is_success else answer.text for answer in answers]
 
     def num_tracebacks(self) -> int:
-        return self.log.read_text(errors="replace").count("Traceback")
+        """Tracebacks in the log, without those of failures that `injection/` caused."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return sum(line.startswith("Traceback") for line in lines) - sum("InjectedFault: " in line for line in lines)
 
 
 def resident_mib(smaps: str) -> tuple[float, float]:
@@ -115,8 +118,9 @@ def serve(
     folder: Path | None = None,
     log: IO[Any] | int | None = None,
     before_exec: Callable[[], None] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
-    """Runs `plait serve` for the block. Everything that it started has ended afterwards."""
+    """Runs `plait serve` for the block, with `environment` added. Everything that it started has ended afterwards."""
     own_folder = Path(tempfile.mkdtemp(prefix="plait-faults-"))
     try:
         command = [sys.executable, "-P", "-m", "plait.cli", "serve", *filter(None, [model]), "--port=0", *options]
@@ -129,7 +133,7 @@ def serve(
                 stdout=subprocess.PIPE,
                 stderr=log_file if log is None else log,
                 text=True,
-                env={**os.environ, "TMPDIR": str(folder or own_folder)},
+                env={**os.environ, "TMPDIR": str(folder or own_folder), **environment},
                 preexec_fn=partial(_begin_session, _scheduling_priority(), before_exec),
                 start_new_session=True,
             )

@@ -1,7 +1,8 @@
 """A soak: normal requests with known answers, of which about one in a hundred is a fault instead.
 
-Every normal answer is compared with the first one, bit by bit. The scheduler is killed once, after a third of the time,
-so that the memory of the next one can be compared over the rest.
+Every normal answer is compared with the first one, bit by bit. Within the server, steps, the sampler, masks, pages and
+the log fail at random (`injection/`); a request that such a failure ends gets an error that names it. The scheduler is
+killed once, after a third of the time, so that the memory of the next one can be compared over the rest.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +27,7 @@ from faults.served import Server, serve
 
 from plait.runtime.errors import PlaitError
 
+INJECTION = Path(__file__).parent / "injection"
 NUM_CLIENTS = 6
 FAULT_SHARE = 0.01
 GEN = {"max_tokens": 8, "ignore_eos": True, "temperature": 1, "seed": 3}
@@ -45,11 +50,16 @@ REQUESTS += [
 ]
 
 
+def is_busy(answer: httpx.Response) -> bool:
+    """Whether the queue is full, or the compiler of a constraint got no processor time."""
+    return answer.json()["error"]["code"] in ("queue_full", "overloaded")
+
+
 class Soak:
     """The clients of one server, what they counted, and the memory of its processes over time."""
 
-    def __init__(self, server: Server, seconds: float) -> None:
-        self.server, self.draw = server, random.Random(1)
+    def __init__(self, server: Server, seconds: float, injected: Path) -> None:
+        self.server, self.draw, self.injected = server, random.Random(1), injected
         self.start, self.end = time.monotonic(), time.monotonic() + seconds
         self.kill_at = self.start + seconds / 3
         self.expected: list[str] = []
@@ -62,8 +72,8 @@ class Soak:
         """The generated part of an answer, without ids and times; of an error, its body."""
         path, body = REQUESTS[number]
         answer = await http.post(path, json=body)
-        while answer.status_code == 503 and "queue_full" in answer.text and time.monotonic() < self.end:
-            self.counts["refusals, asked again"] += 1
+        while answer.status_code == 503 and is_busy(answer) and time.monotonic() < self.end:
+            self.counts["503 with Retry-After"] += 1
             await asyncio.sleep(float(answer.headers["retry-after"]))
             answer = await http.post(path, json=body)
         if answer.status_code != 200:
@@ -96,6 +106,8 @@ class Soak:
             self.counts["requests"] += 1
             if outcome == self.expected[number]:
                 self.counts["equal"] += 1
+            elif "injected: " in outcome:
+                self.counts["errors that name an injected failure"] += 1
             elif "runtime_gone" in outcome and REQUESTS[number][1].get("stream") and start <= self.killed_at + 1:
                 self.counts["streams that began before the kill, with their error"] += 1
             else:
@@ -117,6 +129,7 @@ class Soak:
         url = self.server.address
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=False) as http:
             self.expected = [await self.ask(http, number) for number in range(len(REQUESTS))]
+            (self.injected / "active").touch()
             await asyncio.gather(self.watch(), *(self.client(http) for _ in range(NUM_CLIENTS)))
 
     def growth(self, name: str) -> tuple[float, float]:
@@ -133,12 +146,23 @@ class Soak:
         return ", ".join(f"{samples[len(samples) * tenth // 10 - 1]:.1f}" for tenth in range(1, 11) if len(samples) > 9)
 
 
+@contextlib.contextmanager
+def failing_server() -> Iterator[tuple[Server, Path]]:
+    """A server whose parts fail at random, and the folder that counts the failures."""
+    with tempfile.TemporaryDirectory(prefix="plait-injected-") as folder:
+        path = os.pathsep.join(filter(None, [str(INJECTION), os.environ.get("PYTHONPATH")]))
+        with serve("--deterministic", environment={"PYTHONPATH": path, "PLAIT_FAULT_FOLDER": folder}) as server:
+            yield server, Path(folder)
+
+
 def soak(minutes: float) -> Iterator[Figure]:
-    with serve("--deterministic") as server:
-        run = Soak(server, 60 * minutes)
+    with failing_server() as (server, injected):
+        run = Soak(server, 60 * minutes, injected)
         asyncio.run(run.run())
+        (injected / "active").unlink()
         idle = wait_until(server.is_idle, 60)
         num_tracebacks = server.num_tracebacks()
+        num_injected = {file.name: file.stat().st_size for file in sorted(injected.iterdir())}
     num_faults = sum(count for name, count in run.counts.items() if name.startswith("fault"))
     kinds = ", ".join(
         f"{name.removeprefix('fault: ')} {n}" for name, n in run.counts.items() if name.startswith("fault")
@@ -146,6 +170,11 @@ def soak(minutes: float) -> Iterator[Figure]:
     fault = f"{minutes:g} minutes, {num_faults} faults ({kinds}) and a SIGKILL of the scheduler"
     told = sum(count for name, count in run.counts.items() if name.startswith("streams"))
     yield none_of(f"{fault}: answers", run.lost, run.counts["requests"], "lost or different")
+    errors = run.counts["errors that name an injected failure"]
+    failures = ", ".join(f"{name} {count}" for name, count in num_injected.items())
+    yield Figure(f"the same: failures within the server ({failures})", "their error", f"{errors} errors", errors > 0)
+    busy = run.counts["503 with Retry-After"]
+    yield Figure("the same: refused because the machine is busy", "asked again", f"{busy} refusals", True)
     yield Figure("the same: streams cut by the kill", "their error", f"{told} of {told}", True)
     for name in ("http", "runtime", "compile"):
         first, last = run.growth(name)
