@@ -1,4 +1,4 @@
-"""The soak's failures within the server: each is counted, the request that it ends gets an error, others their answers."""
+"""The failures that a soak causes within the server: they are counted, and they begin when the soak does."""
 
 from __future__ import annotations
 
