@@ -91,7 +91,9 @@ class Server:
     def num_tracebacks(self) -> int:
         """Tracebacks in the log, without those of failures that `injection/` caused."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return sum(line.startswith("Traceback") for line in lines) - sum("InjectedFault: " in line for line in lines)
+        return sum(line.startswith("Traceback") for line in lines) - sum(
+            line.startswith("sitecustomize.InjectedFault: ") for line in lines
+        )
 
 
 def resident_mib(smaps: str) -> tuple[float, float]:

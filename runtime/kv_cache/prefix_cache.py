@@ -189,8 +189,19 @@ class PrefixCache:
         seq.pages.truncate(0)
         seq.num_in_tree = 0
 
-    def reset(self, seq: Sequence) -> None:
-        """Frees all of the sequence's pages without publishing any, because its last pages were never written."""
+    def discard(self, seq: Sequence, num_written: int, unwritten: list[RadixNode]) -> None:
+        """Drops the pages of a step that failed: those from `num_written` on, or all pages of the sequence if its path
+        contains one of `unwritten`."""
+        node = seq.node
+        while node is not None and node not in unwritten:
+            node = node.parent
+        if node is None:
+            self.truncate(seq, min(num_written, seq.num_computed))
+        else:
+            self._reset(seq)
+
+    def _reset(self, seq: Sequence) -> None:
+        """Frees all of the sequence's pages without publishing any."""
         self.truncate(seq, seq.num_in_tree)
         if seq.is_locked:
             self._unlock(seq)
@@ -199,18 +210,20 @@ class PrefixCache:
         seq.node, seq.num_in_tree = None, 0
         seq.pages.truncate(0)
 
-    def rollback_insert(self, node: RadixNode, num_tokens: int) -> None:
-        """Removes from the tree the `num_tokens` tokens that end with an unlocked node, and everything below them.
+    def first_node_of_insert(self, node: RadixNode, num_tokens: int) -> RadixNode:
+        """Returns the node that begins the `num_tokens` tokens that end with `node`.
 
-        Their KV was never written. They were one node when they were published, but another request of the same step
-        may have split it since.
+        They were one node when they were published, but another request of the same step may have split it since.
         """
-        if node.parent is None:
-            return  # removed already, together with an ancestor
         while num_tokens > len(node.key) and node.parent is not None:
             num_tokens -= len(node.key)
             node = node.parent
-        self.pool.release(self.tree.remove_subtree(node))
+        return node
+
+    def rollback_insert(self, first: RadixNode) -> None:
+        """Removes from the tree an unlocked node whose KV was never written, and everything below it."""
+        if first.parent is not None:  # else it was removed together with an ancestor
+            self.pool.release(self.tree.remove_subtree(first))
 
     def truncate(self, seq: Sequence, num_computed: int) -> None:
         """Drops the sequence's pages from `num_computed` on, for example those of tokens cut off by a stop string.

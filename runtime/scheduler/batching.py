@@ -54,6 +54,7 @@ class BatchScheduler:
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Request, None] = {}  # in order of arrival
         self.running: dict[Request, None] = {}  # in order of admission
+        self.isolated: dict[Request, None] = {}  # of the waiting and running ones: computed alone, in turn
         self.fairness = Fairness(order, tenant_weights)
         self.num_retractions = self.num_pauses = 0
         # Nodes that `publish_early` made in this step, with their lengths: removed again if the step fails.
@@ -75,6 +76,7 @@ class BatchScheduler:
             del self.running[request]
         else:
             return
+        self.isolated.pop(request, None)
         self.fairness.remove(request)
 
     @property
@@ -89,6 +91,8 @@ class BatchScheduler:
         waiting requests could be admitted before the rest of a running prompt, the largest batch must fit.
         """
         num_available = self.cache.num_available
+        if self.isolated:
+            return False
         if num_available >= self.max_batch_tokens:
             return True
         num_prompt_tokens = sum(request.num_pending for request in self.running if request.num_pending > 1)
@@ -103,6 +107,8 @@ class BatchScheduler:
         batch = Batch(self.max_batch_tokens, self.max_logits)
         self.provisional_nodes.clear()
         self._now = time.monotonic()
+        if self.isolated:
+            return self._isolated_batch(batch)
         self._preempt_for_waiting()
         decoding: list[Request] = []
         prefilling: list[Request] = []
@@ -251,6 +257,31 @@ class BatchScheduler:
             self.num_pauses += 1
             self._preempt(preemptible.pop())
 
+    # -- isolation --------------------------------------------------------------------------------
+
+    def isolate(self, request: Request) -> None:
+        """Takes a running request's pages away; it is computed again, alone, before any other request.
+
+        For the requests of a step that failed: if one of them is the cause, the others do not fail with it.
+        """
+        self._preempt(request)
+        self.isolated = {request: None, **self.isolated}
+
+    def end_isolation(self, request: Request) -> None:
+        """Called after a step of an isolated request. The request waits for the others if nothing of it is pending but
+        its next token."""
+        if request in self.isolated and request in self.running and request.num_pending <= 1:
+            del self.isolated[request]
+            if self.isolated:
+                self._preempt(request)
+
+    def _isolated_batch(self, batch: Batch) -> Batch | None:
+        request = next(iter(self.isolated))
+        if request in self.waiting:
+            self._start(request)
+        self._schedule(batch, request)
+        return batch if batch.rows else None
+
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, batch: Batch, before: Request | None = None) -> None:
@@ -265,11 +296,15 @@ class BatchScheduler:
                 return
             if before is not None and not self._may_interrupt_prefill(request, before):
                 continue
-            del self.waiting[request]
-            request.metrics.admission_time = request.metrics.admission_time or time.monotonic()
-            self.cache.activate(request.seq, request.logits_from)
-            self.running[request] = None
+            self._start(request)
             self._schedule(batch, request)
+
+    def _start(self, request: Request) -> None:
+        """Moves a waiting request to the running ones."""
+        del self.waiting[request]
+        request.metrics.admission_time = request.metrics.admission_time or time.monotonic()
+        self.cache.activate(request.seq, request.logits_from)
+        self.running[request] = None
 
     def _may_interrupt_prefill(self, waiting: Request, running: Request) -> bool:
         num_needed = len(waiting.seq) - self._num_cached(waiting)

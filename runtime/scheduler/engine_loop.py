@@ -150,7 +150,7 @@ class EngineLoop:
             assert step.in_flight is not None
             output = step.in_flight.collect()
         except Exception as error:
-            self._fail_steps(error, *([] if overlapped is None else [overlapped]), step)
+            self._recover(error, *([] if overlapped is None else [overlapped]), step)
             return
         expected = step.continuing_requests(self.welcome.context_length) if step.in_flight.can_overlap else []
         step.finish(self.cache)
@@ -173,7 +173,7 @@ class EngineLoop:
             in_flight = step.ensure_launched(self.step_executor)
             in_flight.sample(self.fill_token_mask(step))
         except Exception as error:
-            self._fail_steps(error, step)
+            self._recover(error, step)
             return
         self.pending_step = step
         if not step.is_complete:
@@ -279,6 +279,8 @@ class EngineLoop:
                 self.error_log.record(error)
                 text = f"an internal error ended this call ({type(error).__name__}); see the runtime's log"
                 self._fail_request(scheduled.request, "internal", text)
+            if self.batch_scheduler.isolated:
+                self.batch_scheduler.end_isolation(scheduled.request)
 
     def _commit_request(self, scheduled: ScheduledRequest, output: SamplerOutput) -> None:
         request = scheduled.request
@@ -393,24 +395,28 @@ class EngineLoop:
         assert isinstance(request, (GenerationRequest, ScoringRequest, PoolingRequest))
         self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
-    def _fail_steps(self, error: Exception, *steps: OverlappedStep) -> None:
-        """Fails all requests of steps that raised, the latest step first.
+    def _recover(self, error: Exception, *steps: OverlappedStep) -> None:
+        """Discards what steps that raised have written, the latest step first, and computes their requests again alone.
 
-        Removes from the tree what the steps published early, because its KV was not written.
+        So a request that makes its steps fail does not stop the others. It ends if the step fails again.
         """
         self.error_log.record(error)
-        requests = [scheduled.request for step in steps for scheduled in step.batch.rows]
+        rows = [scheduled for step in steps for scheduled in step.batch.rows]
         for step in steps:
             step.finish(self.cache)
             step.batch.set_rows([])
-        for request in requests:
-            request.drop_draft()
-            self.cache.reset(request.seq)
+        provisional = [self.cache.first_node_of_insert(*node) for step in steps for node in step.provisional_nodes]
+        for scheduled in rows:
+            scheduled.request.drop_draft()
+            self.cache.discard(scheduled.request.seq, scheduled.start, provisional)
+        requests = dict.fromkeys(scheduled.request for scheduled in rows)
         for request in [request for request in self.batch_scheduler.running if request not in requests]:
             self.batch_scheduler.retract(request)  # its node may be one of those removed below
-        for step in steps:
-            for node, num_tokens in step.provisional_nodes:
-                self.cache.rollback_insert(node, num_tokens)
-        for request in requests:
+        for node in provisional:
+            self.cache.rollback_insert(node)
+        for request in reversed([request for request in requests if request in self.batch_scheduler.running]):
+            if request not in self.batch_scheduler.isolated:
+                self.batch_scheduler.isolate(request)
+                continue
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
             self._fail_request(request, "internal", text)

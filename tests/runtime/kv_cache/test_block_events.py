@@ -134,8 +134,9 @@ def test_a_failed_step_takes_its_blocks_back() -> None:
     seq = run(cache, ("", ""), [(1, 200)], publish=False)
     node = cache.publish_early(seq)
     assert len(events.take_batch().added) == 3
-    cache.reset(seq)
-    cache.rollback_insert(node, 200)
+    first = cache.first_node_of_insert(node, 200)
+    cache.discard(seq, 0, [first])
+    cache.rollback_insert(first)
     assert len(events.take_batch().removed) == 3
 
 

@@ -35,7 +35,7 @@ def test_random_operations_on_sequences_lose_no_page(data):
                 assert content[page] == tuple(tokens[: i + 1]), "a page holds the KV of other tokens"
 
     for _ in range(data.draw(st.integers(1, 25))):
-        kinds = ["new"] + (["extend", "idle", "fork", "free", "cut", "reset"] if alive else [])
+        kinds = ["new"] + (["extend", "idle", "fork", "free", "cut", "discard"] if alive else [])
         action = data.draw(st.sampled_from(kinds))
         seq = alive[data.draw(st.integers(0, len(alive) - 1))] if alive else None
         if action == "new":
@@ -60,8 +60,12 @@ def test_random_operations_on_sequences_lose_no_page(data):
             keep = data.draw(st.integers(seq.num_in_tree, seq.num_computed))
             seq.tokens.truncate(max(keep, 1))
             cache.truncate(seq, keep)
-        elif action == "reset":
-            cache.reset(seq)
+        elif action == "discard":
+            num_written = data.draw(st.integers(0, seq.num_computed if seq.is_locked else 0))
+            is_below = seq.node is not None and data.draw(st.booleans())
+            if seq.is_locked or is_below:
+                cache.discard(seq, num_written, [seq.node] if is_below else [])
+                assert seq.num_computed == (0 if is_below else num_written)
         elif action == "free":
             cache.free(seq)
             alive.remove(seq)

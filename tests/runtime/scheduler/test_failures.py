@@ -13,9 +13,36 @@ from fake_engine import (
     run_until_idle,
 )
 
-from plait.runtime.messages import Abort, Append, Close, Fork, Generate, Inspect, Open, Select
+from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Inspect, Open, Select
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler import batching
+
+
+def test_a_request_whose_steps_fail_does_not_stop_the_others():
+    engine_loop, transport, runner = make_engine_loop(batch_tokens=64)
+    runner.fail_when = lambda batch: any(row.request.call_id == 66 and row.start + row.count > 12 for row in batch.rows)
+    messages = [Open(66), Append(66, [1] * 10), generate(66, 66, 9, ignore_eos=True)]
+    for i in range(4):
+        messages += [Open(i), Append(i, [1] * (8 + 2 * i)), generate(i, i, 9, ignore_eos=True)]
+    calls = run_until_idle(engine_loop, transport, *messages, Open(9), Append(9, [1] * 10), Embed(9, 9))
+    assert (calls[66].end.kind, calls[66].tokens) == ("internal", greedy([1] * 10, 3, ignore_eos=True))
+    for i in range(4):
+        assert calls[i].tokens == greedy([1] * (8 + 2 * i), 9, ignore_eos=True)
+    assert not engine_loop.batch_scheduler.isolated
+    assert_no_held_pages(engine_loop)
+
+
+def test_a_step_that_fails_once_fails_no_request_and_computes_only_itself_again():
+    engine_loop, transport, runner = make_engine_loop(batch_tokens=64)
+    fails = iter([False] * 5 + [True])
+    runner.fail_when = lambda batch: next(fails, False)
+    messages = []
+    for i in range(3):
+        messages += [Open(i), Append(i, [i] * 20), generate(i, i, 9, ignore_eos=True)]
+    calls = run_until_idle(engine_loop, transport, *messages)
+    for i in range(3):
+        assert calls[i].tokens == greedy([i] * 20, 9, ignore_eos=True)
+    assert [batch for batch in runner.batches if len(batch) == 1] == [[(24, 1)]] * 3  # the step after five others
 
 
 def test_a_failed_forward_pass_fails_only_its_requests():
@@ -69,7 +96,7 @@ def test_a_request_admitted_beside_a_failed_step_does_not_use_its_pages(monkeypa
     calls = run_until_idle(
         engine_loop, transport, Open(1), Append(1, prompt), first, Open(2), Append(2, prompt[:8]), generate(2, 2, 3)
     )
-    assert calls[1].end.kind == "internal"
+    assert calls[1].tokens == greedy(prompt, 3)
     assert calls[2].tokens == greedy(prompt[:8], 3)
     assert_no_held_pages(engine_loop)
 

@@ -94,8 +94,7 @@ def test_a_failed_step_leaves_no_draft_in_the_text():
         patch.setattr(NgramProposer, "propose", lambda self, *budget: spell("abc"))
         request = Generate(1, 1, sampling_params(max_tokens=40, temperature=0.0, ignore_eos=True))
         calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1, 2, 3]), request)
-    assert calls[1].end.kind == "internal"
-    assert calls[1].tokens == greedy([1, 2, 3], 40, ignore_eos=True)[: len(calls[1].tokens)]
+    assert calls[1].tokens == greedy([1, 2, 3], 40, ignore_eos=True)
 
 
 def test_requests_share_the_draft_tokens_of_a_step_equally():

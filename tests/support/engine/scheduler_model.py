@@ -275,9 +275,10 @@ class SchedulerModel:
         self.reference.on_progress()
 
     def _step(self, fails: bool = False) -> None:
+        isolated = {request.call_id for request in self.loop.batch_scheduler.isolated}
         self.loop.step(0.0)
         self._take_replies()
-        self.reference.has_failed_step = fails
+        self.reference.may_fail = isolated if fails else set()
         self.reference.on_time(self.now)
         self.reference.on_progress()
 

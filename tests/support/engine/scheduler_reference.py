@@ -76,7 +76,7 @@ class Reference:
         self.limits = limits
         self.sessions: dict[tuple[bytes, int], ReferenceSession] = {}
         self.calls: dict[tuple[bytes, int], ReferenceCall] = {}  # without a checked end
-        self.has_failed_step = False  # the model raised since the last `check`
+        self.may_fail: set[int] = set()  # calls for which the model raised a second time since the last `check`
         self.ends: Counter = Counter()  # "finished" or the kind of the failure -> calls
 
     # -- what happened --------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Reference:
     def on_progress(self) -> None:
         for session in list(self.sessions.values()):
             self._advance(session)
-        self.has_failed_step = False
+        self.may_fail = set()
 
     def on_message(self, client: bytes, message, now: float) -> None:
         if isinstance(message, Open):
@@ -261,7 +261,7 @@ class Reference:
             constraint = getattr(call.message, "constraint", None)
             is_refused = constraint is not None and constraint not in self.limits.grammars
             allowed = {"constraint"} if is_refused else set()
-            allowed |= {"internal"} if self.has_failed_step else set()
+            allowed |= {"internal"} if call.message.call in self.may_fail else set()
             allowed |= OUT_OF_TIME if call.deadline is not None else set()
             call.assert_failed(*allowed)
             session.error = call.end.kind
