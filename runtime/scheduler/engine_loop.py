@@ -40,7 +40,7 @@ from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
-from plait.runtime.scheduler.token_mask import check_constraint_cost
+from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
 from plait.runtime.transport.base import ClientId, ServerTransport
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
@@ -344,11 +344,13 @@ class EngineLoop:
         if token < 0:
             self._fail_token(request, token)
             return
-        start_s = 0.0 if request.matcher is None else time.thread_time()  # only if needed: it is a system call
         try:
-            finish_info = self.output_processor.process_token(request, token, logprob)
-            if request.matcher is not None and finish_info is None:
-                check_constraint_cost(time.thread_time() - start_s)
+            if request.matcher is None:
+                finish_info = self.output_processor.process_token(request, token, logprob)
+            else:
+                with ConstraintCpuLimit() as limit:
+                    finish_info = self.output_processor.process_token(request, token, logprob)
+                    limit.has_ended = finish_info is not None
         except (RuntimeError, GrammarError) as error:
             self.calls.fail(request, "constraint", str(error))
             return
@@ -367,15 +369,16 @@ class EngineLoop:
         if len(finite) < len(rows):
             self._fail_token(request, NOT_FINITE)
             return
-        start_s, exact, end = time.thread_time(), self.output_processor.exact, scheduled.start + scheduled.count
+        exact, end = self.output_processor.exact, scheduled.start + scheduled.count
         try:
-            exact.add_probabilities(request, end - len(finite), finite)
-            if not (scheduled.is_sampled and scheduled.is_still_next):
-                request.logits_from = max(request.logits_from, end)
-                return
-            finish_info = exact.advance(request)
-            if finish_info is None:
-                check_constraint_cost(time.thread_time() - start_s)
+            with ConstraintCpuLimit() as limit:
+                exact.add_probabilities(request, end - len(finite), finite)
+                if not (scheduled.is_sampled and scheduled.is_still_next):
+                    limit.has_ended = True
+                    request.logits_from = max(request.logits_from, end)
+                    return
+                finish_info = exact.advance(request)
+                limit.has_ended = finish_info is not None
         except (RuntimeError, GrammarError) as error:
             self.calls.fail(request, "constraint", str(error))
             return

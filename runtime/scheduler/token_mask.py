@@ -5,6 +5,7 @@ Bit i % 32 of word i // 32 is set if token i is allowed.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -53,10 +54,9 @@ class TokenMaskBuilder:
             if allows_all_tokens(request) or request in discarded:
                 continue
             words = np.empty(self.num_words, dtype=np.int32)
-            start_s = time.thread_time()
             try:
-                self.fill(request, words)
-                check_constraint_cost(time.thread_time() - start_s)
+                with ConstraintCpuLimit():
+                    self.fill(request, words)
             except Exception as error:
                 on_error(request, error)
                 continue
@@ -102,12 +102,27 @@ def allows_all_tokens(request: GenerationRequest) -> bool:
     return request.is_end_optional or (request.matcher is None and request.num_output >= request.params.min_tokens)
 
 
-def check_constraint_cost(spent_s: float) -> None:
-    """Raises RuntimeError for a constraint that delays the other requests. `spent_s`: CPU seconds of this thread."""
-    if spent_s > MAX_CONSTRAINT_CPU_S:
-        raise RuntimeError(
-            f"one token of this constraint took {spent_s * 1e3:.0f} ms; {MAX_CONSTRAINT_CPU_S * 1e3:.0f} are allowed"
-        )
+class ConstraintCpuLimit:
+    """Raises RuntimeError after a block in which a constraint delayed the other requests, unless `has_ended` is set.
+
+    Measures CPU time of this thread, without garbage collections: they depend on the objects of all requests.
+    """
+
+    has_ended = False  # no token of the request waits for its constraint
+
+    def __enter__(self) -> ConstraintCpuLimit:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        self._start_s = time.thread_time()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        spent_s = time.thread_time() - self._start_s
+        if self._was_enabled:
+            gc.enable()
+        if kind is None and not self.has_ended and spent_s > MAX_CONSTRAINT_CPU_S:
+            limit_ms = MAX_CONSTRAINT_CPU_S * 1e3
+            raise RuntimeError(f"one token of this constraint took {spent_s * 1e3:.0f} ms; {limit_ms:.0f} are allowed")
 
 
 def _clear_bits(words: IntArray, token_ids: Sequence[int]) -> None:

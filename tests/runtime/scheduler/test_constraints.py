@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from fake_engine import (
     assert_no_held_pages,
@@ -91,6 +93,16 @@ def test_a_slow_matcher_fails_only_its_call(slow_in):
     assert "one token of this constraint took" in calls[0].end.text
     assert calls[1].tokens == text
     assert_no_held_pages(engine_loop)
+
+
+def test_garbage_collections_do_not_count_as_a_slow_constraint():
+    text = spell("JSON")
+    engine_loop, transport, _ = make_engine_loop(grammars={Regex("slow"): SlowMatcher(text, "collection")})
+    assert gc.isenabled()
+    request = Generate(1, 1, sampling_params(max_tokens=20), Regex("slow"))
+    calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1]), request)
+    assert calls[1].tokens == text
+    assert gc.isenabled()
 
 
 def test_eos_is_not_sampled_if_nothing_else_is_allowed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import numpy as np
@@ -87,7 +88,10 @@ class ForcingMatcher(TextMatcher):
 
 
 class SlowMatcher(TextMatcher):
-    """Spends 0.2 s of CPU time in `fill_mask` (slow_in="mask") or in `accept`."""
+    """Spends 0.2 s of CPU time in `fill_mask` (slow_in="mask") or in `accept`.
+
+    With slow_in="collection", a garbage collection that the two may cause does.
+    """
 
     def __init__(self, tokens, slow_in):
         super().__init__(tokens)
@@ -99,6 +103,15 @@ class SlowMatcher(TextMatcher):
     def _burn(self, method):
         until = time.thread_time() + 0.2
         while method == self.slow_in and time.thread_time() < until:
+            pass
+        if self.slow_in == "collection":
+            gc.callbacks.append(callback := lambda *_: self._spend(until))
+            self.garbage = [[] for _ in range(10_000)]
+            gc.callbacks.remove(callback)
+
+    @staticmethod
+    def _spend(until):
+        while time.thread_time() < until:
             pass
 
     def fill_mask(self, words):
