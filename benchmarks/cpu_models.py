@@ -3,7 +3,7 @@
     python benchmarks/cpu_models.py [--rows 1b:Q4_K_M,1b:Q4_0,8b:Q4_K_M] [--files a.gguf,b.gguf] [--llama PYTHON]
                                     [--repeat 3] [--folder DIR]
 
-A row is a shape of Llama's (270m, 1b, 3b, 8b) and a form: a GGUF type for all matrices, or Q4_K_M, which mixes Q4_K and
+A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all matrices, or Q4_K_M, which mixes Q4_K and
 Q6_K as llama.cpp does. The file is made in `--folder` with random weights and the embedded model's tokenizer. Printed
 are tokens a second of one stream, of a prompt of 512 and of 16 streams, the seconds to load, and the share of the
 reading limit that one stream reaches: the bytes of the weights a token needs over the rate that this machine reads,
@@ -39,7 +39,9 @@ SHAPES = {  # hidden size, layers, MLP size, heads, KV heads, head size
     "1b": (2048, 16, 8192, 32, 8, 64),
     "3b": (3072, 28, 8192, 24, 8, 128),
     "8b": (4096, 32, 14336, 32, 8, 128),
+    "moe": (2048, 8, 768, 32, 4, 128),  # as Qwen3-30B-A3B, with a sixth of its layers and half of its experts
 }
+EXPERTS = {"moe": (64, 8)}  # experts of the MLP size, and how many of them a token chooses
 # Where a block of a type has its float16 scales and minima; all other bytes are random.
 FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
@@ -132,9 +134,12 @@ def step_seconds(runner: PackedCpuRunner, rows: int, new: int, length: int, step
 
 def weight_bytes(runner: PackedCpuRunner) -> int:
     """Returns the bytes of the packed weights that a token needs."""
-    weights = runner.model.weights
+    weights, experts = runner.model.weights, runner.model.weights.experts
+    used = experts.experts_per_token / experts.num_experts if experts else 1.0
     layers = (
-        part.data.nbytes for layer in weights.layers for part in (*layer.qkv, layer.output, layer.gate_up, layer.down)
+        sum(part.data.nbytes for part in (*layer.qkv, layer.output))
+        + int(used * (layer.gate_up.data.nbytes + layer.down.data.nbytes))
+        for layer in weights.layers
     )
     return sum(layers) + weights.head.data.nbytes
 
@@ -164,7 +169,8 @@ def make_file(folder: Path, shape: str, form: str) -> Path:
         return path
     hidden, layers, mlp, heads, kv_heads, head_dim = SHAPES[shape]
     temporary = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(temporary, "llama")
+    num_experts, per_token = EXPERTS.get(shape, (0, 0))
+    writer = gguf.GGUFWriter(temporary, "qwen3moe" if num_experts else "llama")
     vocabulary = copy_tokenizer(writer)
     writer.add_block_count(layers)
     writer.add_context_length(8192)
@@ -178,6 +184,10 @@ def make_file(folder: Path, shape: str, form: str) -> Path:
     writer.add_vocab_size(vocabulary)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(per_token)
+        writer.add_expert_feed_forward_length(mlp)
     add_matrix(writer, "token_embd", vocabulary, hidden, "Q6_K" if form == "Q4_K_M" else form)
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
     for i in range(layers):
@@ -193,9 +203,21 @@ def make_file(folder: Path, shape: str, form: str) -> Path:
             ("ffn_up", mlp, hidden, base),
             ("ffn_down", hidden, mlp, better),
         ):
-            add_matrix(writer, f"blk.{i}.{name}", rows, columns, kind)
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(hidden, np.float32))
+            is_of_experts = num_experts and name.startswith("ffn")
+            add_matrix(
+                writer,
+                f"blk.{i}.{name}{'_exps' if is_of_experts else ''}",
+                rows,
+                columns,
+                kind,
+                num_experts if is_of_experts else 0,
+            )
+        norms = [("attn_norm", hidden), ("ffn_norm", hidden)]
+        if num_experts:
+            add_matrix(writer, f"blk.{i}.ffn_gate_inp", num_experts, hidden, "F32")
+            norms += [("attn_q_norm", head_dim), ("attn_k_norm", head_dim)]
+        for name, width in norms:
+            writer.add_tensor(f"blk.{i}.{name}.weight", np.ones(width, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -213,11 +235,15 @@ def copy_tokenizer(writer: gguf.GGUFWriter) -> int:
     return len(reader.fields["tokenizer.ggml.tokens"].contents())
 
 
-def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind: str) -> None:
-    """Adds a matrix of random blocks; a type whose blocks do not divide the columns is replaced as in llama.cpp."""
+def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind: str, count: int = 0) -> None:
+    """Adds a matrix of random blocks, or the matrices of `count` experts.
+
+    A type whose blocks do not divide the columns is replaced as in llama.cpp.
+    """
+    matrices = (count,) if count else ()
     values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     if kind in FLOAT_TYPES:
-        numbers = np.random.default_rng(rows * columns).normal(size=(rows, columns)).astype(np.float32)
+        numbers = np.random.default_rng(rows * columns).normal(size=(*matrices, rows, columns)).astype(np.float32)
         stored = gguf.quants.quantize(numbers * np.float32(0.02), gguf.GGMLQuantizationType[kind])
         writer.add_tensor(f"{name}.weight", stored, raw_dtype=gguf.GGMLQuantizationType[kind])
         return
@@ -225,11 +251,12 @@ def add_matrix(writer: gguf.GGUFWriter, name: str, rows: int, columns: int, kind
         kind = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(kind, "Q8_0")
         values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     rng = np.random.default_rng(rows * columns)
-    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (max(1, count) * rows * columns // values, size), dtype=np.uint8)
     scale = np.array([1e-3 / columns**0.5], np.float16).view(np.uint8)
     for offset in FLOAT16_OFFSETS.get(kind, (0,)):
         blocks[:, offset : offset + 2] = scale
-    writer.add_tensor(f"{name}.weight", blocks.reshape(rows, -1), raw_dtype=gguf.GGMLQuantizationType[kind])
+    shaped = blocks.reshape(*matrices, rows, -1)
+    writer.add_tensor(f"{name}.weight", shaped, raw_dtype=gguf.GGMLQuantizationType[kind])
 
 
 if __name__ == "__main__":

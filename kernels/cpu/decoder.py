@@ -19,6 +19,7 @@ from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import kv_block, paged, tiling, workspace
 from plait.kernels.cpu.gemm import amx_blocking
+from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
 from plait.kernels.cpu.gemm.form_kernels import form_kernel
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA
@@ -61,7 +62,7 @@ class LayerWeights:
     """The weights of one layer.
 
     Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]. `qkv` is one weight, or up to three whose
-    forms differ.
+    forms differ. With a `router`, float32 [E, C], gate, up and down have the outputs of all experts in order.
     """
 
     norm: Floats
@@ -76,6 +77,16 @@ class LayerWeights:
     post_mlp_norm: Floats | None
     window: int | None
     rope_table: int
+    router: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The numbers of a mixture of experts. `normalize_topk`: the weights of those chosen are scaled to sum to 1."""
+
+    num_experts: int
+    experts_per_token: int
+    normalize_topk: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class DecoderWeights:
     heads: HeadLayout
     eps: float
     activation: int
+    experts: Experts | None = None
 
 
 class CpuDecoder:
@@ -131,6 +143,9 @@ class CpuDecoder:
         num_partitions = self._num_partitions(count)
         self._settings[0, arg.NUM_PARTITIONS] = num_partitions
         self._counters[:num_partitions].fill(0)
+        if self._expert_entries:
+            args.descriptors[self._expert_entries, 1] = count * self._experts_per_token
+            self._expert_counters[:num_partitions].fill(0)
         decoder_kernels.forward(args.descriptors, self.threads)
         hidden: Floats = self._buffers[arg.NORMED][:count]
         return hidden
@@ -226,7 +241,10 @@ class CpuDecoder:
             self._tile_tokens,
             capacity,
             kv_block.AMX if amx.available() else kv_block.BEST_WITHOUT_AMX,
+            0 if weights.experts is None else weights.experts.num_experts,
+            0 if weights.experts is None else weights.experts.normalize_topk,
         )
+        self._set_expert_args(args)
         args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
         args.set(arg.FINAL_NORM, weights.norm)
         args.set(arg.EMBEDDING, np.array([_weight_part(weights.embedding)], np.int64))
@@ -255,7 +273,10 @@ class CpuDecoder:
     def _allocate_buffers(self, count: int) -> None:
         """Allocates the step's buffers for `count` tokens."""
         first, heads = self.weights.layers[0], self.weights.heads
-        channels, mlp_channels = first.qkv[0].inputs, first.down.inputs
+        channels = first.qkv[0].inputs
+        mlp_channels = max(
+            (layer.down.inputs for layer in self.weights.layers if layer.router is None), default=QUANT_BLOCK
+        )
         self._buffers = {
             entry: aligned_zeros((_padded_rows(count), width), np.float32)
             for entry, width in (
@@ -272,10 +293,47 @@ class CpuDecoder:
             (arg.MLP_INNER, mlp_channels),
         ):
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
-        for entry, array in self._buffers.items():
-            self._args.set(entry, array)
+        self._buffers |= self._expert_buffers_of_tokens(count)
         self._buffer_entries = list(self._buffers)
+        pairs = self._expert_buffers_of_pairs(count)
+        self._expert_entries = list(pairs)
+        for entry, array in (*self._buffers.items(), *pairs.items()):
+            self._args.set(entry, array)
         self._token_capacity = count
+
+    def _set_expert_args(self, args: KernelArgs) -> None:
+        """Sets what the experts need in every step."""
+        experts, num_layers = self.weights.experts, len(self.weights.layers)
+        self._experts_per_token = 0 if experts is None else experts.experts_per_token
+        self._expert_entries: list[int] = []
+        if experts is not None:
+            self._expert_counters = np.zeros((self.threads, num_layers * NUM_PHASES, 2 * COUNTER_STRIDE), np.int64)
+            args.set(arg.EXPERT_COUNTERS, self._expert_counters)
+            args.set(arg.GROUPS, np.zeros((self.threads * num_layers, 2 * experts.num_experts + 1), np.int32))
+
+    def _expert_buffers_of_tokens(self, count: int) -> dict[int, npt.NDArray[Any]]:
+        """Returns the buffers of `ExpertBuffers` with a row for each token."""
+        experts = self.weights.experts
+        if experts is None:
+            return {}
+        chosen = (count, experts.experts_per_token)
+        return {
+            arg.SCORES: aligned_zeros((count, experts.num_experts + -experts.num_experts % GROUP), np.float32),
+            arg.CHOSEN: np.zeros(chosen, np.int32),
+            arg.WEIGHTS: np.zeros(chosen, np.float32),
+            arg.PLACES: np.zeros(chosen, np.int32),
+        }
+
+    def _expert_buffers_of_pairs(self, count: int) -> dict[int, npt.NDArray[Any]]:
+        """Returns the buffers of `ExpertBuffers` with a row for each token and expert, in int8 only."""
+        layer = next((layer for layer in self.weights.layers if layer.router is not None), None)
+        if layer is None:
+            return {}
+        rows, channels = count * self._experts_per_token, layer.qkv[0].inputs
+        buffers: dict[int, npt.NDArray[Any]] = {arg.EXPERT_OUT: aligned_zeros((rows, channels), np.float32)}
+        for entry, width in ((arg.EXPERT_INPUTS, channels), (arg.EXPERT_INNER, layer.down.inputs)):
+            buffers |= {entry + i: array for i, array in enumerate(_allocate_int8_activations(rows, width))}
+        return buffers
 
 
 def _padded_rows(rows: int) -> int:
@@ -290,6 +348,12 @@ def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
     qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
     return QuantizedActivations(qvalues, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
+
+
+def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any]]:
+    """Returns memory for the fields of `QuantizedActivations` but the last."""
+    scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
+    return [aligned_zeros((rows, channels), np.int8), scales, block_sums, aligned_zeros(scales.shape, np.int32)]
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:
@@ -307,10 +371,10 @@ def _layer_args(layer: LayerWeights) -> list[int]:
     qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
     gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
     parts = [*qkv, _weight_part(layer.output), *gate_up, _weight_part(layer.down)]
-    norms = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
+    vectors = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
     return [
         *(number for part in parts for number in part),
-        *(_address(norm) for norm in norms),
+        *(_address(vector) for vector in (*vectors, layer.router)),
         layer.window or NO_WINDOW,
         layer.rope_table,
     ]

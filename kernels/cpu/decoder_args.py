@@ -21,13 +21,18 @@ LAYERS, FINAL_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE,
 WORKSPACES, GATE_UP_BUFFERS, COUNTERS, AMX_SCRATCH = range(37, 41)
 # Attention's KV splits:
 SPLIT_STARTS, PARTIALS, FINISHED_SPLITS = range(41, 44)
-ENTRIES = 44
+# `kernel_types.ExpertBuffers`, absent without experts. GROUPS has a row for each layer of each row partition, so that a
+# late thread finds the numbers of its own layer. Each of the last two takes five entries:
+EXPERT_COUNTERS, SCORES, CHOSEN, WEIGHTS, PLACES, GROUPS, EXPERT_OUT = range(44, 51)
+EXPERT_INPUTS, EXPERT_INNER = 51, 56
+ENTRIES = 61
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
-# gate and up, one of down; then addresses (0: absent) and numbers.
+# gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of all
+# experts, one after the other.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3 * PART_COLUMNS, 4 * PART_COLUMNS, 6 * PART_COLUMNS
 NORM = 7 * PART_COLUMNS
-POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROPE_TABLE = range(NORM + 1, NORM + 8)
+POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, ROUTER, WINDOW, ROPE_TABLE = range(NORM + 1, NORM + 9)
 
 # Columns of SETTINGS. Set once for a model, up to PAGE_SHIFT, then for each step:
 (
@@ -38,13 +43,15 @@ POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROPE_TABLE = range
     TILE_TOKENS,
     WORKSPACE_LANES,
     ATTENTION_ISA,
+    NUM_EXPERTS,
+    NORMALIZE_TOPK,
     PAGE_SHIFT,
     KV_CACHE,
     KV_CACHE_STRIDE,
-) = range(10)
+) = range(12)
 # Written by the kernel itself, but for NUM_PARTITIONS:
-NUM_TILES, NUM_PARTITIONS, SPLIT_KV, KV_HEADS_PER_ITEM, TILE_LANES = range(10, 15)
-NUM_SETTINGS = 15
+NUM_TILES, NUM_PARTITIONS, SPLIT_KV, KV_HEADS_PER_ITEM, TILE_LANES = range(12, 17)
+NUM_SETTINGS = 17
 
 # Entries of `compute_logits`; HEAD_ACTIVATIONS takes five.
 HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS = range(3)

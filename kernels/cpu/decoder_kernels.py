@@ -15,6 +15,7 @@ from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
+from plait.kernels.cpu.gemm import experts as moe
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
@@ -30,11 +31,31 @@ from plait.kernels.cpu.kernel_args import (
     scalar,
     uint16_matrix,
 )
-from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations, StepBuffers
+from plait.kernels.cpu.kernel_types import (
+    AttentionBatch,
+    ExpertBuffers,
+    HeadLayout,
+    LayerKvCache,
+    QuantizedActivations,
+    StepBuffers,
+)
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
-from plait.kernels.cpu.row_partition import partition_batch, partition_bounds, partition_buffers, partition_context
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
+from plait.kernels.cpu.row_partition import (
+    partition_activations,
+    partition_batch,
+    partition_bounds,
+    partition_buffers,
+    partition_context,
+)
+from plait.kernels.cpu.threads import (
+    COUNTER_STRIDE,
+    ThreadContext,
+    barrier_wait,
+    claim_work,
+    items_per_claim,
+    mark_done,
+)
 from plait.kernels.cpu.vector_ops import address_of
 
 GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up
@@ -142,7 +163,7 @@ def _run_layers(
             part_ctx = partition_context(ctx, partition, num_phases(len(layers)))
             part = partition_buffers(buffers, begin, end)
             if index:
-                _after_attention(part_ctx, args, settings[arg.ACTIVATION], index - 1, part)
+                _after_attention(part_ctx, args, settings, index - 1, part, partition, begin)
             else:
                 _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
             _before_attention(part_ctx, args, settings, heads, index, part, partition_batch(batch, begin, end))
@@ -186,8 +207,13 @@ def _before_attention(
 
 
 @inner_njit
-def _after_attention(ctx: ThreadContext, args: Any, activation: int, index: int, buffers: StepBuffers) -> None:
-    """Runs layer `index` from attention's output on, except for adding the MLP's output to the residual."""
+def _after_attention(
+    ctx: ThreadContext, args: Any, settings: Any, index: int, buffers: StepBuffers, partition: int, begin: int
+) -> None:
+    """Runs layer `index` from attention's output on, except for adding the MLP's output to the residual.
+
+    `begin`: the first row of the row partition.
+    """
     layer, phase = int64_matrix(args, arg.LAYERS)[index], PHASES_PER_LAYER * index + 5
     buffer = float32_matrix(args, arg.GATE_UP_BUFFERS)[ctx.thread_id].reshape((GATE_UP_ROWS, 2 * TILE_OUTPUTS))
     linear(ctx, phase, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out)
@@ -195,10 +221,53 @@ def _after_attention(ctx: ThreadContext, args: Any, activation: int, index: int,
         ctx, phase + 1, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
         scalar(args, arg.EPS), buffers.normed, buffers.hidden,
     )  # fmt: skip
+    if layer[arg.ROUTER]:
+        _run_experts(ctx, args, settings, index, buffers, partition, begin, buffer)
+        return
     gate_up_linear(
-        ctx, phase + 2, layer[arg.GATE_UP : arg.DOWN], activation, buffers.hidden, buffers.mlp_inner, buffer,
+        ctx, phase + 2, layer[arg.GATE_UP : arg.DOWN], settings[arg.ACTIVATION], buffers.hidden, buffers.mlp_inner,
+        buffer,
     )  # fmt: skip
     linear(ctx, phase + 3, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out)
+
+
+@inner_njit
+def _run_experts(
+    ctx: ThreadContext,
+    args: Any,
+    settings: Any,
+    index: int,
+    buffers: StepBuffers,
+    partition: int,
+    begin: int,
+    gate_up_buffer: Any,
+) -> None:
+    """The mixture of experts of layer `index`, in place of its MLP."""
+    layer, num_experts = int64_matrix(args, arg.LAYERS)[index], settings[arg.NUM_EXPERTS]
+    run = args[arg.LAYERS, 1] * partition + index
+    counters = args[arg.EXPERT_COUNTERS, 0] + 16 * COUNTER_STRIDE * moe.NUM_PHASES * run
+    expert_ctx = ThreadContext(ctx.thread_id, ctx.num_threads, counters, ctx.scratch)
+    end = begin + len(buffers.residual)
+    per_token, groups = args[arg.CHOSEN, 2], int32_matrix(args, arg.GROUPS)[run]
+    experts = ExpertBuffers(
+        float32_matrix(args, arg.SCORES)[begin:end],
+        int32_matrix(args, arg.CHOSEN)[begin:end],
+        float32_matrix(args, arg.WEIGHTS)[begin:end],
+        int32_matrix(args, arg.PLACES)[begin:end],
+        groups[:num_experts],
+        groups[num_experts:],
+        partition_activations(_activations(args, arg.EXPERT_INPUTS), begin * per_token, end * per_token),
+        partition_activations(_activations(args, arg.EXPERT_INNER), begin * per_token, end * per_token),
+        float32_matrix(args, arg.EXPERT_OUT)[begin * per_token : end * per_token],
+    )
+    moe.score_experts(expert_ctx, layer[arg.ROUTER], num_experts, buffers.normed, experts)
+    moe.choose_experts(expert_ctx, num_experts, settings[arg.NORMALIZE_TOPK], experts)
+    moe.group_by_expert(expert_ctx, experts)
+    moe.gather_inputs(expert_ctx, buffers.normed, experts)
+    gate_up = layer[arg.GATE_UP : arg.DOWN]
+    moe.multiply_gate_up(expert_ctx, gate_up, settings[arg.ACTIVATION], experts, gate_up_buffer)
+    moe.multiply_down(expert_ctx, layer[arg.DOWN : arg.NORM], num_experts, experts)
+    moe.combine_outputs(expert_ctx, experts, buffers.block_out)
 
 
 @inner_njit

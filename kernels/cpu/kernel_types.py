@@ -56,6 +56,23 @@ class LayerKvCache(NamedTuple):
     window: int  # positions that a token sees, itself included
 
 
+class ExpertBuffers(NamedTuple):
+    """The intermediate results of a mixture of E experts, of which each token chooses K.
+
+    The rows of `inputs`, `inner` and `out` are the pairs of a token and an expert, in the order of the experts.
+    """
+
+    scores: Any  # float32 [T, E], E rounded up to a multiple of 16
+    chosen: Any  # int32 [T, K], the experts of a token
+    weights: Any  # float32 [T, K], the factors of their outputs
+    places: Any  # int32 [T, K], the rows of their pairs
+    ends: Any  # int32 [E], the row behind each expert's last one
+    active: Any  # int32 [1 + E]: the number of the experts that some token chose, and these experts
+    inputs: QuantizedActivations  # [T K, C], int8
+    inner: QuantizedActivations  # [T K, F], int8
+    out: Any  # float32 [T K, C]
+
+
 class StepBuffers(NamedTuple):
     """The intermediate results of a step."""
 

@@ -38,14 +38,15 @@ def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers
         buffers.block_out[begin:end],
         buffers.normed[begin:end],
         buffers.qkv[begin:end],
-        _partition_activations(buffers.hidden, begin, end),
-        _partition_activations(buffers.attention_out, begin, end),
-        _partition_activations(buffers.mlp_inner, begin, end),
+        partition_activations(buffers.hidden, begin, end),
+        partition_activations(buffers.attention_out, begin, end),
+        partition_activations(buffers.mlp_inner, begin, end),
     )
 
 
 @inner_njit
-def _partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
+def partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
+    """Returns rows [begin, end)."""
     return QuantizedActivations(
         x.qvalues[begin:end],
         x.scales[begin:end],

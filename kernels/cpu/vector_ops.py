@@ -34,6 +34,56 @@ def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
 
 
 @intrinsic
+def dot(context: Any, x: Any, y: Any, count: Any) -> Any:
+    """Returns the sum of products of 16 * count float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, y, count = values
+        loop = v.Loop(b, count, [v.constant(v.F32X16, 0.0)])
+        offset = b.mul(loop.i, v.I64(64))
+        parts = [v.load(b, b.add(address, offset), v.F32X16) for address in (x, y)]
+        (sums,) = loop.end([v.fma(b, *parts, loop.carried[0])])
+        return v.reduce(b, sums, b.fadd)
+
+    return types.float32(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def exp_into(context: Any, x: Any, highest: Any, count: Any) -> Any:
+    """Replaces 16 * count float32 by exp(x - highest), and returns the sum of the results."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, highest, count = values
+        highest, factor = v.splat(b, highest), v.constant(v.F32X16, math.log2(math.e))
+        loop = v.Loop(b, count, [v.constant(v.F32X16, 0.0)])
+        address = b.add(x, b.mul(loop.i, v.I64(64)))
+        powers = v.exp2(b, b.fmul(b.fsub(v.load(b, address, v.F32X16), highest), factor))
+        v.store(b, powers, address)
+        (sums,) = loop.end([b.fadd(loop.carried[0], powers)])
+        return v.reduce(b, sums, b.fadd)
+
+    return types.float32(types.int64, types.float32, types.int64), generate
+
+
+@intrinsic
+def add_scaled_into(context: Any, x: Any, y: Any, factor: Any, count: Any) -> Any:
+    """Adds factor * y to x, 16 * count float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, y, factor, count = values
+        factors = v.splat(b, factor)
+        loop = v.Loop(b, count)
+        offset = b.mul(loop.i, v.I64(64))
+        address = b.add(x, offset)
+        addend = v.load(b, b.add(y, offset), v.F32X16)
+        v.store(b, v.fma(b, factors, addend, v.load(b, address, v.F32X16)), address)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), generate
+
+
+@intrinsic
 def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: Any) -> Any:
     """Writes x * factor * weight to `out`, 16 * count float32."""
 

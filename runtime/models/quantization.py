@@ -86,7 +86,9 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
         return f"the packed kernels do not support the family {config.architecture}"
     if config.output_bias or config.mlp_bias:
         return "the packed kernels support biases of q, k and v only"
-    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    widths: tuple[int, ...] = (config.hidden_size, config.intermediate_size, config.head_dim)
+    if config.experts is not None:
+        widths += (config.experts.intermediate_size,)
     if any(width % 32 for width in widths) or config.head_dim > 256:
         return f"the sizes {widths} are not all multiples of 32, or heads are wider than 256"
     return None

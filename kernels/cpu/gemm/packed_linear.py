@@ -121,13 +121,13 @@ def gate_up_linear(
             amx_blocking.amx_gemm(task, len(x.scales), ctx.scratch)
         else:
             functions = (parts[PRODUCT], second[PRODUCT])
-            _gate_up_tiles(functions, gate, up, activation, x, out, first, last, gate_up_buffer)
+            gate_up_tiles(functions, gate, up, activation, x, out, first, last, gate_up_buffer)
         mark_done(ctx.counters, phase, last - first)
     barrier_wait(ctx.counters, phase, items)
 
 
 @inner_njit
-def _gate_up_tiles(
+def gate_up_tiles(
     functions: Any,
     gate: TileStream,
     up: TileStream,

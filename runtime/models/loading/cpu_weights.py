@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, LayerWeights
+from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, Experts, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
@@ -54,8 +55,12 @@ class PackedWeightLoader:
         self.unused = set(self.names)
 
     def load_stored(self, name: str) -> StoredWeight:
-        """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
+        """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored").
+
+        The matrices of experts [E, O, C] are one [E O, C].
+        """
         stored_type, blocks, shape = self.weights.raw_blocks(name)
+        shape = (math.prod(shape[:-1]), shape[-1])
         exact = packed_weights.from_gguf(blocks, stored_type, shape)
         if exact is not None and (
             self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
@@ -64,10 +69,10 @@ class PackedWeightLoader:
         if self.weight_format == "as-stored":
             raise NotPackable(f"{name} is stored as {stored_type}")
         bits = WEIGHT_BITS[self.weight_format]
-        if stored_type in BYTES and len(shape) == 2:
+        if stored_type in BYTES:
             read = partial(_widened_rows, stored_type, blocks)
             return packed_weights.quantize_rows(shape, read, bits, self._run)
-        return packed_weights.quantize(self.float32_array(name), bits, self._run)
+        return packed_weights.quantize(self.float32_array(name).reshape(shape), bits, self._run)
 
     def load_packed(self, name: str) -> PackedWeight:
         """The weight of the named linear layer."""
@@ -102,6 +107,9 @@ class PackedWeightLoader:
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
         norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
         assert norm is not None and mlp_norm is not None
+        has_experts = config.experts is not None and config.experts.layers[index]
+        router = self.float32_array(f"{mlp}.gate.weight") if has_experts else None
+        mlp = f"{mlp}.experts" if has_experts else mlp
         gate_up = [f"{mlp}.gate_up_proj"] if fused else [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
         return LayerWeights(
             norm=norm,
@@ -116,6 +124,7 @@ class PackedWeightLoader:
             post_mlp_norm=post_mlp_norm,
             window=config.window(index),
             rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
+            router=router,
         )
 
     def _load_all(self, *names: str) -> list[StoredWeight]:
@@ -179,7 +188,7 @@ def load_packed_decoder(
     that the model needs: the family's `has_packed_cpu` is wrong then.
     """
     layer = FAMILIES_BY_NAME[config.architecture].packed_layer
-    _check_rotary_and_experts(config, layer)
+    _check_rotary(config, layer)
     with PackingThreads(threads) as packing_threads:
         loader = PackedWeightLoader(config, weights, weight_format, layer, packing_threads)
         decoder_weights = _load_weights(config, loader, layer, progress)
@@ -212,6 +221,9 @@ def _load_weights(
         ),
         eps=config.rms_norm_eps,
         activation=ACTIVATIONS[layer.activation],
+        experts=None
+        if config.experts is None
+        else Experts(config.experts.num_experts, config.experts.experts_per_token, config.experts.normalize_topk),
     )
 
 
@@ -225,17 +237,9 @@ def _all_floats(layers: Sequence[LayerWeights]) -> bool:
     return all(weight.form.is_float for weight in weights)
 
 
-def _check_rotary_and_experts(config: ModelConfig, layer: PackedLayer) -> None:
-    missing = [
-        feature
-        for feature, is_needed in {
-            "a mixture of experts": config.experts is not None,
-            "partial rotation": config.effective_rotary_dim != config.head_dim and not layer.fused_matrices,
-        }.items()
-        if is_needed
-    ]
-    if missing:
-        raise ValueError(f"the packed decoder lacks {', '.join(missing)}, which {config.architecture} needs")
+def _check_rotary(config: ModelConfig, layer: PackedLayer) -> None:
+    if config.effective_rotary_dim != config.head_dim and not layer.fused_matrices:
+        raise ValueError(f"the packed decoder lacks partial rotation, which {config.architecture} needs")
 
 
 def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:

@@ -152,7 +152,18 @@ FAMILY_CASES = {
             "mlp_only_layers": [3],
         },
         gguf_arch=gguf.MODEL_ARCH.QWEN3MOE,
-        packed_variants=None,
+        packed_variants={
+            "": dict(num_experts=20, moe_intermediate_size=64, head_dim=128),
+            "experts in some layers": dict(
+                num_hidden_layers=4,
+                decoder_sparse_step=2,
+                num_experts=5,
+                num_experts_per_tok=2,
+                moe_intermediate_size=64,
+                norm_topk_prob=False,
+                head_dim=64,
+            ),
+        },
         variants={
             "experts in some layers": dict(
                 num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[1], norm_topk_prob=False

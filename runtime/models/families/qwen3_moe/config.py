@@ -82,7 +82,7 @@ FAMILY = ModelFamily(
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
     decoder="plait.runtime.models.families.qwen3_moe.layers:Qwen3MoeDecoder",
-    has_packed_cpu=False,
+    has_packed_cpu=True,
     gguf_permuted_qk=False,
     gguf_layer_names={
         "mlp.gate": "ffn_gate_inp",
