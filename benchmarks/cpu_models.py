@@ -3,12 +3,13 @@
     python benchmarks/cpu_models.py [--rows 1b:Q4_K_M,1b:Q4_0,8b:Q4_K_M] [--files a.gguf,b.gguf] [--llama PYTHON]
                                     [--repeat 3] [--folder DIR]
 
-A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all matrices, or Q4_K_M, which mixes Q4_K and
-Q6_K as llama.cpp does. The file is made in `--folder` with random weights and the embedded model's tokenizer. Printed
-are tokens a second of one stream, of a prompt of 512 and of 16 streams, the seconds to load, and the share of the
-reading limit that one stream reaches: the bytes of the weights a token needs over the rate that this machine reads,
-measured in the same run. With packed weights from an earlier run, loading maps them; PLAIT_PACKED_CACHE_GB=0 packs
-them each time. `--llama`: a Python with llama-cpp-python. Run it with nothing else on the machine.
+A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all
+matrices, or Q4_K_M, which mixes Q4_K and Q6_K as llama.cpp does. The file is made in `--folder` with random weights
+and the embedded model's tokenizer. Printed are tokens a second of one stream, of a prompt of 512 and of 16 streams,
+the seconds to load, and the share of the reading limit that one stream reaches: the bytes of the weights a token
+needs over the rate that this machine reads, measured in the same run. With packed weights from an earlier run,
+loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-python. Run it
+with nothing else on the machine.
 """
 
 from __future__ import annotations

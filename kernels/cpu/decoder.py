@@ -119,6 +119,7 @@ class CpuDecoder:
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._head_settings = np.zeros((1, arg.NUM_HEAD_SETTINGS), np.int64)
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
+        self._expert_entries: list[int] = []  # those with a row for each token and expert
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
@@ -305,7 +306,6 @@ class CpuDecoder:
         """Sets what the experts need in every step."""
         experts, num_layers = self.weights.experts, len(self.weights.layers)
         self._experts_per_token = 0 if experts is None else experts.experts_per_token
-        self._expert_entries: list[int] = []
         if experts is not None:
             self._expert_counters = np.zeros((self.threads, num_layers * NUM_PHASES, 2 * COUNTER_STRIDE), np.int64)
             args.set(arg.EXPERT_COUNTERS, self._expert_counters)

@@ -28,8 +28,8 @@ EXPERT_INPUTS, EXPERT_INNER = 51, 56
 ENTRIES = 61
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
-# gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of all
-# experts, one after the other.
+# gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of
+# all experts, one after the other.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3 * PART_COLUMNS, 4 * PART_COLUMNS, 6 * PART_COLUMNS
 NORM = 7 * PART_COLUMNS
 POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, ROUTER, WINDOW, ROPE_TABLE = range(NORM + 1, NORM + 9)

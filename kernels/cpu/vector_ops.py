@@ -41,8 +41,8 @@ def dot(context: Any, x: Any, y: Any, count: Any) -> Any:
         x, y, count = values
         loop = v.Loop(b, count, [v.constant(v.F32X16, 0.0)])
         offset = b.mul(loop.i, v.I64(64))
-        parts = [v.load(b, b.add(address, offset), v.F32X16) for address in (x, y)]
-        (sums,) = loop.end([v.fma(b, *parts, loop.carried[0])])
+        x_part, y_part = (v.load(b, b.add(address, offset), v.F32X16) for address in (x, y))
+        (sums,) = loop.end([v.fma(b, x_part, y_part, loop.carried[0])])
         return v.reduce(b, sums, b.fadd)
 
     return types.float32(types.int64, types.int64, types.int64), generate

@@ -112,7 +112,7 @@ def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
         for token in range(experts.chosen.shape[0]):
             for k in range(experts.chosen.shape[1]):
                 ends[np.int64(experts.chosen[token, k])] += 1
-        begin, num_active = 0, 0
+        begin, num_active = np.int64(0), 0
         for expert in range(num_experts):
             count = np.int64(ends[expert])
             ends[expert] = begin
@@ -123,9 +123,9 @@ def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
         experts.active[0] = num_active
         for token in range(experts.chosen.shape[0]):
             for k in range(experts.chosen.shape[1]):
-                expert = np.int64(experts.chosen[token, k])
-                experts.places[token, k] = ends[expert]
-                ends[expert] += 1
+                chosen = np.int64(experts.chosen[token, k])
+                experts.places[token, k] = ends[chosen]
+                ends[chosen] += 1
         mark_done(ctx.counters, 2, 1)
     barrier_wait(ctx.counters, 2, 1)
 

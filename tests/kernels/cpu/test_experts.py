@@ -1,4 +1,4 @@
-"""A mixture of experts in the packed decoder: the router's choice, the weights that are read, tokens that are not finite."""
+"""A mixture of experts in the packed decoder: the choice of experts, the weights that are read, NaN."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ def buffer(packed, entry):
 
 
 def test_the_router_chooses_the_experts_of_transformers(model, packed):
-    routers = []
-    hook = model.model.layers[0].mlp.gate.register_forward_hook(
-        lambda module, inputs, output: routers.append(inputs[0])
-    )
+    gate, routers = model.model.layers[0].mlp.gate, []
+    hook = gate.register_forward_hook(lambda module, inputs, output: routers.append(inputs[0]))
     tokens = text(TOKENS, 2)
     all_logits(packed, tokens)
     with torch.no_grad():
         model(torch.tensor([tokens]))
-        scores = torch.nn.functional.linear(routers[0].reshape(TOKENS, -1), model.model.layers[0].mlp.gate.weight)
+        scores = torch.nn.functional.linear(routers[0].reshape(TOKENS, -1), gate.weight)
     hook.remove()
     shares = scores.softmax(-1)
     chosen = torch.from_numpy(buffer(packed, decoder_args.CHOSEN)).long()
