@@ -248,10 +248,12 @@ class Runtime:
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            process.kill()  # a long step is running, and nobody waits for its result
+            pass  # a long step is running, and nobody waits for its result
+        finally:  # also after Ctrl-C
+            process.kill()
             process.wait()
-        process.stdout.close()
-        shutil.rmtree(self.address, ignore_errors=True)
+            process.stdout.close()
+            shutil.rmtree(self.address, ignore_errors=True)
 
 
 def _startup_error(name: str, text: str) -> errors.PlaitError:
