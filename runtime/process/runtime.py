@@ -22,6 +22,7 @@ from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
+from plait.runtime.process.group_signals import blocked_for_child
 from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
 from plait.runtime.transport.fork import register_after_fork_in_child
@@ -165,7 +166,7 @@ class Runtime:
     # -- the child process ------------------------------------------------------------------------
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with open(self._log, "wb") as log:
+        with open(self._log, "wb") as log, blocked_for_child():
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "plait.runtime.process.worker"],  # -P: no imports from the user's folder
                 stdin=subprocess.PIPE,

@@ -50,7 +50,7 @@ with Scripted(answers, chat_template=None):
         "asyncio.run(gather())",
     ],
 )
-def test_ctrl_c_does_not_wait_for_bodies(run):
+def test_ctrl_c_does_not_wait_for_bodies(default_signals, run):
     with subprocess.Popen([sys.executable, "-c", BODY + "    " + run], stdout=subprocess.PIPE, stderr=-1) as process:
         try:
             assert process.stdout.readline() == b"sleeps\n"
