@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
 
 def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -> list[ProgramState]:
     """Returns the states in the order of `executions`. KeyboardInterrupt aborts them all and is raised again."""
-    from concurrent.futures import ThreadPoolExecutor, as_completed
+    from concurrent.futures import as_completed
 
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
+    pool = DaemonThreads(workers, "plait batch")
     try:
         with progress(len(executions), progress_bar) as step:
             futures = [pool.submit(execution.run_batch_item) for execution in executions]
@@ -37,19 +38,15 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
                 step()
             return [future.result() for future in futures]
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
         for execution in executions:
             execution.abort()
         raise
-    finally:
-        pool.shutdown(wait=False)
 
 
 def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
     """Yields the states one by one, in order. Closing the iterator early aborts the rest."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
+    pool = DaemonThreads(workers, "plait batch")
     unfinished = set(range(len(executions)))
     try:
         with progress(len(executions), progress_bar) as step:
@@ -60,7 +57,7 @@ def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: b
                 step()
                 yield state
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
         for index in unfinished:
             executions[index].abort()
 

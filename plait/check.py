@@ -92,7 +92,7 @@ def _embeddings(path: Path) -> str:
 
 
 def _weights(path: Path, weights: WeightFormat | None) -> dict[str, str]:
-    """Returns the weight format that would run here, why, and where packed weights are kept.
+    """Returns the weight format that would run here, why, and where packed weights and kernels are kept.
 
     Raises InputError for a format that cannot run here.
     """
@@ -112,6 +112,8 @@ def _weights(path: Path, weights: WeightFormat | None) -> dict[str, str]:
         require_torch_for(config, path)
         return lines
     require_torch_for_rounding(checkpoint, chosen.weight_format)
+    from plait.runtime.executor.kernel_cache import describe_kernel_cache
     from plait.runtime.models.loading.packed_store import describe
 
-    return lines | {"packed weights": describe(checkpoint, chosen.weight_format)}
+    lines["packed weights"] = describe(checkpoint, chosen.weight_format)
+    return lines | {"compiled kernels": describe_kernel_cache()}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
 from plait.lang.batch import MAX_AUTO_THREADS, progress
 from plait.lang.core.state import ProgramState
+from plait.lang.daemon_threads import DaemonThreads
 from plait.lang.dropped_states import abort_when_dropped
 from plait.runtime.errors import InputError
 
@@ -132,9 +132,9 @@ async def _run_body(execution: Execution) -> None:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> DaemonThreads:
     """The pool for plain bodies. A body holds a thread while it runs, not while its last calls finish."""
-    return ThreadPoolExecutor(MAX_AUTO_THREADS, thread_name_prefix="plait body")
+    return DaemonThreads(MAX_AUTO_THREADS, "plait body")
 
 
 def require_no_running_loop(instead: str = "await program.arun(...) or arun_batch(...) instead") -> None:

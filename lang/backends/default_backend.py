@@ -12,6 +12,7 @@ from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
+    from plait.runtime.process.runtime import Runtime
 
 
 class HasClient(Protocol):
@@ -106,6 +107,14 @@ def configure_embedded(**settings: Any) -> None:
     _embedded_settings.update({name: value for name, value in settings.items() if value is not None})
 
 
+def _shutdown_at_exit(runtime: Runtime) -> None:
+    """Ends the runtime with Python. A second Ctrl-C ends the wait for its last step, without a traceback."""
+    try:
+        runtime.shutdown()
+    except KeyboardInterrupt:
+        runtime.shutdown(grace_s=0.0)
+
+
 def _start_embedded() -> Client:
     global _embedded
     with _lock:  # threads that need it at the same time start one only
@@ -113,6 +122,6 @@ def _start_embedded() -> Client:
             from plait.runtime.process.runtime import Runtime
 
             runtime = Runtime(**_embedded_settings)
-            atexit.register(runtime.shutdown)
+            atexit.register(_shutdown_at_exit, runtime)
             _embedded = runtime.client
         return _embedded

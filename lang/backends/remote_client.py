@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from plait.constrained.specs import Spec
 from plait.lang.backends.remote_session import Part, RemoteCall, RemoteSession
+from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams
@@ -61,7 +61,7 @@ class RemoteClient(ABC):
             raise InputError(f"max_concurrency must be at least 1, not {max_concurrency!r:.40}")
         self.model = model
         self.tokenizer = RemoteTokenizer(template)
-        self.pool = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"plait {type(self).__name__}")
+        self.pool = DaemonThreads(max_concurrency, f"plait {type(self).__name__}")
         self.is_closed = False
         self._ids = itertools.count(1)
 
@@ -77,7 +77,7 @@ class RemoteClient(ABC):
     def close(self) -> None:
         """Ends the threads after their current requests. Idempotent."""
         self.is_closed = True
-        self.pool.shutdown(wait=False)
+        self.pool.shutdown()
 
     shutdown = close
 

@@ -7,12 +7,12 @@ has ended, in a thread of a small pool: no reader is needed for the program to g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.lang.budget import BudgetExceeded
+from plait.lang.daemon_threads import DaemonThreads
 from plait.lang.errors import Attempt
 from plait.lang.typed.value_format import RefusedValue
 from plait.runtime.client.call import Call, CallResult
@@ -190,6 +190,6 @@ def _sum(usages: Sequence[Usage]) -> Usage:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> DaemonThreads:
     """Threads that check values and start the next attempts; none of them waits for a call."""
-    return ThreadPoolExecutor(MAX_CHECKS_AT_A_TIME, thread_name_prefix="plait retries")
+    return DaemonThreads(MAX_CHECKS_AT_A_TIME, "plait retries")

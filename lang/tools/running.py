@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
+from plait.lang.daemon_threads import run_in_daemon_thread
 from plait.runtime.errors import InputError
 
 
@@ -57,7 +58,7 @@ async def run_tool_async(
         async with asyncio.timeout(timeout) as limit:
             if call_async is not None:
                 return await call_async(**arguments)
-            value = await asyncio.to_thread(function, **arguments)
+            value = await run_in_daemon_thread(function, **arguments)
             return await value if inspect.isawaitable(value) else value
     except TimeoutError:
         if not limit.expired() or timeout is None:

@@ -18,6 +18,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_weight_format
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.host_machine import host_kv_cache_budget, num_threads
+from plait.runtime.executor.kernel_cache import COMPILING_EVERY_TIME, can_keep_kernels
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
     SUM_QUANTUM,
@@ -66,7 +67,10 @@ class _KernelLoading:
             self._progress(fraction, doing)
 
     def _load(self) -> None:
-        compile_missing(self._show_compiling)
+        if can_keep_kernels():
+            compile_missing(self._show_compiling)
+        else:
+            self._show_compiling(0.0, COMPILING_EVERY_TIME)
         for library in KERNELS.values():
             library.load()
 

@@ -132,6 +132,14 @@ def load(key: str) -> tuple[ArrayFile, CacheHeader] | None:
     return mapped, header
 
 
+def check_writable() -> None:
+    """Raises UnusableFolder if the folder cannot be written, or cannot be created."""
+    path = folder()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UnusableFolder(f"{existing} cannot be written; set XDG_CACHE_HOME to a folder of your own")
+
+
 def remove(key: str) -> None:
     """Removes the file of this key, if there is one."""
     with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,8 @@ from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
+from plait.runtime.process.group_signals import blocked_for_child
+from plait.runtime.process.runtime_directory import make_runtime_directory
 from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
 from plait.runtime.transport.fork import register_after_fork_in_child
@@ -85,7 +86,7 @@ class Runtime:
             check_template(config.chat_template)
         warn_of_unused_gpu(config.device)
         located_path = locate_model(config.model_path or None)
-        self.address = tempfile.mkdtemp(prefix="plait-")  # created with mode 0700
+        self.address = make_runtime_directory()
         self._log = Path(self.address) / "runtime.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = time.monotonic()
@@ -165,7 +166,7 @@ class Runtime:
     # -- the child process ------------------------------------------------------------------------
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with open(self._log, "wb") as log:
+        with open(self._log, "wb") as log, blocked_for_child():
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "plait.runtime.process.worker"],  # -P: no imports from the user's folder
                 stdin=subprocess.PIPE,
@@ -248,10 +249,12 @@ class Runtime:
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            process.kill()  # a long step is running, and nobody waits for its result
+            pass  # a long step is running, and nobody waits for its result
+        finally:  # also after Ctrl-C
+            process.kill()
             process.wait()
-        process.stdout.close()
-        shutil.rmtree(self.address, ignore_errors=True)
+            process.stdout.close()
+            shutil.rmtree(self.address, ignore_errors=True)
 
 
 def _startup_error(name: str, text: str) -> errors.PlaitError:

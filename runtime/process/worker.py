@@ -3,8 +3,8 @@
 It reads one JSON line from standard input (`WorkerArgs`), loads the model, and serves until standard input ends, which
 means that its owner has exited. It reports its progress as JSON lines on standard output.
 
-It ignores SIGINT and SIGTERM: both may be sent to a process group or to a service with all its processes, and the
-owner may have requests to finish. The owner ends this process.
+It ignores SIGINT, SIGTERM, SIGHUP and SIGQUIT: they may be sent to a process group or to a service with all its
+processes, and the owner may have requests to finish. The owner ends this process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ import msgspec
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
+from plait.runtime.process import group_signals
 
 if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
     from plait.constrained import Vocabulary
@@ -48,8 +48,7 @@ class WorkerArgs(msgspec.Struct):
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    group_signals.ignore()
     os.umask(0o077)
     gc.disable()  # until the model is loaded: collections would visit its objects again and again
     try:

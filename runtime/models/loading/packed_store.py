@@ -168,6 +168,7 @@ def describe(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
         used = sum(status.st_size for _, status in packed_cache.stored_files())
         share = f"{used / 1e9:.1f} of {limit / 1e9:g} GB are used"
         if found is None:
+            packed_cache.check_writable()
             return f"the next start packs them, and keeps them in {packed_cache.folder()}; {share}"
         size = packed_cache.path_of(key).stat().st_size
         return f"mapped from {packed_cache.path_of(key)} ({size / 1e6:.0f} MB); {share}"

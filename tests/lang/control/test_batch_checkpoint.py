@@ -127,7 +127,7 @@ def test_invalid_files_and_arguments_are_errors(backend, tmp_path):
     with pytest.raises(plait.InputError, match="cannot be combined"):
         qa.run_batch([{"question": "a"}], resume=file, generator_style=True)
     file.write_text("not a line\n")
-    with pytest.raises(plait.InputError, match=r"batch.jsonl, line 1, is not a line"):
+    with pytest.raises(plait.InputError, match=r"batch.jsonl, line 1, is not a line .*; remove it"):
         qa.run_batch([{"question": "a"}], resume=file)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from plait.runtime.executor import packed_cpu_runner
 from plait.runtime.executor.packed_cpu_runner import _KernelLoading
+from plait.runtime.process.startup_display import is_compiling
 
 
 def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:
@@ -48,3 +49,15 @@ def test_an_error_of_the_kernels_is_raised_at_the_end_of_the_block(monkeypatch) 
     monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
     with pytest.raises(OSError, match="no compiler"), _KernelLoading(lambda fraction, doing: None):
         pass
+
+
+def test_compiling_is_announced_where_no_kernels_can_be_kept(monkeypatch, tmp_path) -> None:
+    shown = []
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(packed_cpu_runner, "KERNELS", {})
+    with _KernelLoading(lambda fraction, doing: shown.append(doing)):
+        pass
+    (doing,) = shown
+    assert is_compiling(doing) and "at every start" in doing and "plait check" in doing

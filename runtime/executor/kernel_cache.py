@@ -1,0 +1,20 @@
+"""What users are told about the folder of compiled CPU kernels."""
+
+from __future__ import annotations
+
+from plait.kernels.cpu.compiler.object_code import cache_folder
+
+COMPILING_EVERY_TIME = "compiling kernels, at every start: there is no folder to keep them in (see plait check)"
+
+
+def can_keep_kernels() -> bool:
+    """Returns whether compiled kernels are kept for the next start."""
+    return cache_folder() is not None
+
+
+def describe_kernel_cache() -> str:
+    """Says for `plait check` where compiled kernels are kept, or why they are not."""
+    if (folder := cache_folder()) is not None:
+        return f"kept in {folder}"
+    reason = "the user's cache folder cannot be written, or belongs to another user, or others may write there"
+    return f"not kept, so every start compiles them: {reason}; set XDG_CACHE_HOME to a folder of your own"
