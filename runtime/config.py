@@ -31,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: "auto" is CUDA if available, else the CPU.
     dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it fast and for weights packed for a
         CPU, else float32.
-    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8" take half the memory (on a GPU).
+    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" (on a GPU) and "int8" take half the memory.
     weights: "as-stored" uses the weights of a file directly, on a CUDA device those of 4 and 8 bits, where that is
         supported; "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16"
         converts quantized weights to `dtype`. "auto" is "as-stored" for folders with a quantization_config; for others

@@ -168,8 +168,9 @@ def _run_layers(
                 _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
             _before_attention(part_ctx, args, settings, heads, index, part, partition_batch(batch, begin, end))
         if index < len(layers):
+            cache = _layer_cache(settings, layers[index], index)
             attend(
-                ctx, PHASES_PER_LAYER * index + 4, buffers.qkv, _layer_cache(settings, layers[index], index), heads, batch, schedule, workspace,
+                ctx, PHASES_PER_LAYER * index + 4, buffers.qkv, cache, heads, batch, schedule, workspace,
                 settings[arg.WORKSPACE_LANES], buffers.attention_out,
             )  # fmt: skip
 

@@ -60,7 +60,7 @@ def prefetch_block(isa: int, base: int, count: int, channels: int, source: KvSou
 def load_row_bf16(address: int, scale: int, head_dim: int, out: int) -> None:
     """Copies a head's numbers [D] to bfloat16; `scale` as in `KvSource`."""
     if scale:
-        kv_layout.int8_to_bf16(address, address + scale, out, head_dim // 16)
+        kv_layout.int8_to_bf16(address, address + scale, out, head_dim // 32)
     else:
         kv_layout.copy(address, out, head_dim // 32)
 

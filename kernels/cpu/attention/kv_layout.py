@@ -152,14 +152,15 @@ def _dequantized(b: Any, address: Any, scale: Any, i: Any) -> Any:
 
 @intrinsic
 def int8_to_bf16(context: Any, address: Any, scale: Any, out: Any, count: Any) -> Any:
-    """Dequantizes 16 * count int8 to bfloat16; `scale` is the address of their float32 scale."""
+    """Dequantizes 32 * count int8 to bfloat16; `scale` is the address of their float32 scale."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         address, scale, out, count = values
         scales = v.broadcast_load(b, scale)
         loop = v.Loop(b, count)
-        wide = _dequantized(b, address, scales, loop.i)
-        v.store(b, v.round_to_bf16_bits(b, wide), b.add(out, b.mul(loop.i, v.I64(32))))
+        first = b.shl(loop.i, v.I64(1))
+        halves = [_dequantized(b, address, scales, i) for i in (first, b.add(first, v.I64(1)))]
+        v.store(b, v.round_pair_to_bf16_bits(b, *halves), b.add(out, b.shl(loop.i, v.I64(6))))
         loop.end()
         return context.get_dummy_value()
 

@@ -235,9 +235,7 @@ def _attend_shared_blocks(
     channels = (heads_in_slice * head_bytes + 63) // 64 * 32
     scale = np.float32(heads.scale * online_softmax.LOG2_E)
     offset, first_block = tile_slice.kv_head * head_bytes, max(begin_block, any_begin // KV_BLOCK)
-    all_heads = KvSource(
-        pages, batch.page_shift, cache.slot_bytes, cache.keys + offset, cache.values + offset, np.int64(0)
-    )
+    all_heads = KvSource(pages, batch.page_shift, cache.slot_bytes, cache.keys + offset, cache.values + offset, 0)
     for block in range(first_block, end_block):
         base = block * KV_BLOCK
         count = min(KV_BLOCK, any_end - base)
@@ -247,7 +245,7 @@ def _attend_shared_blocks(
         if isa == AMX and block + 1 < end_block:  # prefetches the next block while this one is computed
             prefetch_block(isa, base + KV_BLOCK, min(KV_BLOCK, any_end - base - KV_BLOCK), channels, all_heads)
         for i in range(heads_in_slice):
-            offset, to_scale = i * head_bytes, np.int64(0)
+            offset, to_scale = i * head_bytes, 0
             if cache.scales:
                 kv_head = tile_slice.kv_head + i
                 to_scale = cache.scales + 4 * kv_head - kv_head * head_bytes

@@ -1,4 +1,4 @@
-"""The packed decoder with a KV cache in int8: close to one in bfloat16, half the memory, bits independent of the batch."""
+"""The packed decoder with a KV cache in int8: close to bfloat16, half the memory, bits independent of the batch."""
 
 from __future__ import annotations
 
