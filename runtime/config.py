@@ -12,6 +12,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.setting_errors import convert_settings
 
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
+KvDtype = Literal["auto", "fp8", "int8"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
@@ -61,7 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     backend: ModelBackend = "auto"
     device: DeviceName = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    kv_dtype: KvDtype = "auto"
     weights: WeightFormat = "auto"
     kv_memory_bytes: int = 0
     max_pages: int = 0
