@@ -37,6 +37,7 @@ FORMATS = [
     ("float32", dict(dtype="float32")),
     ("bf16", dict(dtype="bfloat16", weights="bf16")),
     ("as-stored", dict(dtype="bfloat16", weights="as-stored")),
+    ("int8 KV", dict(dtype="bfloat16", weights="as-stored", kv_dtype="int8")),
     ("int8", dict(dtype="bfloat16", weights="int8")),
     ("int4", dict(dtype="bfloat16", weights="int4")),
 ]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
+from plait.runtime.config import EngineConfig, KvDtype, ModelBackend, WeightFormat
 from plait.runtime.errors import InputError
 
 KEY_VARIABLE = "PLAIT_API_KEY"
@@ -28,6 +28,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     add_backend_option(server)
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
     server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
+    _add_memory(server.add_argument_group("memory and batches"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
     log = server.add_argument_group("log")
@@ -46,6 +47,14 @@ def add_backend_option(parser: argparse.ArgumentParser) -> None:
     """Adds --backend, beside --weights; docs/models.md explains it."""
     text = "what computes the model; default: plait, and transformers for architectures that plait does not have"
     parser.add_argument("--backend", choices=get_args(ModelBackend), help=text)
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--context-length", type=int, metavar="N", help="tokens of a request; default: the model's own")
+    text = "of the KV cache; int8 and fp8 (on a GPU) halve its memory; default: auto"
+    group.add_argument("--kv-dtype", choices=get_args(KvDtype), help=text)
+    group.add_argument("--kv-memory-gb", type=float, metavar="GB", help="for the KV cache; default: by the free memory")
+    group.add_argument("--max-batch-rows", type=int, metavar="N", help="requests that run at once; default: by memory")
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -103,6 +112,15 @@ def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float
     return weights
 
 
+def _bytes(gigabytes: float | None) -> int | None:
+    """Returns --kv-memory-gb in bytes. Raises InputError unless it is between 0 and 32,768."""
+    if gigabytes is None:
+        return None
+    if not 0 < gigabytes <= 1 << 15:
+        raise InputError(f"--kv-memory-gb must be greater than 0 and at most 32768, not {gigabytes:g}")
+    return int(gigabytes * 2**30)
+
+
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
     from plait.runtime.server.http.api_keys import read_keys
@@ -137,6 +155,8 @@ def serve_command(options: argparse.Namespace) -> int:
     engine = {"device": options.device, "weights": options.weights, "backend": options.backend}
     engine |= {"compile_deadline_s": options.compile_deadline}
     engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
+    engine |= {"context_length": options.context_length, "kv_dtype": options.kv_dtype}
+    engine |= {"max_batch_rows": options.max_batch_rows, "kv_memory_bytes": _bytes(options.kv_memory_gb)}
     engine = {name: value for name, value in engine.items() if value is not None}
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     return serve(options.model, settings, log_format, options.replicas, deterministic=options.deterministic, **engine)

@@ -12,6 +12,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.setting_errors import convert_settings
 
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
+KvDtype = Literal["auto", "fp8", "int8"]
 ModelBackend = Literal["auto", "plait", "transformers"]
 SchedulingOrder = Literal["fair", "first-come"]
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
@@ -31,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: "auto" is CUDA if available, else the CPU.
     dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it fast and for weights packed for a
         CPU, else float32.
-    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8" take half the memory (on a GPU).
+    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" (on a GPU) and "int8" take half the memory.
     weights: "as-stored" uses the weights of a file directly, on a CUDA device those of 4 and 8 bits, where that is
         supported; "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16"
         converts quantized weights to `dtype`. "auto" is "as-stored" for folders with a quantization_config; for others
@@ -61,7 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     backend: ModelBackend = "auto"
     device: DeviceName = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
+    kv_dtype: KvDtype = "auto"
     weights: WeightFormat = "auto"
     kv_memory_bytes: int = 0
     max_pages: int = 0

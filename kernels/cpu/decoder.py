@@ -38,12 +38,19 @@ BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_O
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX = np.empty((0, 2))
 Floats = npt.NDArray[np.float32]
-Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bits of bfloat16
+# The bits of bfloat16, uint16 [layers, keys and values, slots, G, D], or int8 with scales (`int8_slot_bytes`), uint8
+# [layers, keys and values, slots, bytes of a slot].
+Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 
 
 def missing_features() -> list[str]:
     """Returns the CPU features that the kernels need but that are missing, or that numba is configured not to use."""
     return [name for name in REQUIRED_FEATURES if not isa.has_features(name)]
+
+
+def int8_slot_bytes(num_kv_heads: int, head_dim: int) -> int:
+    """Returns the bytes of a token's keys, or values, in int8: [G, D], and a float32 scale for each head."""
+    return num_kv_heads * (head_dim + 4)
 
 
 def instruction_set() -> str:
@@ -139,6 +146,9 @@ class CpuDecoder:
         self._settings[0, arg.PAGE_SHIFT] = layout.page_size.bit_length() - 1
         self._settings[0, arg.KV_CACHE] = kv_cache.ctypes.data
         self._settings[0, arg.KV_CACHE_STRIDE] = kv_cache[0, 0].nbytes
+        self._settings[0, arg.KV_SLOT_BYTES] = kv_cache[0, 0, 0].nbytes
+        heads = self.weights.heads
+        self._settings[0, arg.KV_SCALES] = heads.num_kv_heads * heads.head_dim if kv_cache.dtype == np.uint8 else 0
         args.set(arg.TOKENS, token_ids)
         self._set_batch(layout)
         num_partitions = self._num_partitions(count)

@@ -168,12 +168,23 @@ def _run_layers(
                 _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
             _before_attention(part_ctx, args, settings, heads, index, part, partition_batch(batch, begin, end))
         if index < len(layers):
-            keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
-            cache = LayerKvCache(keys, keys + settings[arg.KV_CACHE_STRIDE], layers[index, arg.WINDOW])
+            cache = _layer_cache(settings, layers[index], index)
             attend(
                 ctx, PHASES_PER_LAYER * index + 4, buffers.qkv, cache, heads, batch, schedule, workspace,
                 settings[arg.WORKSPACE_LANES], buffers.attention_out,
             )  # fmt: skip
+
+
+@inner_njit
+def _layer_cache(settings: Any, layer: Any, index: int) -> LayerKvCache:
+    keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
+    return LayerKvCache(
+        keys,
+        keys + settings[arg.KV_CACHE_STRIDE],
+        layer[arg.WINDOW],
+        settings[arg.KV_SLOT_BYTES],
+        settings[arg.KV_SCALES],
+    )
 
 
 @inner_njit
@@ -197,12 +208,11 @@ def _before_attention(
     if index == len(layers):
         return
     layer = layers[index]
-    keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     linear(ctx, phase + 1, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv)
     apply_rope_and_write_kv(
         ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], eps, cos[table], sin[table], heads,
-        batch, keys, keys + settings[arg.KV_CACHE_STRIDE],
+        batch, _layer_cache(settings, layer, index),
     )  # fmt: skip
 
 

@@ -49,11 +49,16 @@ class HeadLayout(NamedTuple):
 
 
 class LayerKvCache(NamedTuple):
-    """One layer's KV cache: addresses of bfloat16 [slots, G, D], the values behind the keys in one piece of memory."""
+    """One layer's KV cache: the addresses of its keys and of its values, which follow them in one piece of memory.
+
+    A slot is bfloat16 [G, D], or int8 [G, D] and then float32 [G], the scales of the heads.
+    """
 
     keys: int
     values: int
     window: int  # positions that a token sees, itself included
+    slot_bytes: int
+    scales: int  # offset of the scales in a slot of int8; 0: bfloat16
 
 
 class ExpertBuffers(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.jit import inner_njit
-from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, QuantizedActivations
+from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -91,6 +91,18 @@ def add_rms_norm(
 
 
 @inner_njit
+def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
+    """Writes the keys or values of a token, float32 [G, D], to a slot (`LayerKvCache`)."""
+    head_dim = heads.head_dim
+    if scales == 0:
+        vector_ops.to_bfloat16(x, slot, heads.num_kv_heads * head_dim // 16)
+        return
+    for head in range(heads.num_kv_heads):
+        channel = head * head_dim
+        vector_ops.quantize_row(x + 4 * channel, slot + channel, slot + scales + 4 * head, head_dim // 16)
+
+
+@inner_njit
 def apply_rope_and_write_kv(
     ctx: ThreadContext,
     phase: int,
@@ -102,12 +114,11 @@ def apply_rope_and_write_kv(
     sin: Any,
     heads: HeadLayout,
     batch: AttentionBatch,
-    k_cache: int,
-    v_cache: int,
+    cache: LayerKvCache,
 ) -> None:
     """Applies bias, head norms and rotary embeddings to qkv [T, (H + 2 G) D] in place; writes keys and values.
 
-    `bias`, `norms`, `k_cache` and `v_cache` are addresses; 0: no bias, no head norms.
+    `bias` and `norms` are addresses; 0: no bias, no head norms.
     """
     items, channels = qkv.shape
     head_dim, count = heads.head_dim, items_per_claim(items, ctx)
@@ -131,9 +142,9 @@ def apply_rope_and_write_kv(
                 )
             slot = batch.write_slots[token]
             if slot >= 0:
-                parts, offset = heads.num_kv_heads * head_dim // 16, 2 * np.int64(slot) * heads.num_kv_heads * head_dim
+                offset = np.int64(slot) * cache.slot_bytes
                 keys = row + 4 * heads.q_per_kv * heads.num_kv_heads * head_dim
-                vector_ops.to_bfloat16(keys, k_cache + offset, parts)
-                vector_ops.to_bfloat16(row + 4 * num_rotated_heads * head_dim, v_cache + offset, parts)
+                _write_slot(keys, heads, cache.keys + offset, cache.scales)
+                _write_slot(row + 4 * num_rotated_heads * head_dim, heads, cache.values + offset, cache.scales)
         mark_done(ctx.counters, phase, last - first)
     barrier_wait(ctx.counters, phase, items)

@@ -228,6 +228,29 @@ def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
 
 
 @intrinsic
+def quantize_row(context: Any, x: Any, out: Any, scale: Any, count: Any) -> Any:
+    """Rounds 16 * count float32 to scale * int8; the scale, the largest magnitude / 127, is not finite if x is not."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, out, scale, count = values
+        loop = v.Loop(b, count, [v.constant(v.I32X16, 0)])  # of magnitudes' bits, as in `_quantize`
+        bits = b.and_(v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF))
+        (top,) = loop.end([_unsigned_maximum(b, loop.carried[0], bits)])
+        largest = b.bitcast(v.reduce(b, top, partial(_unsigned_maximum, b)), v.F32)
+        zero = b.fcmp_ordered("==", largest, v.F32(0.0))
+        inverses = v.splat(b, b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest)))
+        v.store(b, b.fmul(largest, v.F32(1 / 127.0)), scale)
+        loop = v.Loop(b, count)
+        scaled = b.fmul(v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.F32X16), inverses)
+        rounded = b.fptosi(v.call_intrinsic(b, "llvm.nearbyint.v16f32", v.F32X16, [scaled]), v.I32X16)
+        v.store(b, b.trunc(rounded, v.vector(v.I8)), b.add(out, b.mul(loop.i, v.I64(16))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic
 def apply_rope(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) -> Any:
     """Rotates 16 * count pairs (x[i], x[i + half]) in place (rotary embedding, Su et al. 2021); `half` is in bytes."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from plait.kernels.cpu.decoder import int8_slot_bytes
 from plait.kernels.cpu.kernel_args import aligned_empty
 from plait.kernels.cpu.precompile import KERNELS, compile_missing
 from plait.kernels.numpy_layout import NumpyAttentionLayout
@@ -86,10 +87,9 @@ class PackedCpuRunner:
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, progress: StartupProgress = lambda fraction, doing: None
     ) -> None:
-        if config.kv_dtype != "auto":
-            raise InputError(
-                f"kv_dtype {config.kv_dtype!r} needs Triton's attention on a GPU; here attention is: numba"
-            )
+        if config.kv_dtype not in ("auto", "int8"):
+            raise InputError(f"kv_dtype {config.kv_dtype!r} needs Triton's attention on a GPU; a CPU has 'int8'")
+        self._has_int8_cache = config.kv_dtype == "int8"
         model_context_length = checkpoint.config.context_length
         self.context_length = min(config.context_length or model_context_length, model_context_length)
         # LongRoPE chooses its frequencies by the context length.
@@ -108,8 +108,12 @@ class PackedCpuRunner:
         budget = config.kv_memory_bytes or host_kv_cache_budget()
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
         self.max_session_tokens = min(self.context_length, self.num_pages)
-        shape = (model.num_layers, 2, self.num_pages, model.num_kv_heads, model.head_dim)
-        self.kv_cache = aligned_empty(shape, np.uint16)
+        shape = (model.num_layers, 2, self.num_pages)
+        self.kv_cache = (
+            aligned_empty((*shape, int8_slot_bytes(model.num_kv_heads, model.head_dim)), np.uint8)
+            if self._has_int8_cache
+            else aligned_empty((*shape, model.num_kv_heads, model.head_dim), np.uint16)
+        )
         warm_up(self)
 
     num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share
@@ -117,7 +121,9 @@ class PackedCpuRunner:
     @property
     def page_bytes(self) -> int:
         """Bytes of one token's KV in all layers."""
-        return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * BFLOAT16_BYTES
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        slot_bytes = int8_slot_bytes(heads, head_dim) if self._has_int8_cache else heads * head_dim * BFLOAT16_BYTES
+        return self.config.num_layers * 2 * slot_bytes
 
     def forward(self, batch: Batch) -> Float32Array:
         """As in `Runner`; valid until the next call."""

@@ -28,6 +28,7 @@ class KvSource(NamedTuple):
     stride: int  # bytes from one slot to the next
     keys: int
     values: int
+    scale: int  # bytes from a head's int8 numbers to their scale; 0: bfloat16
 
 
 @inner_njit
@@ -39,7 +40,7 @@ def _slot_offset(position: int, source: KvSource) -> Any:
 
 @inner_njit
 def prefetch_block(isa: int, base: int, count: int, channels: int, source: KvSource) -> None:
-    """Prefetches a block's keys and values: `channels` of each position, which may span several key heads.
+    """Prefetches a block's keys and values: the bytes of `channels` bfloat16 of each position, maybe of several heads.
 
     Positions whose first and last slot lie as far apart as consecutive slots would are taken for one run.
     """
@@ -56,14 +57,31 @@ def prefetch_block(isa: int, base: int, count: int, channels: int, source: KvSou
 
 
 @inner_njit
+def load_row_bf16(address: int, scale: int, head_dim: int, out: int) -> None:
+    """Copies a head's numbers [D] to bfloat16; `scale` as in `KvSource`."""
+    if scale:
+        kv_layout.int8_to_bf16(address, address + scale, out, head_dim // 32)
+    else:
+        kv_layout.copy(address, out, head_dim // 32)
+
+
+@inner_njit
 def load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> None:
     """Loads a block into the workspace as float32: keys transposed, values as they are."""
     head_dim, kv_addresses = ws.head_dim, int64_array(ws.kv_addresses, KV_BLOCK)
     for j in range((count + 15) // 16 * 16):  # positions beyond `count` repeat the last key
         offset = _slot_offset(base + min(j, count - 1), source)
         kv_addresses[j] = source.keys + offset
+        if source.scale:
+            kv_addresses[j] = ws.value_copies + 2 * j * head_dim
+            load_row_bf16(source.keys + offset, source.scale, head_dim, ws.value_copies + 2 * j * head_dim)
         if j < count:
-            kv_layout.bf16_to_f32(source.values + offset, ws.values + 4 * j * head_dim, head_dim // 16)
+            target = ws.values + 4 * j * head_dim
+            if source.scale:
+                values = source.values + offset
+                kv_layout.int8_to_f32(values, values + source.scale, target, head_dim // 16)
+            else:
+                kv_layout.bf16_to_f32(source.values + offset, target, head_dim // 16)
     for j in range(0, count, 16):
         for channel in range(0, head_dim, 32):
             f32_kernel.transpose_keys(ws.kv_addresses + 8 * j, 2 * channel, ws.keys + 4 * (channel * KV_BLOCK + j))
@@ -74,7 +92,7 @@ def load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorkspa
 @inner_njit
 def _is_contiguous(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Returns whether the block's slots are consecutive, with enough memory behind them to fill its last chunk."""
-    if source.shift:
+    if source.shift or source.scale:
         return False
     pages, first = int32_array(source.pages, 1 << 30), base + count // 32 * 32
     if first > base and not kv_layout.are_consecutive(source.pages + 4 * base, count // 32):
@@ -102,12 +120,12 @@ def load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorksp
     else:
         for j in range(count):
             offset = _slot_offset(base + j, source)
-            kv_layout.copy(source.keys + offset, keys + j * stride, head_dim // 32)
-            kv_layout.copy(source.values + offset, ws.value_copies + j * stride, head_dim // 32)
+            load_row_bf16(source.keys + offset, source.scale, head_dim, keys + j * stride)
+            load_row_bf16(source.values + offset, source.scale, head_dim, ws.value_copies + j * stride)
         if pairs:
             kv_layout.pack_values(ws.value_copies, stride, head_dim, pairs, ws.values)
     if count % 2:
-        kv_layout.copy(source.values + _slot_offset(base + count - 1, source), ws.value_copies, head_dim // 32)
+        load_row_bf16(source.values + _slot_offset(base + count - 1, source), source.scale, head_dim, ws.value_copies)
         kv_layout.zero_floats(ws.value_copies + 2 * head_dim, head_dim // 32)
         kv_layout.pack_values(ws.value_copies, np.int64(2 * head_dim), head_dim, 1, ws.values + 4 * pairs * head_dim)
         pairs += 1

@@ -144,6 +144,44 @@ def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+def _dequantized(b: Any, address: Any, scale: Any, i: Any) -> Any:
+    """The i-th 16 of a row of int8, times the float32 at `scale`."""
+    integers = b.sext(v.load(b, b.add(address, b.mul(i, v.I64(16))), v.vector(v.I8)), v.I32X16)
+    return b.fmul(b.sitofp(integers, v.F32X16), scale)
+
+
+@intrinsic
+def int8_to_bf16(context: Any, address: Any, scale: Any, out: Any, count: Any) -> Any:
+    """Dequantizes 32 * count int8 to bfloat16; `scale` is the address of their float32 scale."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, scale, out, count = values
+        scales = v.broadcast_load(b, scale)
+        loop = v.Loop(b, count)
+        first = b.shl(loop.i, v.I64(1))
+        halves = [_dequantized(b, address, scales, i) for i in (first, b.add(first, v.I64(1)))]
+        v.store(b, v.round_pair_to_bf16_bits(b, *halves), b.add(out, b.shl(loop.i, v.I64(6))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic
+def int8_to_f32(context: Any, address: Any, scale: Any, out: Any, count: Any) -> Any:
+    """Dequantizes 16 * count int8 to float32; `scale` is the address of their float32 scale."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, scale, out, count = values
+        scales = v.broadcast_load(b, scale)
+        loop = v.Loop(b, count)
+        v.store(b, _dequantized(b, address, scales, loop.i), b.add(out, b.mul(loop.i, v.I64(64))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
 @intrinsic
 def zero_floats(context: Any, out: Any, count: Any) -> Any:
     """Writes 16 * count float32 zeros."""

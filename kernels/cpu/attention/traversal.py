@@ -229,11 +229,13 @@ def _attend_shared_blocks(
         all_end, any_end = min(all_end, kv_ends[i]), max(any_end, kv_ends[i])
     row, _, _ = _segment(batch, first)
     pages = address_of(batch.pages) + 4 * np.int64(batch.first_pages[row])
-    slot_bytes, heads_in_slice = 2 * heads.num_kv_heads * heads.head_dim, tile_slice.end_kv_head - tile_slice.kv_head
-    channels = heads_in_slice * heads.head_dim
+    heads_in_slice, head_bytes = tile_slice.end_kv_head - tile_slice.kv_head, 2 * heads.head_dim
+    if cache.scales:
+        head_bytes = heads.head_dim
+    channels = (heads_in_slice * head_bytes + 63) // 64 * 32
     scale = np.float32(heads.scale * online_softmax.LOG2_E)
-    offset, first_block = 2 * tile_slice.kv_head * heads.head_dim, max(begin_block, any_begin // KV_BLOCK)
-    all_heads = KvSource(pages, batch.page_shift, slot_bytes, cache.keys + offset, cache.values + offset)
+    offset, first_block = tile_slice.kv_head * head_bytes, max(begin_block, any_begin // KV_BLOCK)
+    all_heads = KvSource(pages, batch.page_shift, cache.slot_bytes, cache.keys + offset, cache.values + offset, 0)
     for block in range(first_block, end_block):
         base = block * KV_BLOCK
         count = min(KV_BLOCK, any_end - base)
@@ -243,8 +245,13 @@ def _attend_shared_blocks(
         if isa == AMX and block + 1 < end_block:  # prefetches the next block while this one is computed
             prefetch_block(isa, base + KV_BLOCK, min(KV_BLOCK, any_end - base - KV_BLOCK), channels, all_heads)
         for i in range(heads_in_slice):
-            offset = 2 * i * heads.head_dim
-            source = KvSource(pages, batch.page_shift, slot_bytes, all_heads.keys + offset, all_heads.values + offset)
+            offset, to_scale = i * head_bytes, 0
+            if cache.scales:
+                kv_head = tile_slice.kv_head + i
+                to_scale = cache.scales + 4 * kv_head - kv_head * head_bytes
+            source = KvSource(
+                pages, batch.page_shift, cache.slot_bytes, all_heads.keys + offset, all_heads.values + offset, to_scale
+            )
             keys = key_stride = np.int64(0)
             if isa == F32:
                 load_block_f32(base, count, source, ws)

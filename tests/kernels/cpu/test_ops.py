@@ -9,12 +9,13 @@ from attention_cases import layout_of
 from cpu_attention_batches import attention_batch, row_lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int8_cache import dequantized_cache
 from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, bf16_values, counters, empty_bf16, empty_int8
 
 from plait.kernels.cpu import llvm, ops, vector_ops
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.kernel_types import HeadLayout
+from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
 from plait.kernels.cpu.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.reference import ops as reference
@@ -28,11 +29,10 @@ def add_rms_norm(counters, x, y, post, weight, eps, normed, out):
 
 
 @compiled_kernel
-def apply_rope_and_write_kv(counters, qkv, bias, norms, cos, sin, heads, batch, keys, values):
+def apply_rope_and_write_kv(counters, qkv, bias, norms, cos, sin, heads, batch, keys, values, sizes):
     ctx = ThreadContext(0, 1, address_of(counters), 0)
-    ops.apply_rope_and_write_kv(
-        ctx, 0, qkv, bias, norms, 1e-5, cos, sin, heads, batch, address_of(keys), address_of(values)
-    )
+    cache = LayerKvCache(address_of(keys), address_of(values), 1, sizes[0], sizes[1])
+    ops.apply_rope_and_write_kv(ctx, 0, qkv, bias, norms, 1e-5, cos, sin, heads, batch, cache)
 
 
 @settings(max_examples=20, deadline=None)
@@ -101,11 +101,10 @@ def test_apply_rope_and_write_kv(rows, q_per_kv, head_dim, with_bias, with_norms
     positions = layout.positions.long()
     expected = reference.rotary(expected, angles.cos()[positions], angles.sin()[positions])
     actual = qkv.clone().flatten(1)
-    apply_rope_and_write_kv(
-        counters(), actual.numpy(), bias.data_ptr() * with_bias, norms.data_ptr() * with_norms, angles.cos().numpy(),
-        angles.sin().numpy(), heads, attention_batch(layout, 8),
-        *(cache.view(torch.uint16).numpy() for cache in caches),
-    )  # fmt: skip
+    inputs = (bias.data_ptr() * with_bias, norms.data_ptr() * with_norms, angles.cos().numpy(), angles.sin().numpy())
+    batch, bf16_sizes = attention_batch(layout, 8), (2 * kv_heads * head_dim, 0)
+    stored = [cache.view(torch.uint16).numpy() for cache in caches]
+    apply_rope_and_write_kv(counters(), actual.numpy(), *inputs, heads, batch, *stored, bf16_sizes)
     actual = actual.view_as(qkv)
     torch.testing.assert_close(actual[:, :rotated], expected, atol=2e-5, rtol=1e-5)
     written = actual[:, q_per_kv * kv_heads :].bfloat16()
@@ -113,3 +112,14 @@ def test_apply_rope_and_write_kv(rows, q_per_kv, head_dim, with_bias, with_norms
         expected_cache = torch.zeros_like(cache)
         expected_cache[layout.write_slots[1:].long()] = values[1:]
         assert torch.equal(cache, expected_cache)
+    in_int8 = [np.zeros((slots, kv_heads * (head_dim + 4)), np.int8) for _ in range(2)]
+    int8_sizes = (kv_heads * (head_dim + 4), kv_heads * head_dim)
+    apply_rope_and_write_kv(
+        counters(), qkv.clone().flatten(1).numpy(), *inputs, heads, batch, *in_int8, int8_sizes
+    )  # fmt: skip
+    exact = actual[:, q_per_kv * kv_heads :].split(kv_heads, dim=1)
+    for cache, values in zip(in_int8, exact, strict=True):
+        expected_values = torch.zeros(slots, kv_heads, head_dim)
+        expected_values[layout.write_slots[1:].long()] = values[1:]
+        error = (dequantized_cache(cache, kv_heads, head_dim) - expected_values).abs()
+        assert (error <= 0.501 / 127 * expected_values.abs().amax(-1, keepdim=True)).all()

@@ -11,6 +11,7 @@ from attention_cases import layout_of
 from cpu_attention_batches import attention_batch, rows_with_shared_prefixes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int8_cache import quantized_cache
 from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, counters, empty_int8
 
@@ -29,11 +30,11 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: th
 
 
 @compiled_kernel
-def attention(counters, scratch, qkv, keys, values, heads, window, batch, schedule, memory, capacity, out):
+def attention(counters, scratch, qkv, keys, values, sizes, heads, window, batch, schedule, memory, capacity, out):
     if scratch:
         amx.load_tile_config(scratch)
     ctx = ThreadContext(0, 1, address_of(counters), scratch)
-    cache = LayerKvCache(address_of(keys), address_of(values), window)
+    cache = LayerKvCache(address_of(keys), address_of(values), window, sizes[0], sizes[1])
     attend(ctx, 0, qkv, cache, heads, batch, schedule, memory, capacity, out)
     if scratch:
         amx.release_tiles()
@@ -64,10 +65,11 @@ def nan_filled_workspace(head_dim, capacity):
     st.sampled_from([None, None, 1, 40, 100]),
     st.integers(1, 40),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 100),
 )
 def test_attention_matches_reference_with_bits_independent_of_batch(
-    rows_and_groups, page_size, q_per_kv, kv_heads, head_dim, window, tokens, in_order, seed
+    rows_and_groups, page_size, q_per_kv, kv_heads, head_dim, window, tokens, in_order, has_int8, seed
 ):
     """A token has the same bits by itself, in a tile that shares pages, and for every division into splits."""
     rows, groups = rows_and_groups
@@ -80,6 +82,10 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
     free[torch.cat([layout.slots(row) for row in range(layout.num_rows)])] = False
     for cache in caches:
         cache[free] = float("nan")
+    stored, sizes = [cache.view(torch.uint16).numpy() for cache in caches], (2 * kv_heads * head_dim, 0)
+    if has_int8:
+        stored, values = zip(*map(quantized_cache, caches), strict=True)
+        caches, sizes = torch.stack(values).bfloat16(), (kv_heads * (head_dim + 4), kv_heads * head_dim)
     heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5)
     queries = qkv[:, : q_per_kv * kv_heads * head_dim].view(total, -1, head_dim)
     queries = queries.bfloat16().float()
@@ -99,8 +105,8 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
             memory = nan_filled_workspace(head_dim, capacity)
             results.append(empty_int8(total, q_per_kv * kv_heads * head_dim))
             attention(
-                counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
-                window or 1 << 40, batch, schedule, memory.ctypes.data, capacity, results[-1],
+                counters(), scratch, qkv.numpy(), *stored, sizes, heads, window or 1 << 40, batch, schedule,
+                memory.ctypes.data, capacity, results[-1],
             )  # fmt: skip
         slack = 2**-8 * float(expected.abs().max())  # the probabilities are bfloat16
         assert_close_int8(results[0], expected.flatten(1), slack)
