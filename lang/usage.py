@@ -39,7 +39,7 @@ class ProgramUsage:
     lost_tokens: int = 0
     queue_s: float = 0.0
     wall_s: float = 0.0
-    by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict)
+    by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict, repr=False)
 
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:

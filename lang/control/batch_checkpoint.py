@@ -137,8 +137,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
             line = json.loads(text)
             done[line["key"]] = line
         except (ValueError, KeyError, TypeError):
-            reason = f"{path}, line {number}, is not a line that run_batch(resume=...) wrote"
-            raise InputError(f"{reason}; remove it, and its item runs again") from None
+            message = f"{path}, line {number}, is not a line that run_batch(resume=...) wrote"
+            raise InputError(f"{message}; remove it, and its item runs again") from None
     if len(complete_lines) < len(data):
         with path.open("rb+") as file:
             file.truncate(len(complete_lines))

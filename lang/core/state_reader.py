@@ -109,9 +109,10 @@ class StateReader:
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Yields the text of a variable, or the whole text, in pieces as it is generated.
 
-        With `run(..., stream=True)` the pieces arrive while the body runs. Raises ProgramError like any read.
+        With `run(..., stream=True)` the pieces arrive while the body runs. Raises ProgramError like any read. Outside
+        the body, Ctrl-C while it waits aborts the program.
         """
-        with self._marking_handled_errors():
+        with self._marking_handled_errors(), self._ending_with_its_reader():
             yield from self._stream_text() if var_name is None else self._variable(var_name).iter_text()
 
     def _stream_text(self) -> Iterator[str]:
@@ -213,7 +214,7 @@ class StateReader:
 
         >>> for person in state.partial_iter("person"): print(person.name)          # doctest: +SKIP
         """
-        with self._marking_handled_errors():
+        with self._marking_handled_errors(), self._ending_with_its_reader():
             variable, last = self._variable_or_typed(name), None
             for _ in variable.iter_progress():
                 value = variable.partial()
@@ -297,10 +298,10 @@ class StateReader:
 
     @contextmanager
     def _ending_with_its_reader(self) -> Iterator[None]:
-        """Outside the body: aborts the program if the task that reads a stream is cancelled."""
+        """Outside the body: aborts the program if the task that reads a stream is cancelled, or by Ctrl-C."""
         try:
             yield
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             if self._is_external:
                 self._run.abort()
             raise

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import sys
+import threading
 import time
+import traceback
 
 import pytest
 from scripted_scheduler import Gate
@@ -17,6 +21,12 @@ def wait_for_no_sessions(backend) -> None:
     while backend.scheduler.open_sessions():  # ends by the test's time limit
         gc.collect()
         time.sleep(0.01)
+
+
+def waits_in_a_reader(thread: int) -> bool:
+    """Whether the thread waits for a lock, in a method that reads a state."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[thread])]
+    return frames[0].f_code.co_name == "wait" and any("state_reader" in frame.f_code.co_filename for frame in frames)
 
 
 @pytest.fixture
@@ -44,6 +54,31 @@ def test_dropped_state_ends_the_program(backend, endless, kind):
     assert backend.scheduler.open_sessions() == 1
     del pieces
     wait_for_no_sessions(backend)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("read", [lambda s: s.text_iter("x"), lambda s: s.text_iter(), lambda s: s.partial_iter("x")])
+def test_an_interrupted_reader_of_a_stream_ends_the_program(backend, endless, default_signals, kind, read):
+    """The state lives on, as in a traceback that Python keeps for the prompt."""
+    state = endless[kind].run(stream=True)
+
+    main = threading.main_thread().ident
+
+    def interrupt():
+        while not waits_in_a_reader(main):
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def read_all():
+        for piece in read(state):
+            if "some" in piece:
+                threading.Thread(target=interrupt).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        read_all()
+    wait_for_no_sessions(backend)
+    assert isinstance(state.error().__cause__, plait.Aborted)
 
 
 @pytest.mark.timeout(60)

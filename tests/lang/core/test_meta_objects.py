@@ -29,6 +29,12 @@ def test_items_of_meta_info_are_attributes(backend):
     assert json.loads(json.dumps(meta))["completion_tokens"] == meta.completion_tokens
 
 
+def test_usage_is_printed_without_its_variables(backend):
+    usage = run_expression(gen("x")).usage
+    assert list(usage.by_variable) == ["x"]
+    assert "by_variable" not in str(usage) and f"prompt_tokens={usage.prompt_tokens}, " in str(usage)
+
+
 def test_meta_info_of_a_select(backend):
     meta = run_expression(select("x", ["ab", "c"])).get_meta_info("x")
     assert type(meta) is plait.SelectMeta
