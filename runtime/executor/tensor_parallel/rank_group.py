@@ -129,6 +129,7 @@ class RankGroup:
             if self._closing.is_set():
                 return
             self._closing.set()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the process may end at once
         self._on_loss(reason)
 
     def close(self) -> None:

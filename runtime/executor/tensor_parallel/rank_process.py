@@ -53,6 +53,8 @@ def main(index: int, size: int, folder: str) -> int:
         traceback.print_exc(file=sys.stderr)
         _report(channel, "RuntimeGone", f"{type(error).__name__}: {error!s:.500}")
         return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
