@@ -71,8 +71,8 @@ def run_calls(runner):
 def calls():
     """Greedy calls with prompts that repeat, sampled, constrained and forked ones, and scores with logprobs."""
     for i in range(3):
-        prompt = [1 + (i + at) % 5 for at in range(20 + 7 * i)]
-        yield from (Open(i), Append(i, prompt), generate(i, i, 44, ignore_eos=True), Close(i))
+        prompt = [1 + (i + at) % 5 for at in range(12 + 4 * i)]
+        yield from (Open(i), Append(i, prompt), generate(i, i, 24, ignore_eos=True), Close(i))
     yield from (Open(10), Append(10, [7, 8, 9]))
     yield Generate(10, 10, sampling_params(max_tokens=12, temperature=0.9, top_p=0.9, seed=5, ignore_eos=True))
     yield Fork(10, [11, 12])
