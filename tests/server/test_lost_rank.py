@@ -35,6 +35,12 @@ def test_a_killed_rank_is_restarted_with_the_runtime(served):
     assert any("tensor-parallel rank 1 has ended (killed by signal 9)" in line for line in served.lines)
 
 
+def test_the_ranks_use_the_loopback_interface_only(served):
+    runtime, ranks = processes_of(served)
+    addresses = [use.laddr.ip for process in (runtime, *ranks) for use in process.net_connections("inet")]
+    assert addresses and set(addresses) == {"127.0.0.1"}
+
+
 def test_no_rank_is_left_behind(served):
     """Whatever kills the server: its own processes end when their pipes and sockets close."""
     runtime, ranks = processes_of(served)

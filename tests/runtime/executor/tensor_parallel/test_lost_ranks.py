@@ -127,9 +127,7 @@ def test_every_rank_needs_a_gpu(folder, monkeypatch):
     with pytest.raises(InputError, match="2 needs 2 GPUs, from cuda:2 on; this machine has 3"):
         check_tensor_parallel(engine_config(tensor_parallel_size=2, device="cuda:2"), folder)
     check_tensor_parallel(engine_config(tensor_parallel_size=2, device="cuda:1"), folder)
-    devices = [
-        make_rank_runner._config_of_rank(engine_config(device="cuda:1"), index).device for index in (0, 1)
-    ]
+    devices = [make_rank_runner._config_of_rank(engine_config(device="cuda:1"), index).device for index in (0, 1)]
     assert devices == ["cuda:1", "cuda:2"]
 
 
