@@ -42,8 +42,11 @@ def test_the_ranks_use_the_loopback_interface_only(served):
 
 
 def test_no_rank_is_left_behind(served):
-    """Whatever kills the server: its own processes end when their pipes and sockets close."""
+    """Whatever kills the server and the runtime, the ranks end."""
     runtime, ranks = processes_of(served)
     assert ranks
+    for rank in ranks:
+        rank.suspend()  # as by SIGSTOP: it cannot notice that the runtime has ended
+    runtime.kill()
     psutil.Process(served.process.pid).kill()
     assert wait_until(lambda: not any(process.is_running() for process in (runtime, *ranks)), 120)

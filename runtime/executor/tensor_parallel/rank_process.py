@@ -8,6 +8,7 @@ The rank then removes FOLDER, where the ranks find each other, because a runtime
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import select
@@ -33,12 +34,14 @@ from plait.runtime.executor.tensor_parallel.rank_messages import (
 from plait.runtime.models.weight_split import Rank
 
 CHANNEL_FD = 0  # standard input
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(index: int, size: int, folder: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the runtime process
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.umask(0o077)
+    _continue_when_rank0_ends()
     stream = socket.socket(fileno=os.dup(CHANNEL_FD))
     threading.Thread(target=_exit_with_rank0, args=(stream.fileno(), folder), daemon=True).start()
     channel = Channel(stream)
@@ -105,6 +108,12 @@ class _OtherRanks:
 def _report(channel: Channel, kind: str, text: str) -> None:
     with contextlib.suppress(OSError):  # rank 0 has ended
         channel.send_frame(channel.encode(Failed(kind, text)))
+
+
+def _continue_when_rank0_ends() -> None:
+    """Lets the kernel continue this process when its parent ends, on Linux: a stopped rank could not end otherwise."""
+    with contextlib.suppress(OSError, AttributeError):  # C libraries without prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def _exit_with_rank0(descriptor: int, folder: str) -> None:
