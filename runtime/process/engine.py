@@ -33,7 +33,7 @@ class Engine:
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:
         config = engine_config(model_path=model_path, **settings)
         if config.tensor_parallel_size > 1:
-            raise InputError("tensor_parallel_size needs a runtime in a process of its own: use Runtime, not Engine")
+            raise InputError("tensor_parallel_size needs a separate runtime process: use Runtime, not Engine")
         if config.chat_template:
             check_template(config.chat_template)
         warn_of_unused_gpu(config.device)

@@ -26,35 +26,35 @@ class RankCheckpoint:
     dequantized; where they are used as stored, the methods raise InputError.
     """
 
-    def __init__(self, whole: Checkpoint, rank: Rank) -> None:
-        self._whole, self._rank = whole, rank
-        self.config = rank_config(whole.config, rank.size)
-        self._full_shapes = expected_shapes(whole.config)
-        self._parts = WeightSplit(whole.config, rank, self._full_shapes, expected_shapes(self.config)).parts
+    def __init__(self, complete: Checkpoint, rank: Rank) -> None:
+        self._complete, self._rank = complete, rank
+        self.config = rank_config(complete.config, rank.size)
+        self._full_shapes = expected_shapes(complete.config)
+        self._parts = WeightSplit(complete.config, rank, self._full_shapes, expected_shapes(self.config)).parts
 
     @property
     def container(self) -> Literal["gguf", "safetensors"]:
-        return self._whole.container
+        return self._complete.container
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return self._whole.paths
+        return self._complete.paths
 
     @property
     def quantization(self) -> str | None:
-        return self._whole.quantization
+        return self._complete.quantization
 
     def names(self) -> tuple[str, ...]:
-        return self._whole.names()
+        return self._complete.names()
 
     def stored_type(self, name: str) -> str:
-        return self._whole.stored_type(name)
+        return self._complete.stored_type(name)
 
     def is_quantized(self, name: str) -> bool:
-        return self._whole.is_quantized(name)
+        return self._complete.is_quantized(name)
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
-        matrix, part = self._whole.quantized(name), self._parts[name]
+        matrix, part = self._complete.quantized(name), self._parts[name]
         if matrix is None or part.inputs is None:
             return None if matrix is None else self._part_of(matrix, part)
         if not is_aligned(matrix.grid, *part.inputs, matrix.codes.shape[1]):
@@ -87,8 +87,8 @@ class RankCheckpoint:
         if part.is_zero:
             return torch.zeros(self._full_shapes[name], dtype=dtype, device=device)
         if part == WeightPart():
-            return self._whole.tensor(name, dtype, device)
-        if self._whole.is_quantized(name):
+            return self._complete.tensor(name, dtype, device)
+        if self._complete.is_quantized(name):
             return self._dequantized(name, part, dtype, device)
         stored_type, rows, shape, trim = self._stored_part(name)
         blocks = torch.from_numpy(np.array(rows, order="C")).to(device)  # a copy: the file may be mapped read-only
@@ -102,7 +102,7 @@ class RankCheckpoint:
         part, full = self._parts[name], self._full_shapes[name]
         num_outputs = full[-1 if len(full) == 1 else -2]
         outputs = part.outputs if part.outputs is not None else ((0, num_outputs),)
-        stored_type, rows, shape = self._whole.raw_outputs(name, outputs)
+        stored_type, rows, shape = self._complete.raw_outputs(name, outputs)
         if stored_type not in GGUF_BLOCK_SHAPES:
             raise UnsupportedModel(
                 f"tensor {name!r} is stored as {stored_type}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
@@ -120,10 +120,10 @@ class RankCheckpoint:
     def _dequantized(self, name: str, part: WeightPart, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
 
-        matrix = self._whole.quantized(name)
+        matrix = self._complete.quantized(name)
         if matrix is not None:
             return torch.from_numpy(dequantize(self._part_of(matrix, part))).to(device).to(dtype)
-        values = self._whole.tensor(name, dtype, "cpu")  # experts, quantized one by one
+        values = self._complete.tensor(name, dtype, "cpu")  # experts, quantized one by one
         if part.outputs is not None:
             values = torch.cat([values[..., begin:end, :] for begin, end in part.outputs], dim=-2)
         if part.inputs is not None:

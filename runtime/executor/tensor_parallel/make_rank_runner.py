@@ -33,6 +33,7 @@ def check_tensor_parallel(config: EngineConfig, model_path: Path) -> RankCheckpo
     require_torch(needs, config.device if config.device != "auto" else device)
     if device not in ("cpu", "cuda"):
         raise InputError(f"{needs} is for CPUs and CUDA devices, not for {device}")
+    _check_distributed(needs, device)
     if device == "cpu" and config.weights in WEIGHT_BITS:
         raise InputError(
             f"weights={config.weights!r}: the packed CPU kernels run in one process, without tensor_parallel_size; "
@@ -41,6 +42,15 @@ def check_tensor_parallel(config: EngineConfig, model_path: Path) -> RankCheckpo
     if device == "cuda":
         _check_gpus(config)
     return RankCheckpoint(open_checkpoint(model_path), Rank(0, size))
+
+
+def _check_distributed(needs: str, device: str) -> None:
+    """Raises InputError if this torch was built without the collective operations of the device."""
+    import torch.distributed as dist
+
+    has_backend = dist.is_available() and (dist.is_nccl_available() if device == "cuda" else dist.is_gloo_available())
+    if not has_backend:
+        raise InputError(f"{needs}: this build of torch has no {'NCCL' if device == 'cuda' else 'gloo'}")
 
 
 def make_rank_runner(

@@ -121,6 +121,10 @@ def test_every_rank_needs_a_gpu(folder, monkeypatch):
 
     monkeypatch.setattr(make_rank_runner, "resolve_device_type", lambda name: "cuda")
     monkeypatch.setattr(make_rank_runner, "require_torch", lambda *arguments: None)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(InputError, match="this build of torch has no NCCL"):
+        check_tensor_parallel(engine_config(tensor_parallel_size=2), folder)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(InputError, match="tensor_parallel_size=4 needs 4 GPUs; this machine has 3"):
         check_tensor_parallel(engine_config(tensor_parallel_size=4), folder)
