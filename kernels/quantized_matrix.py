@@ -5,7 +5,8 @@ weight[n, k] = scales[n // row_block, g] * (number(codes[n, k]) - zeros[n, g]), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -68,6 +69,37 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
         _apply(np.subtract, numbers, np.asarray(grid.zeros, np.float32), grid)
     _apply(np.multiply, numbers, np.repeat(grid.scales, grid.row_block, axis=0)[:outputs], grid)
     return numbers
+
+
+def select_outputs(matrix: QuantizedMatrix, ranges: Sequence[tuple[int, int]]) -> QuantizedMatrix:
+    """The rows of these ranges, concatenated."""
+    grid, count = matrix.grid, len(matrix.codes)
+    rows = np.concatenate([np.arange(begin, end) for begin, end in ranges])
+    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:count][rows]
+    zeros = grid.zeros if isinstance(grid.zeros, int) else grid.zeros[rows]
+    return QuantizedMatrix(replace(grid, scales=scales, zeros=zeros, row_block=1), matrix.codes[rows])
+
+
+def select_inputs(matrix: QuantizedMatrix, begin: int, end: int) -> QuantizedMatrix:
+    """The columns from `begin` up to `end`. Groups that they cut, or in any order, become a list of groups."""
+    grid, codes = matrix.grid, np.ascontiguousarray(matrix.codes[:, begin:end])
+    if grid.groups is not None:
+        return QuantizedMatrix(replace(grid, groups=grid.groups[begin:end]), codes)
+    if grid.scales.shape[1] == 1:
+        return QuantizedMatrix(replace(grid, group=end - begin), codes)
+    if not is_aligned(grid, begin, end, matrix.codes.shape[1]):
+        groups = (np.arange(begin, end) // grid.group).astype(np.int32)
+        return QuantizedMatrix(replace(grid, groups=groups), codes)
+    first, last = begin // grid.group, -(-end // grid.group)
+    zeros = grid.zeros if isinstance(grid.zeros, int) or grid.zeros.shape[1] == 1 else grid.zeros[:, first:last]
+    return QuantizedMatrix(replace(grid, scales=grid.scales[:, first:last], zeros=zeros), codes)
+
+
+def is_aligned(grid: Grid, begin: int, end: int, inputs: int) -> bool:
+    """Whether a range of the inputs consists of complete groups, so that any form that holds the weight holds it."""
+    if grid.groups is not None:
+        return False
+    return grid.scales.shape[1] == 1 or (begin % grid.group == 0 and (end % grid.group == 0 or end == inputs))
 
 
 def _apply(operator: np.ufunc, numbers: Floats, values: Floats, grid: Grid) -> None:

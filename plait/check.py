@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from plait.runtime.config import EngineConfig, ModelBackend, WeightFormat
 
 
-def check(model: str | None, weights: WeightFormat | None = None, backend: ModelBackend | None = None) -> int:
+def check(
+    model: str | None,
+    weights: WeightFormat | None = None,
+    backend: ModelBackend | None = None,
+    tensor_parallel_size: int | None = None,
+) -> int:
     """Prints one line per fact and returns the exit code: 1 if there is no model or it cannot run here."""
     from plait.runtime.config import engine_config
     from plait.runtime.executor.backend_selection import uses_transformers
@@ -24,8 +29,10 @@ def check(model: str | None, weights: WeightFormat | None = None, backend: Model
     failure: plait.PlaitError | None = None
     try:
         lines["model"] = path = locate_model(model)
-        config = engine_config(weights=weights, backend=backend)
-        if uses_transformers(config, path):
+        config = engine_config(weights=weights, backend=backend, tensor_parallel_size=tensor_parallel_size)
+        if config.tensor_parallel_size > 1:
+            lines |= _describe(path) | _describe_ranks(path, config)
+        elif uses_transformers(config, path):
             lines |= _describe_for_transformers(path, config)
         else:
             lines |= _describe(path)
@@ -54,6 +61,23 @@ def _describe(path: Path) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{config.context_length:,} tokens",
         "embeddings": _embeddings(path),
+    }
+
+
+def _describe_ranks(path: Path, config: EngineConfig) -> dict[str, str]:
+    """What a rank of a tensor-parallel model holds. Raises InputError for what ranks cannot serve here."""
+    from plait.runtime.executor.backend_selection import resolve_device_type, resolve_dtype_name, torch_weight_format
+    from plait.runtime.executor.tensor_parallel.make_rank_runner import check_tensor_parallel
+
+    checkpoint = check_tensor_parallel(config, path)
+    device, rank = resolve_device_type(config.device), checkpoint.config
+    held = torch_weight_format(config, checkpoint, device)
+    dtype = resolve_dtype_name(config.dtype, device)
+    per_rank = "GPUs" if device == "cuda" else "processes of the CPU; without them the CPU's packed kernels are faster"
+    return {
+        "ranks": f"{config.tensor_parallel_size} {per_rank}",
+        "a rank has": f"{rank.num_heads} heads and {rank.num_kv_heads} KV heads",
+        "weights": f"{dtype if held == 'bf16' else held} (multiplied by torch)",
     }
 
 

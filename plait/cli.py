@@ -18,7 +18,13 @@ from typing import Any
 import plait
 from plait.check import check
 from plait.runtime.similar_names import did_you_mean
-from plait.serve import add_backend_option, add_serve_options, add_weights_option, serve_command
+from plait.serve import (
+    add_backend_option,
+    add_serve_options,
+    add_tensor_parallel_option,
+    add_weights_option,
+    serve_command,
+)
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
@@ -97,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
+    add_tensor_parallel_option(machine)
     add_weights_option(machine)
     add_backend_option(machine)
     machine.set_defaults(command=_check)
@@ -225,7 +232,7 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    return check(options.model, options.weights, options.backend)
+    return check(options.model, options.weights, options.backend, options.tensor_parallel_size)
 
 
 def _chat(options: argparse.Namespace) -> int:

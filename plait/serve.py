@@ -24,6 +24,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--replicas", type=int, metavar="N", help="runtimes of the model, on which requests are placed by cached prefix"
     )
+    add_tensor_parallel_option(server)
     add_weights_option(server)
     add_backend_option(server)
     server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
@@ -41,6 +42,12 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
     default = EngineConfig().weights
     text = f"the format of the weights in memory; default: {default}"
     parser.add_argument("--weights", choices=get_args(WeightFormat), help=text)
+
+
+def add_tensor_parallel_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --tensor-parallel-size; docs/cluster.md explains it."""
+    text = "processes that divide the model, each with its own GPU or on the CPU; default: 1"
+    parser.add_argument("--tensor-parallel-size", type=int, metavar="N", help=text)
 
 
 def add_backend_option(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +160,7 @@ def serve_command(options: argparse.Namespace) -> int:
         retry_after_s=options.retry_after,
     )
     engine = {"device": options.device, "weights": options.weights, "backend": options.backend}
+    engine |= {"tensor_parallel_size": options.tensor_parallel_size}
     engine |= {"compile_deadline_s": options.compile_deadline}
     engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
     engine |= {"context_length": options.context_length, "kv_dtype": options.kv_dtype}

@@ -37,7 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         supported; "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16"
         converts quantized weights to `dtype`. "auto" is "as-stored" for folders with a quantization_config; for others
         "bf16" on a GPU, on a CPU "as-stored" for GGUF files and "int8" for safetensors.
-    kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token.
+    tensor_parallel_size: how many processes (ranks) divide the model: one GPU each, or processes of a CPU. torch
+        computes it then; see docs/cluster.md.
+    kv_memory_bytes, max_pages: size of the KV pool, with tensor parallelism of every rank's; 0 lets the engine choose.
+        A page holds one token.
     context_length: longest text of a session; 0 is the model's own.
     max_batch_tokens, max_batch_rows: limits of one step; 0 lets the engine choose. Rows are 64 then, on a GPU 64 to 512
         by the size of the KV pool.
@@ -64,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: KvDtype = "auto"
     weights: WeightFormat = "auto"
+    tensor_parallel_size: int = 1
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0
@@ -84,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 _LIMITS = {
+    "tensor_parallel_size": (1, 64),
     "kv_memory_bytes": (0, 1 << 45),
     "max_pages": (0, 1 << 30),
     "context_length": (0, 1 << 24),
@@ -98,6 +103,8 @@ _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
     "model": "model_path",
     "max_model_len": "context_length",
     "n_ctx": "context_length",
+    "tp_size": "tensor_parallel_size",
+    "tp": "tensor_parallel_size",
     "kv_cache_dtype": "kv_dtype",
     "quantization": "weights",
     "gpu_memory_utilization": "kv_memory_bytes",

@@ -31,6 +31,8 @@ def make_runner(
     interpreter lock.
     Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
+    if config.tensor_parallel_size > 1:
+        return _make_parallel_runner(config, model_path, progress, before_weights)
     if uses_transformers(config, model_path):
         return _make_transformers_runner(config, model_path, progress, before_weights)
     checkpoint, not_packable = checkpoint_for_packed_cpu(config, model_path), ""
@@ -60,6 +62,20 @@ def make_runner(
     )
     on_gpu = runner.device.type == "cuda"
     return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher
+
+
+def _make_parallel_runner(
+    config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
+) -> tuple[LoadedRunner, Sampler, None]:
+    """`make_runner` with tensor parallelism. Rank 0 samples, so the ranks cannot disagree about a token."""
+    from plait.runtime.executor.tensor_parallel.make_rank_runner import make_rank_runner
+
+    runner = make_rank_runner(config, model_path, progress, before_weights)
+    if runner.device.type != "cuda":
+        return runner, Sampler(), None
+    from plait.runtime.sampling.torch_ops import TorchLogitOperations
+
+    return runner, Sampler(TorchLogitOperations(runner.device)), None
 
 
 def _make_transformers_runner(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from plait.kernels.layout import AttentionLayout, SharedPrefixes
 from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
-from plait.runtime.executor.batch_arrays import batch_arrays
+from plait.runtime.executor.batch_arrays import BatchArrays, batch_arrays
 from plait.runtime.executor.torch_device import upload
 
 
@@ -24,9 +25,14 @@ class ForwardInputs(NamedTuple):
 
 def upload_inputs(batch: Batch, device: torch.device, shared: Sequence[IntArray] = ()) -> ForwardInputs:
     """Starts copying the batch's arrays to the device. `shared`: the arrays of its shared prefixes, if it has any."""
-    counts = [request.count for request in batch.rows]
+    return upload_arrays(batch_arrays(batch), device, shared)
+
+
+def upload_arrays(arrays: BatchArrays, device: torch.device, shared: Sequence[IntArray] = ()) -> ForwardInputs:
+    """`upload_inputs` of a batch's arrays."""
+    counts = np.diff(arrays.q_starts)
     token_ids, output_indices, q_starts, kv_starts, kv_pages, positions, write_slots, *shared_tensors = upload(
-        [*batch_arrays(batch), *shared], device
+        [*arrays, *shared], device
     )
     layout = AttentionLayout(
         q_starts,
@@ -34,8 +40,8 @@ def upload_inputs(batch: Batch, device: torch.device, shared: Sequence[IntArray]
         kv_pages,
         positions,
         write_slots,
-        min_q_len=min(counts),
-        max_q_len=max(counts),
+        min_q_len=int(counts.min()),
+        max_q_len=int(counts.max()),
         shared=SharedPrefixes(*shared_tensors) if shared_tensors else None,
     )
     return ForwardInputs(token_ids, output_indices, layout)

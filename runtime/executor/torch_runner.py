@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from plait.kernels.kv_cache import LayerCache, allocate_caches, cache_dtype, kv_
 from plait.kernels.layout import AttentionShape, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
+from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
@@ -28,6 +30,8 @@ from plait.runtime.executor.runner import (
 from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
 from plait.runtime.executor.torch_inputs import ForwardInputs, upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
+from plait.runtime.models.checkpoint_interface import Checkpoint
+from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import decoder_class
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -42,7 +46,10 @@ class TorchRunner(TorchOutputs):
     """Implements `Runner` with torch. Raises InputError for settings that the device or the model cannot serve.
 
     `kernels` replaces the operators chosen for the device; tests run the GPU's operators on the CPU this way.
+    `ParallelRunner` overrides what differs in one rank of a tensor-parallel model.
     """
+
+    communicator: Communicator = SINGLE
 
     def __init__(
         self,
@@ -53,7 +60,7 @@ class TorchRunner(TorchOutputs):
     ) -> None:
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
-        checkpoint = open_checkpoint(model_path)
+        checkpoint = self.open_weights(model_path)
         self.kernels = kernels or self._select_kernels(config, checkpoint.config)
         self.kv_dtype = self._check_kv_dtype(config.kv_dtype)
         self.weight_format = torch_weight_format(
@@ -71,16 +78,17 @@ class TorchRunner(TorchOutputs):
             self.device,
             lambda fraction: progress(0.9 * fraction, "loading the model"),
             self.weight_format,
+            self.communicator,
         )
         super().__init__(self.device, self.model, self.config.vocab_size)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
-        budget = config.kv_memory_bytes or device_kv_cache_budget(self.device)
+        budget = config.kv_memory_bytes or self.kv_cache_budget()
         # On a GPU the pool's size follows from a trial, see `gpu.kv_pool_size`; until then it holds one batch.
-        is_trial = self.device.type == "cuda" and not config.kv_memory_bytes
+        is_trial = self.has_pool_trial and self.device.type == "cuda" and not config.kv_memory_bytes
         most_pages = config.max_pages or (max(MIN_PAGES, self.max_batch_tokens) if is_trial else 0)
-        self.allocate_pool(choose_num_pages(budget, self.page_bytes, most_pages))
+        self.allocate_pool(self.agree_on_pages(choose_num_pages(budget, self.page_bytes, most_pages)))
         groups, size = self.config.num_kv_heads, self.config.head_dim
         stored_dtype = cache_dtype(self.kv_dtype, self.dtype)
         windows = [self.config.window(i) for i in range(self.config.num_layers)]
@@ -96,6 +104,20 @@ class TorchRunner(TorchOutputs):
         )
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self, self._warm_up_counts())
+
+    has_pool_trial = True
+
+    def open_weights(self, model_path: Path) -> Checkpoint:
+        """The weights that this runner computes with."""
+        return open_checkpoint(model_path)
+
+    def kv_cache_budget(self) -> int:
+        """The bytes of the KV cache where the settings name none."""
+        return device_kv_cache_budget(self.device)
+
+    def agree_on_pages(self, num_pages: int) -> int:
+        """The number of pages that every rank has, where this one could have `num_pages`."""
+        return num_pages
 
     def allocate_pool(self, num_pages: int) -> None:
         """Replaces the KV cache by one of `num_pages` pages; 0 frees it. Graphs over the one before become invalid."""
@@ -161,11 +183,15 @@ class TorchRunner(TorchOutputs):
 
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""
+        return upload_inputs(batch, self.device, self.shared_prefixes(batch))
+
+    def shared_prefixes(self, batch: Batch) -> Sequence[IntArray]:
+        """The arrays of the prefixes that rows of the batch read together; none without such rows."""
         counts = [request.count for request in batch.rows]
         groups = self.prefix_sharing.groups(batch.rows, max(counts)) if self.prefix_sharing is not None else []
         if self.prefix_sharing is not None and groups:
             self.prefix_sharing.count(groups)
-        return upload_inputs(batch, self.device, shared_prefix_arrays(groups, counts) if groups else ())
+        return shared_prefix_arrays(groups, counts) if groups else ()
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

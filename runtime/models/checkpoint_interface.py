@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -68,4 +69,12 @@ class Checkpoint(Protocol):
 
         The blocks of a weight that `is_quantized` are made from it, without rounding unless the type is BF16.
         Raises UnsupportedModel for safetensors of other types than F32, F16 and BF16.
+        """
+
+    def raw_outputs(
+        self, name: str, outputs: Sequence[tuple[int, int]]
+    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        """`raw_blocks` of the given ranges of the second last dimension of a weight that is not `is_quantized`.
+
+        Of a vector: of its only dimension. Reads no other outputs. Ranges of q and k consist of complete heads.
         """

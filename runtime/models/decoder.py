@@ -2,6 +2,10 @@
 
 A family overrides the method whose step differs: loading a layer, the order of norms in a layer, the MLP. No method
 reads a tensor's value on the host, so a forward can be captured into a CUDA graph.
+
+With tensor parallelism a decoder is that of one rank: config and weights are the rank's part (`weight_split.py`), and
+the sums and the logits of all ranks come from its communicator. A family needs no code for that, as long as every
+linear layer behind split ones is called by `row_parallel`.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from plait.kernels.quantized_weights import LinearWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
+from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
+from plait.runtime.models.weight_split import vocabulary_range
 
 Projection = tuple[LinearWeight, torch.Tensor | None]  # weight [out, in], bias [out] or None
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
@@ -87,10 +93,13 @@ class Decoder:
         device: torch.device,
         progress: Callable[[float], None] = lambda fraction: None,
         weight_format: WeightFormat = "bf16",
+        communicator: Communicator = SINGLE,
     ) -> None:
         if dtype == torch.float16 and not self.supports_float16:
             raise InputError(f"activations of {config.architecture} overflow float16; use bfloat16 or float32")
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
+        self.communicator = communicator
+        self.vocabulary = vocabulary_range(config.vocab_size, communicator.rank)  # of the embedding and the head
         self._weights, self._names = weights, set(weights.names())
         self._loader = TorchWeightLoader(weights, weight_format, dtype, device)
         tied = config.tie_word_embeddings
@@ -119,17 +128,37 @@ class Decoder:
         """Logits [n, V] float32 of hidden [n, C]; with token ids `columns` [k], only those columns: [n, k]."""
         if columns is None:
             return self.unconverted_logits(hidden).float()
+        if self.communicator.rank.size > 1:
+            return self.logits(hidden)[:, columns]
         return self.kernels.linear(hidden, self.kernels.dequantize_rows(self.head, columns, self.dtype), None).float()
 
     def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden [n, C] in the model's dtype."""
+        logits, size = self.rank_logits(hidden), self.communicator.rank.size
+        if size == 1:
+            return logits
+        width = -(-self.config.vocab_size // size)  # the last rank may have fewer tokens
+        padded = torch.nn.functional.pad(logits, (0, width - logits.shape[1]))
+        return self.communicator.gather_columns(padded)[:, : self.config.vocab_size]
+
+    def rank_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of hidden [n, C] for the tokens `vocabulary`, in the model's dtype."""
         return self.kernels.linear(hidden, self.head, None)
 
     # -- steps ------------------------------------------------------------------------------------
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings [T, C] of token_ids [T]."""
-        return self.kernels.dequantize_rows(self.embedding, token_ids, self.dtype)
+        if self.communicator.rank.size == 1:
+            return self.kernels.dequantize_rows(self.embedding, token_ids, self.dtype)
+        first, end = self.vocabulary
+        is_here = (token_ids >= first) & (token_ids < end)
+        rows = self.kernels.dequantize_rows(self.embedding, (token_ids - first) * is_here, self.dtype)
+        return self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
+
+    def row_parallel(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
+        """A linear layer whose inputs are split among the ranks: x [T, K / ranks] -> [T, C]."""
+        return self.communicator.sum(self.kernels.linear(x, *projection))
 
     def layer_forward(
         self,
@@ -180,7 +209,7 @@ class Decoder:
             attended = kernels.fused.attend(
                 qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps
             )
-            return kernels.linear(attended.view(len(h), heads * size), *attention.output)
+            return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
             qk = kernels.head_norm(qk, attention.head_norm, config.rms_norm_eps)
@@ -189,13 +218,13 @@ class Decoder:
         attended = kernels.paged_attention(
             qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window
         )  # [T, H, D]
-        return kernels.linear(attended.reshape(len(h), heads * size), *attention.output)
+        return self.row_parallel(attended.reshape(len(h), heads * size), attention.output)
 
     def mlp(self, mlp: MLP | MoE, h: torch.Tensor) -> torch.Tensor:
         """The MLP, or the mixture of experts, of h [T, C]; returns [T, C]."""
         if isinstance(mlp, MoE):
             return self.moe(mlp, h)
-        return self.kernels.linear(self.activation(self.kernels.linear(h, *mlp.gate_up)), *mlp.down)
+        return self.row_parallel(self.activation(self.kernels.linear(h, *mlp.gate_up)), mlp.down)
 
     def activation(self, gate_up: torch.Tensor) -> torch.Tensor:
         """activation(gate) * up: [T, 2 F] -> [T, F]."""
@@ -209,7 +238,8 @@ class Decoder:
         weights, expert_ids = scores.topk(settings.experts_per_token, dim=-1)  # [T, K]
         if settings.normalize_topk:
             weights = weights / weights.sum(-1, keepdim=True)
-        return self.kernels.experts(h, weights, expert_ids, experts.gate_up, experts.down)
+        outputs = self.kernels.experts(h, weights, expert_ids, experts.gate_up, experts.down)
+        return self.communicator.sum(outputs)  # the experts' width is split
 
     # -- loading ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from plait.runtime.client.client import Client
 from plait.runtime.client.embedding import embed_texts
 from plait.runtime.config import engine_config
+from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.builder import build_engine_loop
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
@@ -31,6 +32,8 @@ class Engine:
 
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:
         config = engine_config(model_path=model_path, **settings)
+        if config.tensor_parallel_size > 1:
+            raise InputError("tensor_parallel_size needs a separate runtime process: use Runtime, not Engine")
         if config.chat_template:
             check_template(config.chat_template)
         warn_of_unused_gpu(config.device)

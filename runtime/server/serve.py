@@ -68,7 +68,11 @@ def _start(
         return RestartingRuntime(model, _import_server, stuck_after_s, **engine)
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
 
-    devices = replica_devices(replicas, engine.pop("device", None))
+    device, size = engine.pop("device", None), engine.get("tensor_parallel_size", 1)
+    if device is not None and "," in device:
+        devices = replica_devices(replicas, device)
+    else:
+        devices = replica_devices(replicas * size, device)[::size]  # the first GPU of every replica
     # The replicas share the cores: more threads than cores wait for each other in every operation.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads() // replicas)))
     return ReplicatedRuntime(model, devices, _import_server, stuck_after_s, **engine)

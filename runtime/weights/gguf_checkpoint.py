@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -92,6 +92,24 @@ class GGUFCheckpoint:
             # quantized blocks can be reordered without decoding them.
             rows = _unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
         return info.quantization, rows, shape
+
+    def raw_outputs(
+        self, name: str, outputs: Sequence[tuple[int, int]]
+    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        shape = shape_of(name, self.shapes)
+        info = self.file.tensors[self._gguf_name(name)]
+        is_vector = len(shape) == 1
+        num_outputs = shape[-1 if is_vector else -2]
+        stored = self.file.tensor_bytes(info.name).reshape(math.prod(shape[:-2]), num_outputs, -1)
+        parts = [stored[:, begin:end] for begin, end in outputs]
+        count = sum(end - begin for begin, end in outputs)
+        rows = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).reshape(-1, stored.shape[-1])
+        heads = self._num_permuted_heads(name)
+        if heads:
+            rows = _unpermute_qk(rows, heads * count // num_outputs)
+        if is_vector:
+            return info.quantization, rows.reshape(1, -1), (count,)
+        return info.quantization, rows, (*shape[:-2], count, shape[-1])
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch

@@ -93,6 +93,21 @@ class SafetensorsCheckpoint:
             rows = [self._raw_rows(part, part_shape) for part, part_shape in parts]
         return stored_type, rows[0] if len(rows) == 1 else np.concatenate(rows), shape
 
+    def raw_outputs(
+        self, name: str, outputs: Sequence[tuple[int, int]]
+    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        shape = shape_of(name, self.shapes)
+        is_vector = len(shape) == 1
+        num_outputs = shape[-1 if is_vector else -2]
+        rows = []
+        for part, part_shape in self._stored_parts(name, shape):
+            stored = self._raw_rows(part, part_shape).reshape(num_outputs, -1)
+            rows += [stored[begin:end] for begin, end in outputs]
+        count, joined = sum(end - begin for begin, end in outputs), rows[0] if len(rows) == 1 else np.concatenate(rows)
+        if is_vector:
+            return self.stored_type(name), joined.reshape(1, -1), (count,)
+        return self.stored_type(name), joined, (*shape[:-2], count, shape[-1])
+
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
 

@@ -1,0 +1,128 @@
+"""What rank 0 and the other ranks send each other, and the channel between them: frames of msgspec on a socket pair.
+
+    rank 0              rank i
+    <- Started          its modules are imported
+    -> Load             both connect to each other, and load their part of the model
+    <- Loaded, Failed
+    -> Allocate         the pages that every rank has
+    -> Forward, Head    a step; every rank computes, rank 0 samples
+
+A step's tokens are in the next step's `Forward`, so no rank but rank 0 decides anything.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from plait.runtime.arrays import IntArray
+from plait.runtime.config import EngineConfig
+from plait.runtime.executor.batch_arrays import BatchArrays
+
+LENGTH = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 1 << 30
+
+
+class Started(msgspec.Struct, tag="started"):
+    """The rank can load a model."""
+
+
+class Load(msgspec.Struct, tag="load"):
+    """`rendezvous`: a path where the ranks' addresses are exchanged; it must not exist yet. "": they are connected."""
+
+    config: EngineConfig
+    model_path: str
+    rendezvous: str = ""
+
+
+class Loaded(msgspec.Struct, tag="loaded"):
+    """`num_pages`: how many pages of KV the rank could hold."""
+
+    num_pages: int
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The rank cannot load the model, and ends. `kind`: the name of an error in `runtime.errors`."""
+
+    kind: str
+    text: str
+
+
+class Allocate(msgspec.Struct, tag="allocate"):
+    num_pages: int
+
+
+class Forward(msgspec.Struct, tag="forward"):
+    """The arrays of `BatchArrays`, then those of the shared prefixes: int32, little endian."""
+
+    arrays: list[bytes]
+
+
+class Head(msgspec.Struct, tag="head"):
+    """The output head of `num_rows` hidden states, which rank 0 broadcasts. `argmax`: only the largest logits."""
+
+    num_rows: int
+    argmax: bool
+
+
+ToRank = Load | Allocate | Forward | Head
+FromRank = Started | Loaded | Failed
+
+
+def forward_message(arrays: BatchArrays, shared: Sequence[IntArray]) -> Forward:
+    return Forward([array.astype("<i4", copy=False).tobytes() for array in (*arrays, *shared)])
+
+
+def forward_arrays(message: Forward) -> tuple[BatchArrays, list[IntArray]]:
+    """The arrays of a message, and those of its shared prefixes."""
+    arrays = [np.frombuffer(array, "<i4") for array in message.arrays]
+    count = len(BatchArrays._fields)
+    return BatchArrays(*arrays[:count]), arrays[count:]
+
+
+class Channel:
+    """One end of a stream socket that carries messages. Raises EOFError, or OSError, when the other end is gone."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self._encoder = msgspec.msgpack.Encoder()
+        self._to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+        self._from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+
+    def encode(self, message: ToRank | FromRank) -> bytes:
+        body = self._encoder.encode(message)
+        return LENGTH.pack(len(body)) + body
+
+    def send_frame(self, frame: bytes) -> None:
+        self.stream.sendall(frame)
+
+    def receive_from_rank0(self) -> ToRank:
+        return self._to_rank.decode(self._receive())
+
+    def receive_from_rank(self, timeout_s: float) -> FromRank:
+        """Raises TimeoutError if nothing has come after `timeout_s`."""
+        self.stream.settimeout(timeout_s)
+        try:
+            return self._from_rank.decode(self._receive())
+        finally:
+            self.stream.settimeout(None)
+
+    def _receive(self) -> bytearray:
+        (length,) = LENGTH.unpack(self._read(LENGTH.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise EOFError(f"a message of {length} bytes")
+        return self._read(length)
+
+    def _read(self, count: int) -> bytearray:
+        buffer = bytearray(count)
+        view, done = memoryview(buffer), 0
+        while done < count:
+            got = self.stream.recv_into(view[done:])
+            if not got:
+                raise EOFError("the other end was closed")
+            done += got
+        return buffer

@@ -1,0 +1,52 @@
+"""`plait serve --tensor-parallel-size`: a rank that is killed ends and restarts them all, and none is left behind."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from asgi_server import wait_until
+from served_process import Served
+
+PROMPT = {"model": "default", "prompt": "One, two,", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served(small_model):
+    served = Served(small_model, "--tensor-parallel-size", "2")
+    yield served
+    served.close()
+
+
+def processes_of(served):
+    """(the runtime, its ranks) as processes."""
+    runtime = served.runtime()
+    children = [child for child in runtime.children() if "rank_process" in " ".join(child.cmdline())]
+    return runtime, children
+
+
+def test_a_killed_rank_is_restarted_with_the_runtime(served):
+    answer = served.post(PROMPT).json()["choices"][0]["text"]
+    runtime, (rank,) = processes_of(served)
+    rank.kill()
+    assert wait_until(lambda: not runtime.is_running() and not rank.is_running(), 120)
+    assert served.post(PROMPT).json()["choices"][0]["text"] == answer
+    other_runtime, (other_rank,) = processes_of(served)
+    assert other_runtime.pid != runtime.pid and other_rank.pid != rank.pid
+    assert any("tensor-parallel rank 1 has ended (killed by signal 9)" in line for line in served.lines)
+
+
+def test_the_ranks_use_the_loopback_interface_only(served):
+    runtime, ranks = processes_of(served)
+    addresses = [use.laddr.ip for process in (runtime, *ranks) for use in process.net_connections("inet")]
+    assert addresses and set(addresses) == {"127.0.0.1"}
+
+
+def test_no_rank_is_left_behind(served):
+    """Whatever kills the server and the runtime, the ranks end."""
+    runtime, ranks = processes_of(served)
+    assert ranks
+    for rank in ranks:
+        rank.suspend()  # as by SIGSTOP: it cannot notice that the runtime has ended
+    runtime.kill()
+    psutil.Process(served.process.pid).kill()
+    assert wait_until(lambda: not any(process.is_running() for process in (runtime, *ranks)), 120)

@@ -1,0 +1,82 @@
+"""Runs the same calls by one process and by tensor-parallel ranks, whose processes serve many models."""
+
+from __future__ import annotations
+
+import contextlib
+
+from fake_engine import EOS, LETTERS, ListTransport, ReadyCompiler, generate, outcomes, post
+
+from plait.constrained import Choices, Regex, Vocabulary, compile_grammar
+from plait.runtime.config import engine_config
+from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.executor.tensor_parallel.make_rank_runner import make_rank_runner
+from plait.runtime.executor.tensor_parallel.rank_group import RankGroup
+from plait.runtime.messages import PROTOCOL, Append, Close, Fork, Generate, Open, Welcome
+from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.engine_loop import EngineLoop
+
+WORDS, PATTERN = Choices(("a cat in the hat", "a car 123", "do")), Regex("[a-f]{3}( [0-9]{2})*!?")
+VOCAB = 67  # divisible by none of the numbers of ranks
+SETTINGS = dict(device="cpu", dtype="float32", weights="bf16", max_batch_tokens=32)
+
+
+def vocabulary():
+    letters = LETTERS + "#$%"
+    token_bytes = (b"", *(letter.encode() for letter in letters[: VOCAB - 1]))
+    return Vocabulary(token_bytes, (EOS,), lambda text: [1 + letters.index(c) for c in text if c in letters])
+
+
+@contextlib.contextmanager
+def rank_group(size):
+    """The ranks 1 to size - 1 as processes; this process is rank 0. `group.losses`: why they could not go on."""
+    losses = []
+    ranks = RankGroup(size, losses.append)
+    ranks.losses = losses
+    try:
+        yield ranks
+    finally:
+        if hasattr(ranks, "group"):
+            ranks.group.close()
+        ranks.close()
+
+
+def rank_runner(ranks, path, **settings):
+    """The runner of the model at `path`, by the given ranks."""
+    config = engine_config(**SETTINGS | settings, tensor_parallel_size=ranks.size)
+    return make_rank_runner(config, path, lambda fraction, doing: None, lambda: None, lambda size: ranks)
+
+
+def single_runner(path, **settings):
+    """The runner of the model at `path` in this process."""
+    return make_runner(engine_config(**SETTINGS | settings), path)[0]
+
+
+def run_calls(runner):
+    """Runs many kinds of calls side by side; returns their outcomes, and (retractions, draft tokens)."""
+    config = engine_config(max_batch_rows=6, check_integrity=True)
+    transport, welcome = ListTransport(), Welcome(PROTOCOL, "", VOCAB, runner.max_session_tokens, 0)
+    grammars = {spec: compile_grammar(spec, vocabulary()) for spec in (WORDS, PATTERN)}
+    loop = EngineLoop(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), transport)
+    commit, drafts = loop.commit, []
+    loop.commit = lambda batch, output: (drafts.append(batch.num_draft_tokens), commit(batch, output))
+    post(transport, *calls())
+    for _ in range(3000):
+        loop.step(timeout_s=0.0)
+        if not loop.has_work and not transport.inbox and not loop.calls.num_compiling:
+            return outcomes(transport), (loop.status(0).retractions, sum(drafts))
+    raise AssertionError("the engine loop did not become idle")
+
+
+def calls():
+    """Greedy calls with prompts that repeat, sampled, constrained and forked ones, and scores with logprobs."""
+    for i in range(3):
+        prompt = [1 + (i + at) % 5 for at in range(12 + 4 * i)]
+        yield from (Open(i), Append(i, prompt), generate(i, i, 24, ignore_eos=True), Close(i))
+    yield from (Open(10), Append(10, [7, 8, 9]))
+    yield Generate(10, 10, sampling_params(max_tokens=12, temperature=0.9, top_p=0.9, seed=5, ignore_eos=True))
+    yield Fork(10, [11, 12])
+    yield Generate(11, 11, sampling_params(max_tokens=20, temperature=0.7, seed=1), constraint=PATTERN)
+    yield Generate(12, 12, sampling_params(max_tokens=20, temperature=0.0), constraint=WORDS)
+    yield generate(10, 13, 6, logprobs=True, top_logprobs=3, ignore_eos=True)
+    yield from (Close(session) for session in (10, 11, 12))
