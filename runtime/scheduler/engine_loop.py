@@ -36,6 +36,7 @@ from plait.runtime.sampling.sampler import Sampler, SamplerOutput
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
+from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
@@ -399,24 +400,12 @@ class EngineLoop:
         self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
     def _recover(self, error: Exception, *steps: OverlappedStep) -> None:
-        """Discards what steps that raised have written, the latest step first, and computes their requests again alone.
+        """Computes the requests of steps that raised again, each alone, the latest step first.
 
         So a request that makes its steps fail does not stop the others. It ends if the step fails again.
         """
         self.error_log.record(error)
-        rows = [scheduled for step in steps for scheduled in step.batch.rows]
-        for step in steps:
-            step.finish(self.cache)
-            step.batch.set_rows([])
-        provisional = [self.cache.first_node_of_insert(*node) for step in steps for node in step.provisional_nodes]
-        for scheduled in rows:
-            scheduled.request.drop_draft()
-            self.cache.discard(scheduled.request.seq, scheduled.start, provisional)
-        requests = dict.fromkeys(scheduled.request for scheduled in rows)
-        for request in [request for request in self.batch_scheduler.running if request not in requests]:
-            self.batch_scheduler.retract(request)  # its node may be one of those removed below
-        for node in provisional:
-            self.cache.rollback_insert(node)
+        requests = discard_steps(steps, self.cache, self.batch_scheduler)
         for request in reversed([request for request in requests if request in self.batch_scheduler.running]):
             if request not in self.batch_scheduler.isolated:
                 self.batch_scheduler.isolate(request)
