@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
@@ -122,6 +123,6 @@ def _start_embedded() -> Client:
             from plait.runtime.process.runtime import Runtime
 
             runtime = Runtime(**_embedded_settings)
-            atexit.register(_shutdown_at_exit, runtime)
+            atexit.register(partial(_shutdown_at_exit, runtime))
             _embedded = runtime.client
         return _embedded
