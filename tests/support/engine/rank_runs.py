@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
+import torch
 from fake_engine import EOS, LETTERS, ListTransport, ReadyCompiler, generate, outcomes, post
+from tiny_hf_models import all_logits, text
 
 from plait.constrained import Choices, Regex, Vocabulary, compile_grammar
 from plait.runtime.config import engine_config
@@ -17,6 +20,7 @@ from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
 
 WORDS, PATTERN = Choices(("a cat in the hat", "a car 123", "do")), Regex("[a-f]{3}( [0-9]{2})*!?")
+PAGES = 50  # too few for all calls at once
 VOCAB = 67  # divisible by none of the numbers of ranks
 SETTINGS = dict(device="cpu", dtype="float32", weights="bf16", max_batch_tokens=32)
 
@@ -80,3 +84,23 @@ def calls():
     yield Generate(12, 12, sampling_params(max_tokens=20, temperature=0.0), constraint=WORDS)
     yield generate(10, 13, 6, logprobs=True, top_logprobs=3, ignore_eos=True)
     yield from (Close(session) for session in (10, 11, 12))
+
+
+def assert_same_tokens(ranks, family, folder, expected):
+    """With greedy and sampled calls, constraints, forks, drafts from the prompt, and a pool that is too small."""
+    alone, (retractions, drafts) = expected(family)
+    assert retractions > 0 and drafts > 0
+    together, _ = run_calls(rank_runner(ranks, folder(family), max_pages=PAGES))
+    assert {call: outcome.tokens for call, outcome in together.items()} == {
+        call: outcome.tokens for call, outcome in alone.items()
+    }
+    for token, ours in zip(alone[13].logprobs, together[13].logprobs, strict=True):
+        assert ours.logprob == pytest.approx(token.logprob, abs=1e-4)
+        assert [token_id for token_id, _ in ours.top] == [token_id for token_id, _ in token.top]
+
+
+def assert_same_logits(ranks, family, variant, folder):
+    tokens = text(24, seed=3, vocab_size=VOCAB)
+    alone = all_logits(single_runner(folder(family, variant), max_pages=90), tokens)
+    together = all_logits(rank_runner(ranks, folder(family, variant), max_pages=90), tokens)
+    assert torch.allclose(alone, together, atol=1e-4), (alone - together).abs().max()

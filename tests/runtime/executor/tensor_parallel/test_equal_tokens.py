@@ -1,65 +1,22 @@
-"""Two and four ranks give the tokens of one process, in every family."""
+"""Two ranks give the tokens of one process, in every family."""
 
 import pytest
 import torch
 from family_cases import FAMILY_CASES
-from rank_runs import VOCAB, rank_group, rank_runner, run_calls, single_runner
+from rank_runs import VOCAB, assert_same_logits, assert_same_tokens, rank_group, rank_runner, single_runner
 from tiny_hf_models import all_hidden_states, all_logits, randomized, text, write_gguf
 
-TWO_LAYERS = {family: {"num_hidden_layers": 2} for family in FAMILY_CASES}
-TWO_LAYERS["gemma3"]["layer_types"] = ["sliding_attention", "full_attention"]
-PAGES = 50  # too few for all calls at once
 
-
-@pytest.fixture(scope="module", params=[2, 4], ids="{} ranks".format)
-def ranks(request):
-    with rank_group(request.param) as ranks:
+@pytest.fixture(scope="module")
+def ranks():
+    with rank_group(2) as ranks:
         yield ranks
         assert ranks.losses == []
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """`folder(family, variant)`: a tiny random model of it, saved once."""
-    saved = {}
-
-    def save(family, variant=""):
-        if (family, variant) not in saved:
-            saved[family, variant] = tmp_path_factory.mktemp("model")
-            changes = dict(vocab_size=VOCAB, max_position_embeddings=256)
-            model = randomized(FAMILY_CASES[family].build(variant, **changes | ({} if variant else TWO_LAYERS[family])))
-            model.save_pretrained(saved[family, variant])
-        return saved[family, variant]
-
-    return save
-
-
-@pytest.fixture(scope="module")
-def expected(folder):
-    """`expected(family)`: what `run_calls` returns in one process."""
-    outcomes = {}
-
-    def run(family):
-        if family not in outcomes:
-            runner = single_runner(folder(family), max_pages=PAGES)
-            outcomes[family] = run_calls(runner)
-        return outcomes[family]
-
-    return run
-
-
 @pytest.mark.parametrize("family", sorted(FAMILY_CASES))
 def test_tokens_are_those_of_one_process(ranks, family, folder, expected):
-    """With greedy and sampled calls, constraints, forks, drafts from the prompt, and a pool that is too small."""
-    alone, (retractions, drafts) = expected(family)
-    assert retractions > 0 and drafts > 0
-    together, _ = run_calls(rank_runner(ranks, folder(family), max_pages=PAGES))
-    assert {call: outcome.tokens for call, outcome in together.items()} == {
-        call: outcome.tokens for call, outcome in alone.items()
-    }
-    for token, ours in zip(alone[13].logprobs, together[13].logprobs, strict=True):
-        assert ours.logprob == pytest.approx(token.logprob, abs=1e-4)
-        assert [token_id for token_id, _ in ours.top] == [token_id for token_id, _ in token.top]
+    assert_same_tokens(ranks, family, folder, expected)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +31,7 @@ def test_tokens_are_those_of_one_process(ranks, family, folder, expected):
     ],
 )
 def test_logits_are_those_of_one_process(ranks, family, variant, folder):
-    tokens = text(24, seed=3, vocab_size=VOCAB)
-    alone = all_logits(single_runner(folder(family, variant), max_pages=90), tokens)
-    together = all_logits(rank_runner(ranks, folder(family, variant), max_pages=90), tokens)
-    assert torch.allclose(alone, together, atol=1e-4), (alone - together).abs().max()
+    assert_same_logits(ranks, family, variant, folder)
 
 
 @pytest.mark.parametrize("quantization", ["F32", "Q8_0", "Q4_0"])

@@ -1,0 +1,39 @@
+"""Tiny models that tensor-parallel ranks and one process run."""
+
+import pytest
+from family_cases import FAMILY_CASES
+from rank_runs import PAGES, VOCAB, run_calls, single_runner
+from tiny_hf_models import randomized
+
+TWO_LAYERS = {family: {"num_hidden_layers": 2} for family in FAMILY_CASES}
+TWO_LAYERS["gemma3"]["layer_types"] = ["sliding_attention", "full_attention"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """`folder(family, variant)`: a tiny random model of it, saved once."""
+    saved = {}
+
+    def save(family, variant=""):
+        if (family, variant) not in saved:
+            saved[family, variant] = tmp_path_factory.mktemp("model")
+            changes = dict(vocab_size=VOCAB, max_position_embeddings=256)
+            model = randomized(FAMILY_CASES[family].build(variant, **changes | ({} if variant else TWO_LAYERS[family])))
+            model.save_pretrained(saved[family, variant])
+        return saved[family, variant]
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """`expected(family)`: what `run_calls` returns in one process."""
+    outcomes = {}
+
+    def run(family):
+        if family not in outcomes:
+            runner = single_runner(folder(family), max_pages=PAGES)
+            outcomes[family] = run_calls(runner)
+        return outcomes[family]
+
+    return run
