@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import plait
+from plait.batch import add_batch_options, batch_command
 from plait.check import check
 from plait.runtime.similar_names import did_you_mean
 from plait.serve import (
@@ -89,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     rest.required = False  # so that an error for a missing FILE.py does not list it
     run.set_defaults(command=_run)
+
+    batch = commands.add_parser("batch", help="run a program for each line of a JSON Lines file")
+    _add_model(batch)
+    add_batch_options(batch)
+    batch.set_defaults(command=_batch)
 
     talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
     _add_model(talk)
@@ -208,6 +214,21 @@ def _run(options: argparse.Namespace) -> int:
         number = "1 program" if len(runs) == 1 else f"{len(runs)} programs"
         print(f"plait: the trace of {number} is in {trace_path}", file=sys.stderr)
     return code
+
+
+def _batch(options: argparse.Namespace) -> int:
+    """Runs a program for each line of a file, with the default model and device of the options."""
+    from plait.lang.backends.default_backend import configure_embedded
+    from plait.tracebacks import print_traceback
+
+    configure_embedded(**_runtime_settings(options))
+    try:
+        return batch_command(options)
+    except (plait.PlaitError, BrokenPipeError):
+        raise
+    except Exception as error:  # of the file
+        print_traceback(error)
+        return _fail(f"{options.program} failed")
 
 
 def _run_file(options: argparse.Namespace, path: Path) -> int:

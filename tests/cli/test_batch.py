@@ -1,0 +1,172 @@
+"""`plait batch`: results in the order of the input, errors in their lines, jobs that go on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from program_files import write_program
+
+from plait.cli import main
+from plait.lang.control.batch_file import as_json
+
+PROGRAM = """
+    import os, signal
+    import plait
+    from plait.testing import Scripted, always
+
+    plait.set_default_backend(Scripted({"answer": always("an answer")}))
+
+    @plait.function
+    def ask(s, number, word="cat"):
+        if os.environ.get("KILL_AT") == str(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 13:
+            raise ValueError("unlucky")
+        s += f"{number}: {word}" + plait.gen("answer")
+        with open(os.environ["RAN"], "a") as file:
+            file.write(f"{number}\\n")
+        return number * 2
+
+    other = "text"
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """(the command, a function that writes the input, a function that reads the output)."""
+    monkeypatch.setenv("RAN", str(tmp_path / "ran"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    command = ["batch", f"{write_program(tmp_path, PROGRAM)}:ask", "--num-threads=2"]
+    command += [f"--input={tmp_path / 'in.jsonl'}", f"--output={tmp_path / 'out.jsonl'}"]
+
+    def write(*lines):
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        (tmp_path / "in.jsonl").write_text("\n".join(texts))
+
+    def read():
+        return [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+    return command, write, read
+
+
+def test_each_line_has_its_result(job, capsys):
+    command, write, read = job
+    write(*({"number": i, "word": f"w{i}"} for i in range(20, 30)))
+    assert main(command) == 0
+    rows = read()
+    assert [row["index"] for row in rows] == list(range(10))
+    assert [row["return"] for row in rows] == [2 * i for i in range(20, 30)]
+    assert rows[3]["input"] == {"number": 23, "word": "w23"}
+    assert {row["output"]["answer"] for row in rows} == {"an answer"} and {row["error"] for row in rows} == {None}
+    assert all(row["usage"]["completion_tokens"] > 0 for row in rows)
+    assert "plait: 10 lines in" in capsys.readouterr().err
+
+
+def test_a_bad_line_is_a_line_with_an_error_and_ends_nothing(job, tmp_path, capsys):
+    command, write, read = job
+    write({"number": 1}, "{broken", [1], {"nosuch": 1}, "", {"number": 13}, {"number": 2})
+    assert main(command) == 1
+    rows = read()
+    assert [row["index"] for row in rows] == [0, 1, 2, 3, 5, 6]
+    errors = [row["error"] for row in rows]
+    assert errors[0] is None and errors[5] is None
+    assert errors[1] == errors[2].replace("3", "2") == "line 2 of in.jsonl is not a JSON object"
+    assert "line 4" in errors[3] and "nosuch" in errors[3] and "unlucky" in errors[4]
+    assert "4 with an error; the same command runs these again" in capsys.readouterr().err
+    assert main(command) == 1
+    assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
+    assert read() == rows
+
+
+def test_a_killed_job_goes_on_where_it_was(job, tmp_path):
+    command, write, read = job
+    write(*({"number": i} for i in range(40, 100)))
+    for kill_at in (45, 70, 99):
+        environment = {**os.environ, "KILL_AT": str(kill_at)}
+        killed = subprocess.run([sys.executable, "-P", "-m", "plait.cli", *command], env=environment, timeout=120)
+        assert killed.returncode == -signal.SIGKILL
+    with (tmp_path / "out.jsonl").open("a") as file:
+        file.write('{"index": 7, "inp')  # what a kill within a write leaves
+    assert main(command) == 0
+    assert [row["index"] for row in read()] == list(range(60))
+    assert {row["error"] for row in read()} == {None}
+    ran = [int(number) for number in (tmp_path / "ran").read_text().split()]
+    assert set(ran) == set(range(40, 100))
+    assert len(ran) <= 60 + 3 * 2, "finished items ran again"  # two run at once
+
+
+def test_results_of_other_input_are_not_continued(job, capsys):
+    command, write, _ = job
+    write({"number": 1}, {"number": 2})
+    assert main(command) == 0
+    write({"number": 1}, {"number": 3})
+    assert main(command) == 1
+    assert "line 2, is not a result of this input; remove the file or name another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere.py:ask", "there is no file nowhere.py"),
+        ("{file}", "write FILE.py:PROGRAM"),
+        ("{file}:other", "has no program 'other'; it has ask"),
+    ],
+)
+def test_a_wrong_program_is_named(job, tmp_path, capsys, target, message):
+    command, write, _ = job
+    write({"number": 1})
+    assert main(["batch", target.format(file=tmp_path / "program.py"), *command[2:]]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_input_and_wrong_settings_are_refused(job, capsys):
+    command, write, _ = job
+    assert main(command) == 1
+    assert "the input cannot be read" in capsys.readouterr().err
+    write({"number": 1})
+    assert main([*command, "--temperature=-1"]) == 1
+    assert "temperature" in capsys.readouterr().err
+
+
+def test_values_become_json():
+    import dataclasses
+    import enum
+
+    class Mood(enum.Enum):
+        CALM = "calm"
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+        tags: tuple[str, ...]
+
+    value = {"point": Point(1, ("a",)), "mood": Mood.CALM, "set": {3}, "nan": float("nan"), "path": os.sep, 5: b"x"}
+    assert as_json(value) == {
+        "point": {"x": 1, "tags": ["a"]}, "mood": "calm", "set": [3], "nan": None, "path": os.sep, "5": "b'x'",
+    }  # fmt: skip
+
+
+def test_a_full_disk_ends_the_job_with_an_error_and_a_later_one_goes_on(job, monkeypatch, capsys):
+    from plait.lang.control import batch_file
+
+    command, write, read = job
+    write(*({"number": i} for i in range(20, 26)))
+    encoded, left = batch_file._encoded, [3]
+
+    def encode(row):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return encoded(row)
+
+    monkeypatch.setattr(batch_file, "_encoded", encode)
+    assert main(command) == 1
+    assert "No space left on device; the same command continues" in capsys.readouterr().err
+    assert len(read()) == 3
+    monkeypatch.setattr(batch_file, "_encoded", encoded)
+    assert main(command) == 0 and len(read()) == 6
