@@ -138,8 +138,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "gen=timeout programs=timeout openai=timeout responses=timeout sglang=timeout "
         "openai_client=timeout anthropic_client=timeout", 0.0, MAX_TIMEOUT_S, above_low=True, stage="output")] = None
     complete: Annotated[bool, Param(
-        "Tokens are chosen so that the constrained value is whole within max_tokens; excludes stop, stop_token_ids and "
-        "stop_regex, which would cut the value",
+        "Tokens are chosen so that the constrained value is complete within max_tokens; excludes stop, stop_token_ids "
+        "and stop_regex, which would cut the value",
         "gen", stage="output")] = False
     prompt_logprobs_from: Annotated[int | None, Param(
         "Prompt tokens from this position on get logprobs too, but for the very first; cached ones are "
@@ -193,7 +193,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return msgspec.structs.replace(self, seed=seed if seed < 2**63 else seed - 2**64)
 
 
-# -- what the table says, by field and by protocol ------------------------------------------------
+# -- the table's entries, by field and by protocol ------------------------------------------------
 
 
 def params_of(kind: type[SamplingParams]) -> dict[str, Param]:

@@ -66,26 +66,9 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
 
     >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
     """
-    rules, calls, unchecked, warnings = list[str](), list[str](), list[str](), list[str]()
-    for index, trigger in enumerate(spec.triggers):
-        assert isinstance(trigger, Trigger)
-        try:
-            rewritten = rewrite_schema(
-                str(trigger.schema),
-                annotations=spec.annotations,
-                lenient=spec.lenient,
-                strict_formats=spec.strict_formats,
-            )
-        except GrammarError as error:
-            where = f"/triggers/{index}/schema{error.where if isinstance(error.where, str) else ''}"
-            raise GrammarError(error.reason, where) from None
-        unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in rewritten.unchecked]
-        warnings += rewritten.warnings
-        before = "/(?s:.*)/ " if spec.free_text else ""
-        rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
-        calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
-    any_begin = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
+    triggers = [trigger for trigger in spec.triggers if isinstance(trigger, Trigger)]
+    rules, calls, unchecked, warnings = _call_rules(triggers, spec)
+    any_begin = "|".join(_regex_literal(trigger.begin) for trigger in triggers)
     tail = " TAIL" if spec.free_text else ""
     at_most = "" if spec.at_most is None else spec.at_most
     if spec.otherwise is None:
@@ -98,27 +81,48 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
-    grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
-    triggers = [trigger for trigger in spec.triggers if isinstance(trigger, Trigger)]
-    segments = tuple(Segment(trigger.begin, str(trigger.schema), trigger.end) for trigger in triggers)
-    delimiters = tuple((trigger.begin, trigger.end) for trigger in triggers)
     schemas = [str(trigger.schema) for trigger in triggers]
     schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
-    digits = max(map(digit_limit, schemas))
-    segments_to_check = segments if unchecked else ()
+    segments = tuple(Segment(trigger.begin, str(trigger.schema), trigger.end) for trigger in triggers)
     return ensure_compiles(
         LlguidanceSource(
-            grammar,
+            llguidance.LLMatcher.grammar_from_lark("\n".join(rules)),
             tuple(unchecked),
-            (),
-            segments_to_check,
-            digits,
-            delimiters,
-            spec.free_text,
-            tuple(dict.fromkeys(warnings)),
+            segments=segments if unchecked else (),
+            max_digits=max(map(digit_limit, schemas)),
+            json_delimiters=tuple((trigger.begin, trigger.end) for trigger in triggers),
+            free_text=spec.free_text,
+            warnings=tuple(dict.fromkeys(warnings)),
         ),
         vocabulary,
     )
+
+
+def _call_rules(triggers: list[Trigger], spec: Structural) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Returns (Lark rules of the triggers, the call of each as a Lark expression, unchecked pointers, warnings).
+
+    Raises GrammarError with the pointer of the schema that is refused.
+    """
+    rules, calls, unchecked, warnings = list[str](), list[str](), list[str](), list[str]()
+    before = "/(?s:.*)/ " if spec.free_text else ""
+    for index, trigger in enumerate(triggers):
+        pointer = f"/triggers/{index}/schema"
+        try:
+            rewritten = rewrite_schema(
+                str(trigger.schema),
+                annotations=spec.annotations,
+                lenient=spec.lenient,
+                strict_formats=spec.strict_formats,
+            )
+        except GrammarError as error:
+            where = error.where if isinstance(error.where, str) else ""
+            raise GrammarError(error.reason, pointer + where) from None
+        unchecked += [pointer + inner for inner in rewritten.unchecked]
+        warnings += rewritten.warnings
+        rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
+        rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
+        calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
+    return rules, calls, unchecked, warnings
 
 
 def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:

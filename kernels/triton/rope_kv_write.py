@@ -153,6 +153,22 @@ def _norm_weights(q_norm, k_norm, i, inside, is_q, is_v):
     return tl.where(is_v, 1.0, tl.where(is_q, of_q, of_k))
 
 
+def _check_shapes(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises ValueError unless the projection [T, H + 2G, D], the tables [*, half] and the caches [slots, G, D] fit."""
+    _, heads, dim = qkv.shape
+    groups, half = k.shape[1], cos.shape[1]
+    if (
+        qkv.dtype not in FLOAT_DTYPES
+        or qkv.stride(2) != 1
+        or k.shape != v.shape
+        or k.shape[2] != dim
+        or heads <= 2 * groups
+    ):
+        raise ValueError(f"a projection {tuple(qkv.shape)} {qkv.dtype} does not fit caches of {tuple(k.shape)}")
+    if cos.shape != sin.shape or cos.stride() != sin.stride() or cos.stride(1) != 1 or not 0 < 2 * half <= dim:
+        raise ValueError(f"rotary tables {tuple(cos.shape)} and {tuple(sin.shape)} do not fit heads of {dim}")
+
+
 def apply_rope_and_write_kv(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -175,16 +191,7 @@ def apply_rope_and_write_kv(
     k, v = slots_view(k_cache), slots_view(v_cache)
     tokens, heads, dim = qkv.shape
     groups, half = k.shape[1], cos.shape[1]
-    if (
-        qkv.dtype not in FLOAT_DTYPES
-        or qkv.stride(2) != 1
-        or k.shape != v.shape
-        or k.shape[2] != dim
-        or heads <= 2 * groups
-    ):
-        raise ValueError(f"a projection {tuple(qkv.shape)} {qkv.dtype} does not fit caches of {tuple(k.shape)}")
-    if cos.shape != sin.shape or cos.stride() != sin.stride() or cos.stride(1) != 1 or not 0 < 2 * half <= dim:
-        raise ValueError(f"rotary tables {tuple(cos.shape)} and {tuple(sin.shape)} do not fit heads of {dim}")
+    _check_shapes(qkv, cos, sin, k, v)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm come together")
     k_scales, v_scales = scales_view(k_scale, k), scales_view(v_scale, v)

@@ -171,7 +171,7 @@ async def _run_async(s: AsyncState, settings: _Settings, offered: tuple[Tool, ..
 
 
 def _read_call(s: ProgramState, variable: str, is_last: bool) -> ToolCall | None:
-    """Returns the call; None if a validator rejected its arguments, of which the model is then told."""
+    """Returns the call; None if a validator rejected its arguments; the model then gets the error."""
     try:
         call: ToolCall = s[variable]
         return call

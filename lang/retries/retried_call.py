@@ -23,7 +23,7 @@ from plait.runtime.tokenizer.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from plait.lang.core.run import AnySession
 
-UNKNOWN_TOKEN = -1  # stands for a token of an attempt, whose own call has its id
+UNKNOWN_TOKEN = -1  # in place of a token of an attempt, whose own call has its id
 MAX_CHECKS_AT_A_TIME = 16  # a validator may be slow, and those of other programs must not wait for it
 NOT_READ: Any = object()
 

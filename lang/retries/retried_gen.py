@@ -49,7 +49,7 @@ def begin_retried_gen(
 ) -> None:
     """Starts the first attempt, and appends the text of the last one, which is known later, to the branch.
 
-    `announce(session, name)` tells a session the variable of its next call. Raises what a plain gen raises.
+    `announce(session, name)` gives a session the variable of its next call. Raises what a plain gen raises.
     """
     run, session, value_format = branch.run, branch.session(), gen.value_format
     if value_format is None:

@@ -1,4 +1,4 @@
-"""What users are told about the folder of compiled CPU kernels."""
+"""Messages to users about the folder of compiled CPU kernels."""
 
 from __future__ import annotations
 

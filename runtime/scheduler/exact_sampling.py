@@ -46,7 +46,7 @@ class _State:
     rows: dict[Path, Float64Array] = field(default_factory=dict)  # probabilities that the search has not taken yet
 
     def info(self) -> ExactInfo:
-        """Returns what the reply of a finished request tells about its search."""
+        """Returns what the reply of a finished request reports about its search."""
         search, tree = self.search, self.tree
         return ExactInfo(search.logprob, min(tree.found_mass, tree.root.mass), tree.root.mass, search.num_model_steps)
 

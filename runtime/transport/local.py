@@ -122,7 +122,7 @@ class LocalClientTransport:
             while not self._closing:
                 self._step()
         except Exception as error:
-            self._stop_reason = f"the engine broke: {type(error).__name__}: {error}"
+            self._stop_reason = f"the engine failed: {type(error).__name__}: {error}"
             raise
         finally:
             self._closing = True

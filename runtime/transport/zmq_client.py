@@ -153,7 +153,7 @@ class ZmqClientTransport:
             return
         self._has_ended = True
         if error is not None:
-            self._disconnect_reason = f"the connection to the runtime broke: {error}"
+            self._disconnect_reason = f"the connection to the runtime failed: {error}"
         self._connection.close()
         self._on_disconnect(self._disconnect_reason or CLIENT_CLOSED)
 
@@ -190,10 +190,10 @@ class ZmqConnection:
                 try:
                     reply = decode_server_frame(self.socket.recv())[0]
                 except (msgspec.DecodeError, IndexError) as error:
-                    raise RuntimeGone(f"the runtime speaks another version of the protocol: {error}") from None
+                    raise RuntimeGone(f"the runtime uses another version of the protocol: {error}") from None
                 if isinstance(reply, Welcome) and reply.protocol == PROTOCOL:
                     return reply
-                raise RuntimeGone("the runtime speaks another version of the protocol; upgrade both to one version")
+                raise RuntimeGone("the runtime uses another version of the protocol; upgrade both to one version")
             if self.peer_has_exited():
                 raise RuntimeGone(exit_reason())
         raise RuntimeGone(f"the runtime did not answer within {CONNECT_TIMEOUT_S:.0f} s")

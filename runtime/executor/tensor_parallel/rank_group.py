@@ -1,4 +1,4 @@
-"""Rank 0's side of tensor parallelism: starts the other ranks, tells them each step, and ends when one of them does.
+"""Rank 0's side of tensor parallelism: starts the other ranks, sends them the steps, and ends when one of them ends.
 
 A rank that is lost cannot be replaced alone: its KV is gone, and the others may be within an operation. So the runtime
 process ends, the ranks see their channels close and end too, and whoever owns the runtime starts it again.

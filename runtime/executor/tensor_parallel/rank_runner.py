@@ -1,4 +1,4 @@
-"""The torch runner of one rank: its part of the weights and of the KV cache, and what rank 0 tells the others."""
+"""The torch runner of one rank: its part of the weights and of the KV cache, and what rank 0 sends to the others."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _from_folder(folder: Path) -> Pooling | UnsupportedPooling:
         return UnsupportedPooling(_NOT_SPECIFIED)
     custom_code = read_json_object(folder / "config.json").get("auto_map")
     if isinstance(custom_code, Mapping) and "AutoModel" in custom_code:
-        return UnsupportedPooling("its files bring code of their own (auto_map), which may attend otherwise")
+        return UnsupportedPooling("its files contain custom code (auto_map), which may compute attention differently")
     modules = [_module(entry) for entry in read_json_list(folder / "modules.json")]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):

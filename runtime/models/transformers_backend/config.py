@@ -105,7 +105,7 @@ def check_settings(config: EngineConfig) -> None:
 
 
 def _unsupported_reason(config: Any, model_class: Any, architecture: str) -> str:
-    """Why the paged attention cannot run the model; "" if nothing in the config speaks against it."""
+    """Why the paged attention cannot run the model; "" if it can."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder, and plait runs decoders only"
     if config.get_text_config() is not config:

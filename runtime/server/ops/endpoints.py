@@ -94,7 +94,7 @@ class ServerStatus(msgspec.Struct):
 
 @router.get("/health", **documented(answer=Health, errors=(500, 503)))
 async def health(request: Request) -> Response:
-    """Whether this process lives, and replaces a runtime that ends. Does not ask the runtime."""
+    """Whether this process runs, and replaces a runtime that ends. Does not ask the runtime."""
     state = state_of(request)
     if state.client.is_closed and not state.replaces_runtime:
         raise _unavailable(state, "the model's runtime process has ended", "runtime_gone")

@@ -26,7 +26,7 @@ class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_unsupported(body: msgspec.Struct, fields: UnsupportedFields, *, path: str = "") -> None:
-    """Raises ApiError 400 for one of `fields` whose value is neither null nor allowed; `path`: where `body` stands."""
+    """Raises ApiError 400 for one of `fields` whose value is neither null nor allowed; `path`: JSON path of `body`."""
     for name, allowed in fields.items():
         value = getattr(body, name)
         if value is not None and value not in allowed:
@@ -73,7 +73,7 @@ def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> 
 def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parameters") -> tuple[ToolDefinition, ...]:
     """Tool definitions from a protocol's structs with `name`, `description`, `schema_field` and, if any, `strict`.
 
-    `path`: where the struct of tool {} stands, such as "tools[{}].function". Raises ApiError 400 for a repeated name.
+    `path`: JSON path of the struct of tool {}, such as "tools[{}].function". Raises ApiError 400 for a repeated name.
     """
     tools: list[ToolDefinition] = []
     for index, function in enumerate(functions):

@@ -76,7 +76,7 @@ def test_pooling_of_a_sentence_transformers_folder(folder):
         (lambda folder: modules(folder, "Transformer", "Pooling", "Dense", "Normalize"), "Dense"),
         (lambda folder: modules(folder, "Transformer"), "modules are Transformer"),
         (lambda folder: (folder / "modules.json").unlink(), "do not define"),
-        (lambda folder: (folder / "config.json").write_text('{"auto_map": {"AutoModel": "x.Y"}}'), "code of their own"),
+        (lambda folder: (folder / "config.json").write_text('{"auto_map": {"AutoModel": "x.Y"}}'), "custom code"),
     ],
 )
 def test_unsupported_pooling_gives_a_reason(folder, change, reason):

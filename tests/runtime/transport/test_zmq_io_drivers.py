@@ -195,7 +195,7 @@ def test_an_error_in_the_lifeline_check_disconnects(echo, monkeypatch):
             await asyncio.sleep(0.001)
         return reasons
 
-    assert "the connection to the runtime broke" in asyncio.run(asyncio.wait_for(main(), 60))[0]
+    assert "the connection to the runtime failed" in asyncio.run(asyncio.wait_for(main(), 60))[0]
 
 
 def raise_error():

@@ -80,7 +80,7 @@ def shows_thinking(body: PromptFields, template: ChatTemplate | None) -> bool:
     if template is None or reasoning_format(template.source) is None:
         raise unsupported("thinking", "is not supported: this model does not mark reasoning")
     if isinstance(thinking_config, ThinkingEnabled):
-        reason = 'is not supported: reasoning has no budget of its own here; use {"type": "adaptive"}'
+        reason = 'is not supported: reasoning has no separate budget here; use {"type": "adaptive"}'
         raise unsupported("thinking.budget_tokens", reason)
     if not isinstance(thinking_config, ThinkingAdaptive):
         raise unsupported("thinking.type", "can only be adaptive or disabled on this server")

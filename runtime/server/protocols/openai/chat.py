@@ -107,7 +107,7 @@ def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> 
     return ChoiceLogprobs(token_logprobs(client, entries))
 
 
-# -- whole answers --------------------------------------------------------------------------------
+# -- answers without streaming ---------------------------------------------------------------------
 
 
 async def _complete_response(client: Client, checked: CheckedChat) -> ChatCompletion:

@@ -49,8 +49,8 @@ class Gen(ProgramSamplingFields, kw_only=True):
     `following_nodes`: how many of the next nodes belong to the constraint: texts, and variables that are texts, which
     must be able to follow the value. Behind the last node of a role, the end of the turn counts as one. By default all
     text nodes and request variables right behind the gen, and the end of the turn. 0: none, as without a constraint.
-    `complete`: the value is whole within `max_tokens`. `n` above 1: the variable is a list, and the text goes on with
-    the first.
+    `complete`: the value is complete within `max_tokens`. `n` above 1: the variable is a list, and the text goes on
+    with the first.
     """
 
     name: VariableName | None = None

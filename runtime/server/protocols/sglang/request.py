@@ -51,18 +51,8 @@ async def parse_generate_request(
     check_unsupported(body, UNSUPPORTED_FIELDS)
     prompts = _prompts(body)
     size = len(prompts)
-    params = _per_prompt("sampling_params", body.sampling_params, size, SglangSamplingParams())
-    paths = [
-        f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else "sampling_params" for i in range(size)
-    ]
-    for sampling_params, path in zip(params, paths, strict=True):
-        check_unsupported(sampling_params, UNSUPPORTED_SAMPLING, path=path)
-    counts = [
-        checked_count(sampling_params.n, max_choices, name=f"{path}.n")
-        for sampling_params, path in zip(params, paths, strict=True)
-    ]
-    if sum(counts) > max_choices:
-        raise invalid(f"prompts times n must not exceed {max_choices}", "sampling_params.n")
+    params, paths = _sampling_params(body, size)
+    counts = _counts(params, paths, max_choices)
     rids = _per_prompt("rid", body.rid, size, own_id) if isinstance(body.rid, list) else [body.rid or own_id] * size
     return_logprob = _per_prompt("return_logprob", body.return_logprob, size, False)
     starts = _per_prompt("logprob_start_len", body.logprob_start_len, size, None)
@@ -107,6 +97,28 @@ async def parse_generate_request(
             )
         )
     return prompt_requests
+
+
+def _sampling_params(body: GenerateRequest, size: int) -> tuple[list[SglangSamplingParams], list[str]]:
+    """Returns the sampling parameters of each prompt and their paths in the body. Raises ApiError 400."""
+    params = _per_prompt("sampling_params", body.sampling_params, size, SglangSamplingParams())
+    paths = [
+        f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else "sampling_params" for i in range(size)
+    ]
+    for sampling_params, path in zip(params, paths, strict=True):
+        check_unsupported(sampling_params, UNSUPPORTED_SAMPLING, path=path)
+    return params, paths
+
+
+def _counts(params: list[SglangSamplingParams], paths: list[str], max_choices: int) -> list[int]:
+    """Returns `n` of each prompt. Raises ApiError 400 if one, or their sum, exceeds `max_choices`."""
+    counts = [
+        checked_count(sampling_params.n, max_choices, name=f"{path}.n")
+        for sampling_params, path in zip(params, paths, strict=True)
+    ]
+    if sum(counts) > max_choices:
+        raise invalid(f"prompts times n must not exceed {max_choices}", "sampling_params.n")
+    return counts
 
 
 def is_single(body: GenerateRequest) -> bool:

@@ -7,119 +7,27 @@ violated, and violations that they exclude are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from math import comb
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.analysis import (
-    KINDS,
-    allowed_kinds,
-    are_disjoint,
-    conjuncts,
-    listed_values,
-    property_schemas,
-)
+from plait.constrained.json_schema.rewrite.analysis import are_disjoint, listed_values
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import (
-    ANY,
-    complement_pattern,
-    ecma_to_plain_pattern,
-    is_narrowed,
-    matches,
+from plait.constrained.json_schema.rewrite.negation.context import Context, flattened
+from plait.constrained.json_schema.rewrite.negation.keywords import (
+    MAX_LISTED,
+    negate_count,
+    negate_enum,
+    negate_pattern,
+    negate_type,
 )
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.json_schema.rewrite.patterns import matches
 from plait.constrained.specs import GrammarError
 
 MAX_DEPTH = 8
-MAX_LISTED = 200
 MAX_ONE_OF = 16
 MAX_NAMES = 200
-MAX_SUBSETS = 64
-_SIBLINGS = {  # keywords that change what a keyword means
-    "additionalProperties": ("properties", "patternProperties"),
-    "items": ("prefixItems",),
-    "additionalItems": ("items",),
-    "contains": ("minContains", "maxContains"),
-    "minContains": ("contains", "maxContains"),
-    "maxContains": ("contains", "minContains"),
-    "if": ("then", "else"),
-    "then": ("if", "else"),
-    "else": ("if", "then"),
-    "minimum": ("exclusiveMinimum",),
-    "maximum": ("exclusiveMaximum",),
-    "exclusiveMinimum": ("minimum",),
-    "exclusiveMaximum": ("maximum",),
-}
-_NEVER_IMPLIED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
-
-
-@dataclass(frozen=True)
-class Context:
-    """What is known about the values that a complement is for: they match all of `parts`.
-
-    `is_partial`: values may be left out of a complement because a property or an item of theirs violates a schema that
-    has no complement.
-    """
-
-    document: SchemaDocument
-    parts: tuple[dict[str, Any], ...] = ()
-    is_partial: bool = False
-    depth: int = 0
-
-    def of_property(self, name: str) -> Context:
-        """Returns what is known about the values of a property."""
-        return self._of([inner for part in self.parts for inner in property_schemas(part, name)])
-
-    def of_items(self) -> Context:
-        """Returns what is known about every item of an array."""
-        alike = [part for part in self.parts if not {"prefixItems", "additionalItems"} & part.keys()]
-        return self._of([part["items"] for part in alike if isinstance(part.get("items"), dict)])
-
-    def _of(self, schemas: list[Schema]) -> Context:
-        return replace(self, parts=flattened(schemas, self.document))
-
-    def excludes(self, schema: Schema) -> bool:
-        """Returns whether it is proved that none of the values matches `schema`."""
-        return bool(self.parts) and are_disjoint({"allOf": list(self.parts)}, schema, self.document)
-
-    def implies(self, schema: dict[str, Any], name: str) -> bool:
-        """Returns whether all values are known to match the keyword `name` of `schema`, by an equal keyword."""
-        names = (name, *_SIBLINGS.get(name, ()))
-        if name in _NEVER_IMPLIED:
-            return False
-        if name == "required":
-            known = {n for part in self.parts for n in part.get("required", ()) if isinstance(n, str)}
-            return known >= set(schema["required"])
-        return any(
-            name in part and all(_is_same(part.get(other), schema.get(other)) for other in names) for part in self.parts
-        )
-
-    def names(self) -> tuple[list[str], bool]:
-        """Returns the listed names of properties, and whether the objects have no others."""
-        listed = list(dict.fromkeys(name for part in self.parts for name in part.get("properties", {})))
-        closed = [
-            part
-            for part in self.parts
-            if part.get("additionalProperties") is False and not part.get("patternProperties")
-        ]
-        return listed, bool(closed)
-
-
-def flattened(schemas: list[Schema], document: SchemaDocument) -> tuple[dict[str, Any], ...]:
-    """Returns the schemas that a value that matches all of `schemas` matches, those of references too."""
-    parts: list[Schema] = []
-    for schema in schemas:
-        if isinstance(schema, dict) and "$ref" in schema:
-            parts.append({"$ref": schema["$ref"]})
-        parts += conjuncts(schema, document)
-    return tuple(part for part in parts if isinstance(part, dict))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return canonical_json(one) == canonical_json(other)
 
 
 def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> Schema | None:
@@ -220,7 +128,7 @@ def _required_name(schema: Schema) -> str | None:
 def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Context) -> list[Schema] | None:
     """Returns schemas of the values that violate one keyword; [] if there are none, None if they cannot be written.
 
-    type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts; likewise the other
+    type: the other kinds of value. const, enum: see `negate_enum`. minLength n: shorter texts; likewise the other
     bounds, each of which constrains one kind of value, so only values of that kind violate it. required: an object
     without one of the names. pattern: a text that does not match, by automata. Properties, items: see the functions.
     allOf: a violation of any branch; anyOf: of all branches, and oneOf too if they are disjoint; not: the schema
@@ -228,11 +136,11 @@ def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Cont
     """
     match name:
         case "type":
-            return _negate_type(schema, context)
+            return negate_type(schema, context)
         case "const" | "enum":
-            return _negate_enum([value] if name == "const" else value)
+            return negate_enum([value] if name == "const" else value)
         case "minProperties" | "maxProperties" if context.names()[1]:
-            return _negate_count(name, int(value), context)
+            return negate_count(name, int(value), context)
         case "minLength" | "minItems" | "minProperties":
             kind = {"minLength": "string", "minItems": "array", "minProperties": "object"}[name]
             return [{"type": kind, name.replace("min", "max"): int(value) - 1}] if value >= 1 else []
@@ -250,7 +158,7 @@ def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Cont
         case "required":
             return [{"type": ["object"], "properties": {key: False}} for key in value]
         case "pattern":
-            return _negate_pattern(value)
+            return negate_pattern(value)
         case "uniqueItems":
             return [] if not value else None
         case "properties" | "patternProperties" | "additionalProperties" | "propertyNames" | "dependentRequired":
@@ -262,57 +170,6 @@ def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Cont
         case "if" | "then" | "else":
             return _negate_condition(schema, context) if name == "if" else []
     return None
-
-
-def _negate_type(schema: dict[str, Any], context: Context) -> list[Schema] | None:
-    kinds = frozenset.intersection(*(allowed_kinds(part) for part in context.parts), KINDS) - allowed_kinds(schema)
-    if "fraction" in kinds and "integer" not in kinds and "integer" in allowed_kinds(schema):
-        return None  # no schema expresses "a number but not an integer"
-    numbers = ["number"] if "fraction" in kinds else ["integer"] if "integer" in kinds else []
-    names = sorted(kinds - {"fraction", "integer"}) + numbers
-    return [{"type": names}] if names else []
-
-
-def _negate_enum(listed: list[Any]) -> list[Schema] | None:
-    """Returns the complement of listed values: the other kinds of value, and the rest of each listed kind.
-
-    Texts: the pattern of every other text. Numbers: the open ranges between them.
-    """
-    if len(listed) > MAX_LISTED or any(isinstance(value, dict | list) for value in listed):
-        return None
-    texts = [value for value in listed if isinstance(value, str)]
-    numbers = sorted({value for value in listed if isinstance(value, int | float) and not isinstance(value, bool)})
-    rest: list[Schema] = [{"type": ["array", "object"]}]
-    rest += [] if None in listed else [{"type": "null"}]
-    flags = [flag for flag in (True, False) if not any(value is flag for value in listed)]
-    rest += [{"enum": flags}] if flags else []
-    rest.append(
-        {"type": "string", "pattern": f"^(?:{_to_ecma(complement_pattern(texts))})$"} if texts else {"type": "string"}
-    )
-    if not numbers:
-        return [*rest, {"type": "number"}]
-    rest.append({"type": "number", "exclusiveMaximum": numbers[0]})
-    rest.append({"type": "number", "exclusiveMinimum": numbers[-1]})
-    for low, high in pairwise(numbers):
-        rest.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
-    return rest
-
-
-def _negate_pattern(pattern: str) -> list[Schema] | None:
-    if is_narrowed(pattern):
-        return None
-    try:
-        rest = intersect(f"{ANY}*", ecma_to_plain_pattern(pattern).pattern, negated=True).pattern
-    except GrammarError:
-        return None
-    return [{"type": "string", "pattern": f"^(?:{_to_ecma(rest)})$"}] if rest != NO_TEXT else []
-
-
-def _to_ecma(plain: str) -> str:
-    """Returns a plain pattern with ECMA's escapes: `\\U00000061` is `\\u{000061}` there."""
-    return "".join(
-        part if index == 0 else f"\\u{{{part[2:8]}}}{part[8:]}" for index, part in enumerate(plain.split("\\U"))
-    )
 
 
 def _negate_object_keyword(name: str, value: Any, schema: dict[str, Any], context: Context) -> list[Schema] | None:
@@ -346,21 +203,6 @@ def _negate_object_keyword(name: str, value: Any, schema: dict[str, Any], contex
     except GrammarError:
         return None
     return _violating_properties(applied, context)
-
-
-def _negate_count(name: str, count: int, context: Context) -> list[Schema] | None:
-    """Returns objects with more of the names that they may have, or that lack more of them."""
-    names = context.names()[0]
-    required = {key for part in context.parts for key in part.get("required", ())}
-    optional = [key for key in names if key not in required]
-    size = count + 1 - len(required) if name == "maxProperties" else len(names) - count + 1
-    if size <= 0 or size > len(optional):
-        return [{"type": "object"}] if size <= 0 else []
-    if comb(len(optional), size) > MAX_SUBSETS:
-        return None
-    if name == "maxProperties":
-        return [{"type": "object", "required": list(some)} for some in combinations(optional, size)]
-    return [{"type": "object", "properties": dict.fromkeys(some, False)} for some in combinations(optional, size)]
 
 
 def _violating_properties(applied: list[tuple[str, Schema]], context: Context) -> list[Schema] | None:

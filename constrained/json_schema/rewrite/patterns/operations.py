@@ -1,0 +1,88 @@
+"""Operations on patterns: search, complement, disjointness."""
+
+from __future__ import annotations
+
+import re
+
+from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
+from plait.constrained.regex.pattern_algebra import for_interegular
+from plait.constrained.specs import GrammarError
+
+MAX_PAIRS = 100_000  # states of the product of two automata
+MAX_WEIGHT_TO_MATCH = 2000
+_NARROWED = re.compile(r"\\[pPbB]")
+
+
+def is_narrowed(pattern: str) -> bool:
+    """Returns whether a pattern has Unicode properties or word boundaries: its complement is not known.
+
+    It is made to match only what it matches in all dialects, and so might its complement match too much.
+    """
+    return _NARROWED.search(pattern) is not None
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Returns whether `pattern` is found in `text`. Raises GrammarError if the pattern is invalid.
+
+    >>> matches("b$", "ab")
+    True
+    """
+    plain = ecma_to_plain_pattern(pattern)
+    if plain.weight > MAX_WEIGHT_TO_MATCH:
+        raise GrammarError("the pattern is too large to be matched")
+    return re.fullmatch(plain.pattern, text) is not None
+
+
+def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
+    """Returns whether no text matches both plain patterns.
+
+    Returns False if that cannot be decided: for larger patterns, and for ones that interegular cannot read.
+
+    >>> are_disjoint("ab", "a(?:c){1,2}")
+    True
+    """
+    import interegular
+
+    if len(left) + len(right) > 4 * max_weight:
+        return False
+    try:
+        a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (left, right))
+        if len(a.states) * len(b.states) > MAX_PAIRS:
+            return False
+        return bool((a & b).empty())  # its isdisjoint() returns True for patterns that share texts
+    except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
+        return False
+
+
+def literal(text: str) -> str:
+    """Returns a plain pattern of exactly this text.
+
+    >>> literal("a.")
+    'a\\\\U0000002e'
+    """
+    return "".join(c if c.isascii() and c.isalnum() else f"\\U{ord(c):08x}" for c in text)
+
+
+def complement_pattern(texts: list[str]) -> str:
+    """Returns a plain pattern of every text but these, built from their prefix tree.
+
+    A text differs from all of `texts` exactly if it ends at an inner node where none of them ends, or takes a
+    character that no branch of its node has.
+
+    >>> complement_pattern(["a"])
+    '(?:(?:[^\\\\U00000061][\\\\U00000000-\\\\U0010ffff]*)?|a[\\\\U00000000-\\\\U0010ffff]+)'
+    """
+    return _leave_trie(sorted(set(texts)))
+
+
+def _leave_trie(texts: list[str]) -> str:
+    ends_here = texts[0] == ""
+    rest = texts[1:] if ends_here else texts
+    heads = sorted({text[0] for text in rest})
+    if not heads:
+        return f"{ANY}+"
+    strays = "".join(f"\\U{ord(head):08x}" for head in heads)
+    leaving = f"[^{strays}]{ANY}*"
+    arms = [leaving if ends_here else f"(?:{leaving})?"]
+    arms += [literal(head) + _leave_trie([text[1:] for text in rest if text[0] == head]) for head in heads]
+    return f"(?:{'|'.join(arms)})"
