@@ -34,7 +34,7 @@ class ReasoningTags:
         >>> ReasoningTags("<think>", "</think>").split("<think>so</think>yes")
         ('so', 'yes')
         """
-        stripped = text.lstrip()
+        stripped = text if self.is_constrained else text.lstrip()
         if stripped.startswith(self.begin):
             stripped = stripped.removeprefix(self.begin)
         elif not self.starts_inside:
