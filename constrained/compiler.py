@@ -11,7 +11,7 @@ from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
 from plait.constrained.json_schema.compiler import compile_json, compile_structural
 from plait.constrained.regex.compiler import ByteDfaBuilder, compile_regex
-from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Regex, Spec, Structural
+from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Reasoning, Regex, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 
@@ -26,6 +26,8 @@ def compile_spec(
     """
     if not vocabulary.eos_ids:
         raise GrammarError("the vocabulary names no end token")
+    if isinstance(spec, Reasoning):
+        raise GrammarError("reasoning is compiled as the constraint on its value; wrap that in a ReasoningGrammar")
     if isinstance(spec, Choices):
         return compile_choices(spec, vocabulary)
     if isinstance(spec, Regex):

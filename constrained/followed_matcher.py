@@ -112,7 +112,7 @@ class FollowedMatcher(Matcher):
         data = vocabulary.token_bytes[token] if 0 <= token < len(vocabulary) else b""
         if self._num_eos or not data or self._has_ended:
             return False
-        starts = self._starts_after(data)
+        starts = frozenset[int]() if self._inner.is_reasoning else self._starts_after(data)
         is_open = self._is_open and self._inner.accept(token)
         if not is_open and not starts:
             return False
@@ -146,8 +146,19 @@ class FollowedMatcher(Matcher):
         self._inner.rollback(1)
         return is_complete
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._inner.num_reasoning_tokens
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._inner.is_reasoning
+
     def fill_mask(self, row: Int32Array) -> None:
         following = self._following
+        if self._inner.is_reasoning:
+            self._inner.fill_mask(row)
+            return
         if self._num_eos or self._has_ended:
             row[:] = following.eos_mask
             return

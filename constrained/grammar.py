@@ -69,6 +69,16 @@ class Matcher(ABC):
     def is_terminated(self) -> bool:
         """Whether an end token was accepted."""
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """The accepted tokens before the value: reasoning with its marks. 0 without a `Reasoning` constraint."""
+        return 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the value of a `Reasoning` constraint has not begun."""
+        return False
+
 
 class Grammar(ABC):
     """A compiled constraint for one vocabulary. Immutable; any number of texts can share it.

@@ -19,6 +19,7 @@ MAX_GRAMMAR_BYTES = 256 << 10
 MAX_TRIGGERS = 128
 MAX_TAG_BYTES = 1024
 MAX_CALLS = 1000
+MAX_REASONING_TOKENS = 1 << 24
 
 if TYPE_CHECKING:
     SchemaSource: TypeAlias = str | dict[str, Any] | bool | type
@@ -231,7 +232,39 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
             raise GrammarError("at_most must be at least 1, and not less than at_least")
 
 
-Spec: TypeAlias = Regex | Choices | JsonSchema | JsonObject | Lark | Ebnf | Structural
+ValueSpec: TypeAlias = Regex | Choices | JsonSchema | JsonObject | Lark | Ebnf | Structural
+
+
+class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
+    """Reasoning in free text, then a text of the constraint `then`.
+
+    The text is `begin`, any text up to and with `end`, `separator`, and the value. The model writes `end`, which must
+    be ordinary text of the vocabulary; after `max_tokens` tokens of reasoning (None: any number) it is forced.
+
+    >>> Reasoning(Choices(("yes", "no")), max_tokens=64).end
+    '</think>'
+    """
+
+    then: ValueSpec
+    begin: str = "<think>"
+    end: str = "</think>"
+    separator: str = "\n\n"
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.then, Reasoning) or not isinstance(self.then, msgspec.Struct):
+            raise GrammarError("then must be a constraint on the value, without reasoning")
+        for name in ("begin", "end", "separator"):
+            if _utf8_length(getattr(self, name), name, None) > MAX_TAG_BYTES:
+                raise GrammarError(f"{name} is longer than {MAX_TAG_BYTES} bytes")
+        if not self.end:
+            raise GrammarError("end is empty, so the reasoning could not end")
+        count = self.max_tokens
+        if count is not None and (type(count) is not int or not 0 <= count <= MAX_REASONING_TOKENS):
+            raise GrammarError(f"max_tokens must be a number from 0 to {MAX_REASONING_TOKENS}")
+
+
+Spec: TypeAlias = ValueSpec | Reasoning
 """Every form of constraint; `msgspec.msgpack.Decoder(Spec)` decodes one from the wire."""
 
 

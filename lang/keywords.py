@@ -48,6 +48,8 @@ class TypedGenKeywords(SampledKeywords, total=False):
 
     complete: bool | None
     retries: int | None
+    think: bool | str | None
+    think_tokens: int | None
 
 
 class RegexGenKeywords(SampledKeywords, total=False):

@@ -222,6 +222,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     recomputed_tokens: tokens computed a second time after a preemption, because the KV pool was full.
     completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling,
         and drafted_tokens were proposed by prompt lookup and accepted by the model.
+    reasoning_tokens: those before the value of a `Reasoning` constraint, with its marks; part of completion_tokens.
     queue_s, ttft_s, wall_s: seconds until admission, until the first token, and in total.
     compile_s: the part of queue_s spent waiting for the grammar of this call.
     """
@@ -237,6 +238,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     wall_s: float = 0.0
     drafted_tokens: int = 0
     compile_s: float = 0.0
+    reasoning_tokens: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

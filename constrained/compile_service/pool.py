@@ -29,8 +29,9 @@ from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.regex.char_classes import warm_up_classes
-from plait.constrained.specs import CompileQueueFull, GrammarError, Spec
+from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
@@ -104,6 +105,7 @@ class CompilePool:
         self._background: BackgroundCalls[PendingSpec, Grammar | GrammarError] | None = None  # set while open
         self._building: set[PendingSpec] = set()  # in the background
         self._answers: dict[int, Grammar | GrammarError] = {}
+        self._reasoning: dict[int, Reasoning] = {}  # by ticket: the reasoning before the value that is compiled
         self._last_ticket = 0
 
     def start(self) -> None:
@@ -133,6 +135,9 @@ class CompilePool:
         self._require_open()
         self._last_ticket += 1
         ticket = self._last_ticket
+        if isinstance(spec, Reasoning):
+            self._reasoning[ticket] = spec
+            spec = spec.then
         known = self.cache.get(spec) or self._compile_in_place(spec)
         if known is not None:
             self._answers[ticket] = known
@@ -157,6 +162,7 @@ class CompilePool:
     def cancel(self, ticket: int) -> None:
         """Drops a ticket: `collect` never returns it. A job without other tickets is ended."""
         self._answers.pop(ticket, None)
+        self._reasoning.pop(ticket, None)
         pending = self._waiting.get(ticket)
         if pending is not None:
             self._drop_ticket(pending, ticket)
@@ -190,7 +196,16 @@ class CompilePool:
         self._fail_long_waits()
         self._dispatch()
         answers, self._answers = self._answers, {}
-        return list(answers.items())
+        return [(ticket, self._with_reasoning(ticket, answer)) for ticket, answer in answers.items()]
+
+    def _with_reasoning(self, ticket: int, answer: Grammar | GrammarError) -> Grammar | GrammarError:
+        spec = self._reasoning.pop(ticket, None)
+        if spec is None or isinstance(answer, GrammarError):
+            return answer
+        try:
+            return ReasoningGrammar(spec, answer, self.vocabulary)
+        except GrammarError as error:
+            return error
 
     def close(self) -> None:
         """Ends the processes and fails all pending tickets; their answers can still be collected."""

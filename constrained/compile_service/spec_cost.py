@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, Structural
+from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark, Reasoning, Regex, Spec, Structural
 
 SMALL_COST = 8192
 _COUNTED_REPEAT = re.compile(r"(\)?)\{(\d{1,9})(?:,(\d{0,9}))?\}")
@@ -26,6 +26,8 @@ def spec_cost(spec: Spec) -> int:
     >>> spec_cost(Regex("[a-z]{5,30}")) < SMALL_COST < spec_cost(Regex("(a{1,1000}){1,1000}"))
     True
     """
+    if isinstance(spec, Reasoning):
+        return spec_cost(spec.then)
     if isinstance(spec, Regex):
         return _pattern_cost(spec.pattern)
     if isinstance(spec, Choices):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -144,7 +144,7 @@ class _Saver:
             case JoinedValues():
                 return {"joined": [self.segment(variable) for variable in segment.variables]}
             case ReasoningPart():
-                tags = [segment.tags.begin, segment.tags.end, segment.tags.starts_inside]
+                tags = list(astuple(segment.tags))
                 return {"reasoning": self.segment(segment.output), "tags": tags, "index": segment.index}
         raise CannotSave(f"a {type(segment).__name__}")
 

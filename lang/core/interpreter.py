@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.constrained.specs import Reasoning
 from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
     Concat,
@@ -89,7 +90,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-    if expr.constraint is None and "exact" not in expr.options.fields:
+    if (expr.constraint is None or isinstance(expr.constraint, Reasoning)) and "exact" not in expr.options.fields:
         params = msgspec.structs.replace(params, exact=False)  # a default of `run` for constrained gens
     asked = params.max_tokens
     if run.budget_tracker is not None:

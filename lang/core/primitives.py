@@ -33,7 +33,7 @@ _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: not a `type[T]` to type checkers
 _GEN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
-    *("choices", "choices_method", "type", "retries", "dtype", "tools", "tool_choice"),
+    *("choices", "choices_method", "type", "retries", "dtype", "think", "think_tokens", "tools", "tool_choice"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
@@ -97,6 +97,8 @@ def gen(
     dtype: object = None,
     logprob_start_len: int | None = None,
     retries: int | None = None,
+    think: bool | str | None = None,
+    think_tokens: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
 ) -> Expr: ...
@@ -138,6 +140,8 @@ def gen(
     dtype: object = None,
     logprob_start_len: int | None = None,
     retries: int | None = None,
+    think: bool | str | None = None,
+    think_tokens: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
@@ -182,6 +186,11 @@ def gen(
       the model's own tool-call syntax. `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required"
       (the default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
       With `type` or `json_schema` too, the text is a valid call or, as JSON, a valid value, which the model chooses.
+    - `think`: the model reasons in free text first; the constraint (or the `type`) begins behind the end mark of the
+      reasoning. True: the reasoning is between `<think>` and `</think>`. A `model_type` of `separate_reasoning` sets
+      other marks. `s[name]` is the value, `s[name + "_reasoning_content"]` the reasoning; the text of the state has
+      both. `think_tokens`: after so many tokens the end mark is forced. `max_tokens` counts reasoning and value, with
+      `complete` the reasoning ends early enough for a value; `stop` applies to the value alone.
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the
@@ -209,6 +218,19 @@ def gen(
             )
         type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
+    if think or think_tokens is not None:
+        from plait.lang.core.reasoning import think_first  # lazy: few programs need it
+
+        if tools is not None or choices is not None or retries is not None:
+            raise InputError(f"{where}: think cannot be combined with tools, choices or retries")
+        if exact:
+            raise InputError(f"{where}: think cannot be combined with exact")
+        inner: Gen = (
+            _gen_typed(where, name, type, n, None, sampling, thinks=True)
+            if type is not None and spec is None
+            else Gen(name, make_options(where, n=n, **sampling), spec)
+        )
+        return think_first(where, inner, think, think_tokens)
     if tools is not None:
         if choices is not None or choices_method is not None or n not in (None, 1) or retries is not None:
             raise InputError(f"{where}: tools cannot be combined with choices, n or retries")
@@ -376,9 +398,18 @@ def _gen_choices(
 
 
 def _gen_typed(
-    where: str, name: str | None, type_: Any, n: int | None, retries: object, sampling: dict[str, Any]
+    where: str,
+    name: str | None,
+    type_: Any,
+    n: int | None,
+    retries: object,
+    sampling: dict[str, Any],
+    thinks: bool = False,
 ) -> Typed[Any]:
-    """Returns a gen of a `type_`: complete by default, and never cut by the stop strings of `run(...)`."""
+    """Returns a gen of a `type_`: complete by default, and never cut by the stop strings of `run(...)`.
+
+    `thinks`: reasoning comes first, so that the longest value does not bound max_tokens.
+    """
     value_format = value_format_of(where, type_)
     num_retries = _checked_retries(where, retries, n)
     if value_format.spec is None:
@@ -392,7 +423,7 @@ def _gen_typed(
                 f"{where}: {keyword} has no effect with type={value_format.type_name}, which ends when it is complete"
             )
     options = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
-    if value_format.max_text_tokens is not None and options["max_tokens"] is None:
+    if value_format.max_text_tokens is not None and not thinks and options["max_tokens"] is None:
         options |= {
             "max_tokens": value_format.max_text_tokens,
             "min_tokens": sampling["min_tokens"] or 0,

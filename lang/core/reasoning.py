@@ -1,24 +1,32 @@
-"""`separate_reasoning`: splits the output of a reasoning model into its reasoning and its answer."""
+"""`separate_reasoning` and `gen(..., think=True)`: outputs that are reasoning first and then an answer."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plait.constrained.specs import GrammarError, Reasoning
 from plait.lang.core.expressions import Concat, Expr, Gen, as_expr
-from plait.lang.core.results import Segment
+from plait.lang.core.results import GenResult, Samples, Segment
+from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
 
+SEPARATOR = "\n\n"  # between constrained reasoning and its value
 REASONING_SUFFIX = "_reasoning_content"
 
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """The tags around reasoning. `starts_inside`: the opening tag is in the prompt, so the output starts inside it."""
+    """The tags around reasoning.
+
+    `starts_inside`: the opening tag is in the prompt, so the output starts inside it.
+    """
 
     begin: str
     end: str
     starts_inside: bool = False
+    is_constrained: bool = False  # the answer is a constrained value, which keeps its white space
 
     def split(self, text: str) -> tuple[str, str]:
         """Returns (reasoning, answer). If the text ends before the closing tag, the answer is empty.
@@ -26,24 +34,26 @@ class ReasoningTags:
         >>> ReasoningTags("<think>", "</think>").split("<think>so</think>yes")
         ('so', 'yes')
         """
-        stripped = text.lstrip()
+        stripped = text if self.is_constrained else text.lstrip()
         if stripped.startswith(self.begin):
             stripped = stripped.removeprefix(self.begin)
         elif not self.starts_inside:
             return "", text
         reasoning, _, answer = stripped.partition(self.end)
+        if self.is_constrained:
+            return reasoning, answer.removeprefix(SEPARATOR)
         return reasoning.strip(), answer.strip()
 
 
-_THINK = ReasoningTags("<think>", "</think>")
+THINK_TAGS = ReasoningTags("<think>", "</think>")
 REASONING_TAGS = {
-    "deepseek-r1": replace(_THINK, starts_inside=True),
-    "deepseek-v3": _THINK,
-    "glm45": _THINK,
+    "deepseek-r1": replace(THINK_TAGS, starts_inside=True),
+    "deepseek-v3": THINK_TAGS,
+    "glm45": THINK_TAGS,
     "kimi": ReasoningTags("◁think▷", "◁/think▷"),
-    "qwen3": _THINK,
-    "qwen3-thinking": replace(_THINK, starts_inside=True),
-    "step3": replace(_THINK, starts_inside=True),
+    "qwen3": THINK_TAGS,
+    "qwen3-thinking": replace(THINK_TAGS, starts_inside=True),
+    "step3": replace(THINK_TAGS, starts_inside=True),
 }
 
 
@@ -91,8 +101,30 @@ class ReasoningPart(Segment):
         self.output, self.tags, self.index = output, tags, index
 
     def value(self) -> Any:
-        output = self.output.value()
-        return [self._part(text) for text in output] if isinstance(output, list) else self._part(output)
+        if isinstance(self.output, Samples):
+            return [self._value_of(sample) for sample in self.output.call_segments]
+        return self._value_of(self.output)
+
+    def _value_of(self, output: Segment) -> Any:
+        """Returns the part of one output; of an answer with a type, the object that its format reads."""
+        if self.index == 1 and isinstance(output, GenResult) and output.value_format is not None:
+            return output.value()
+        return self._part(output.text())
+
+    def partial(self) -> Any:
+        if self.index == 1 and isinstance(self.output, GenResult) and self.output.value_format is not None:
+            return self.output.partial()
+        return self._partial_text()
+
+    def _partial_text(self) -> str:
+        calls = self.output.calls()
+        return self._part(calls[0].text_so_far() if calls else self.output.text())
+
+    def iter_progress(self) -> Iterator[None]:
+        return self.output.iter_progress()
+
+    def aiter_progress(self) -> AsyncIterator[None]:
+        return self.output.aiter_progress()
 
     def text(self) -> str:
         return self._part(self.output.text())
@@ -112,3 +144,48 @@ class ReasoningPart(Segment):
 
     def _part(self, text: str) -> str:
         return self.tags.split(text)[self.index]
+
+
+def think_first(where: str, gen: Gen, think: bool | str | None, think_tokens: int | None) -> Expr:
+    """Returns `gen` with reasoning before its value. Raises InputError without a name, a constraint or valid marks.
+
+    `think`: True, or a `model_type` of `separate_reasoning`, which names the marks. The opening mark is written unless
+    the chat template of that model writes it.
+    """
+    if not think:
+        raise InputError(f"{where}: think_tokens needs think=True")
+    tags = THINK_TAGS if think is True else REASONING_TAGS.get(str(think).lower())
+    if tags is None:
+        raise InputError(f"{where}: think must be True or one of {', '.join(REASONING_TAGS)}, not {think!r:.80}")
+    if gen.name is None:
+        raise InputError(f"{where}: think needs a name, for the value and its reasoning")
+    if gen.constraint is None or isinstance(gen.constraint, Reasoning):
+        raise InputError(
+            f"{where}: think needs a constraint, such as json_schema or type; separate_reasoning(...) splits free text"
+        )
+    begin = "" if tags.starts_inside else tags.begin
+    try:
+        spec = Reasoning(gen.constraint, begin, tags.end, max_tokens=think_tokens)
+    except GrammarError:
+        raise InputError(f"{where}: think_tokens must be a number of tokens from 0 on, not {think_tokens!r}") from None
+    value_format = gen.value_format
+    if value_format is not None:
+        value_format = _behind_reasoning(value_format, spec)
+    gen = replace(gen, constraint=spec, value_format=value_format)
+    return SeparateReasoning(gen, replace(tags, is_constrained=True))
+
+
+def _behind_reasoning(value_format: ValueFormat, spec: Reasoning) -> ValueFormat:
+    """Returns a format that reads the value behind the reasoning."""
+    mark, read_partial = spec.end + spec.separator, value_format.read_partial
+
+    def value_text(text: str) -> str:
+        return text[len(spec.begin) :].partition(mark)[2]
+
+    return replace(
+        value_format,
+        spec=spec,
+        read=lambda text: value_format.read(value_text(text)),
+        max_text_tokens=None,
+        read_partial=None if read_partial is None else lambda text: read_partial(value_text(text)),
+    )

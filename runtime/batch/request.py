@@ -120,6 +120,11 @@ class GenerationRequest(Request):
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
 
     @property
+    def num_reasoning(self) -> int:
+        """Output tokens before the value of a `Reasoning` constraint; the matcher may be ahead of the output."""
+        return 0 if self.matcher is None else self.matcher.num_reasoning_tokens
+
+    @property
     def num_output(self) -> int:
         """Output tokens so far."""
         return len(self.byte_ends)

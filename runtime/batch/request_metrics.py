@@ -38,7 +38,9 @@ class RequestMetrics:
         """Prompt tokens before `end` that the model processed, without the repetition of the last one."""
         return max(0, self.computed_tokens - max(0, self.num_prompt - end))
 
-    def usage(self, completion_tokens: int, forced_tokens: int = 0, drafted_tokens: int = 0) -> Usage:
+    def usage(
+        self, completion_tokens: int, forced_tokens: int = 0, drafted_tokens: int = 0, reasoning_tokens: int = 0
+    ) -> Usage:
         """Returns the usage so far. `completion_tokens` counts sampled and forced ones, with the final one."""
         now = time.monotonic()
         return Usage(
@@ -53,4 +55,5 @@ class RequestMetrics:
             ttft_s=(self.first_token_time or now) - self.arrival_time,
             wall_s=now - self.arrival_time,
             compile_s=self.compile_s,
+            reasoning_tokens=reasoning_tokens,
         )

@@ -15,7 +15,8 @@ from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
-from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Spec, Structural
+from plait.constrained.reasoning import ReasoningGrammar
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Reasoning, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 COMPILE_TIMEOUT_S = 60.0
@@ -75,6 +76,8 @@ def _grammar(spec: Spec) -> Grammar:
     one text visits few of its states. Limits that only sampled text must obey, such as the length of numbers and the
     placement of white space, are relaxed to what JSON allows.
     """
+    if isinstance(spec, Reasoning):
+        return ReasoningGrammar(spec, _grammar(spec.then), _byte_vocabulary())
     if isinstance(spec, JsonSchema | JsonObject | Structural):
         spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
     if isinstance(spec, Structural) and spec.otherwise is not None:

@@ -137,7 +137,7 @@ class OutputProcessor:
         return self._finish(request, self._append_with_forced(request, [token]))
 
     def _finish_for_token(self, request: GenerationRequest, token: int) -> FinishInfo | None:
-        if token in request.params.stop_token_ids:
+        if token in request.params.stop_token_ids and request.num_output >= request.num_reasoning:
             if isinstance(request.matcher, FollowedMatcher) and token not in self._eos_ids:
                 if request.matcher.num_held_bytes:
                     return None  # it is a part of the text behind the value
@@ -249,7 +249,10 @@ class OutputProcessor:
         token_bytes = token_bytes[len(token_bytes) - self._num_bytes(request, token, 0) :]
         request.append(token, len(token_bytes))
         scanned = token_bytes if request.followed_value is None else request.followed_value.take_unscanned(token_bytes)
-        if request.stop_scanner is not None and (hit := request.stop_scanner.push(scanned)) is not None:
+        scanner = request.stop_scanner
+        if scanner is not None and request.num_output <= request.num_reasoning:
+            scanner.skip(len(scanned))  # stop strings are for the value
+        elif scanner is not None and (hit := scanner.push(scanned)) is not None:
             self._cutter.cut(request, hit.start)
             return FinishInfo("stop", hit.text)
         if request.is_closing and not request.forced_queue:

@@ -42,6 +42,12 @@ class StopScanner:
         safe = self._strings.num_safe
         return safe if self._patterns is None else min(safe, self._patterns.num_safe)
 
+    def skip(self, num_bytes: int) -> None:
+        """Counts bytes in which nothing is searched, and before any that are: the reasoning before a value."""
+        self._strings.length += num_bytes
+        if self._patterns is not None:
+            self._patterns.skip(num_bytes)
+
     def push(self, data: bytes) -> StopHit | None:
         """Returns the first match that `data` completes; of several that end together, the one that begins first."""
         hit = self._strings.push(data)
@@ -98,6 +104,10 @@ class _StopPatterns:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.length = 0
         self._char_start = 0  # where the incomplete last character begins
+
+    def skip(self, num_bytes: int) -> None:
+        self.length += num_bytes
+        self._char_start = self.length
 
     @property
     def num_safe(self) -> int:

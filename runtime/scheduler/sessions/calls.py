@@ -120,7 +120,8 @@ class CallTracker:
             num_forced = sum(index < num_completion for index in followed.forced)
         else:
             self.send_tokens(request, request.num_output)
-        usage = request.metrics.usage(num_completion, num_forced, request.num_accepted_drafts)
+        num_reasoning = min(request.num_reasoning, num_completion)
+        usage = request.metrics.usage(num_completion, num_forced, request.num_accepted_drafts, num_reasoning)
         reply = Finished(
             request.call_id,
             finish_info.reason,

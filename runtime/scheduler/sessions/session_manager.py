@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 
-from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Structural, Vocabulary
+from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
@@ -278,7 +278,8 @@ class SessionManager:
             if message.followed_by:
                 self.output_processor.hold_following(request, message.followed_by)
             request.exact_spec = message.constraint if params.exact else None
-            request.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
+            value_spec = message.constraint.then if isinstance(message.constraint, Reasoning) else message.constraint
+            request.has_free_text = isinstance(value_spec, Structural) and value_spec.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
         if not (params.logprobs or params.has_penalties):

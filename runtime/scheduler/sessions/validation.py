@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.constrained.specs import Reasoning
 from plait.runtime.errors import InputError
 from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome, followed_by_error
 from plait.runtime.sampling_params import MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, check_sampling
@@ -9,6 +10,7 @@ from plait.runtime.scheduler.sessions.session import Session, SessionError
 
 MAX_CHOICE_TOKENS = 1 << 15
 NO_HEAD = "this model has no output head: it computes embeddings and cannot generate text"
+EXACT_WITH_REASONING = "exact cannot be combined with reasoning, whose texts cannot be enumerated"
 EXACT_NOT_CONSTRAINED = "exact needs a constraint: without one, every sample has the model's own distribution"
 NOT_CONSTRAINED = "complete needs a constraint, which defines when a value is complete"
 
@@ -45,6 +47,8 @@ def validate_call(
         return SessionError("invalid", NOT_CONSTRAINED)
     if message.sampling.exact and message.constraint is None:
         return SessionError("invalid", EXACT_NOT_CONSTRAINED)
+    if message.sampling.exact and isinstance(message.constraint, Reasoning):
+        return SessionError("invalid", EXACT_WITH_REASONING)
     if (error_text := followed_by_error(message.followed_by, message.sampling, message.constraint)) is not None:
         return SessionError("invalid", error_text)
     return _validate_length(session, 1 if message.sampling.max_tokens else 0, max_length)

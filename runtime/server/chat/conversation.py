@@ -53,13 +53,21 @@ class ToolDefinition:
 
 
 @dataclass(frozen=True)
+class ReasoningRequest:
+    """Reasoning before the answer, of at most `max_tokens` tokens (None: as many as the model writes)."""
+
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class Conversation:
     """A conversation, and what its next turn may be.
 
     tools: shown to the model. callable_names: the tools it may call (None: all). must_call: the answer is only tool
     calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
     parameter that it came from. continue_final: the answer continues the text of the last turn. template_variables:
-    further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error.
+    further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error. reasoning:
+    before the constrained answer (None: a constrained answer begins at once).
     """
 
     turns: tuple[Turn, ...]
@@ -73,6 +81,7 @@ class Conversation:
     continue_final: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     strict_formats: bool = False
+    reasoning: ReasoningRequest | None = None
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:

@@ -17,8 +17,10 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.formats import (
+    REASONING_FORMATS,
     ReasoningFormat,
     json_answer_constraint,
+    reasoning_first,
     reasoning_format,
     tool_constraint,
     tool_format,
@@ -100,7 +102,10 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     added_texts = client.tokenizer.added_texts
     parts = await run_aside(is_large, render_chat, template, added_texts, conversation, call_format)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
-    if starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
+    if conversation.reasoning is not None:
+        reasoning = reasoning or REASONING_FORMATS[0]
+        constraint = reasoning_first(constraint, conversation.reasoning, reasoning, starts_in_reasoning)
+    elif starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
         assert reasoning is not None  # the answer is constrained from its first character: close the reasoning
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)

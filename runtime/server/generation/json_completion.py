@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plait.constrained.specs import JsonObject, JsonSchema, Spec, Structural
+from plait.constrained.specs import JsonObject, JsonSchema, Reasoning, Spec, Structural
 from plait.runtime.sampling_params import SamplingParams, check_sampling
 from plait.runtime.server.errors import invalid
 
@@ -22,6 +22,8 @@ def with_json_completion(
     >>> with_json_completion(SamplingParams(), JsonObject()).complete
     True
     """
+    if isinstance(constraint, Reasoning):
+        constraint = constraint.then
     if requested and constraint is None:
         raise invalid("'complete' needs a constraint, such as response_format or regex", "complete")
     if requested is None:

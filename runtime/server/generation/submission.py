@@ -101,7 +101,7 @@ class RequestHandle:
 
     def usage(self) -> Usage:
         """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""
-        prompt = cached = completion = start = 0
+        prompt = cached = completion = reasoning = start = 0
         for submission, count in zip(self.submissions, self.num_calls_per_request, strict=True):
             usages = [call.result(0).usage for call in self.calls[start : start + count]]
             start += count
@@ -109,7 +109,10 @@ class RequestHandle:
             if submission.prompt_logprobs is None:  # otherwise the whole prompt was computed for its logprobs
                 cached += min(usage.cached_tokens for usage in usages)
             completion += sum(usage.completion_tokens for usage in usages)
-        return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+            reasoning += sum(usage.reasoning_tokens for usage in usages)
+        return Usage(
+            prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion, reasoning_tokens=reasoning
+        )
 
 
 @contextlib.asynccontextmanager

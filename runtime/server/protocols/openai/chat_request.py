@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
@@ -52,6 +52,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         continue_final=continue_final,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
+        reasoning=ReasoningRequest(body.reasoning.max_tokens) if body.reasoning and body.reasoning.enabled else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from plait.constrained.specs import MAX_REASONING_TOKENS
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.protocols.openai.fields import SamplingRequest
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
@@ -113,6 +114,13 @@ class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     allowed_tools: AllowedTools
 
 
+class ReasoningField(StrictStruct):
+    """OpenRouter's `reasoning`: the answer's constraint applies behind reasoning of at most `max_tokens` tokens."""
+
+    enabled: bool = True
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_REASONING_TOKENS)] | None = None
+
+
 class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's chat completion request. The fields of `UNSUPPORTED_FIELDS` are refused but for the values there."""
 
@@ -127,6 +135,7 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
+    reasoning: ReasoningField | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     audio: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import Usage
@@ -115,6 +116,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Only of answers whose request asked for reasoning before a constrained answer."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """OpenAI's usage object: tokens of the prompt, counted once however many answers it has, and of all answers."""
 
@@ -122,8 +129,10 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> UsageBody:
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
-        return cls(prompt, completion, prompt + completion, PromptTokensDetails(usage.cached_tokens))
+        reasoning = CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else UNSET
+        return cls(prompt, completion, prompt + completion, PromptTokensDetails(usage.cached_tokens), reasoning)
