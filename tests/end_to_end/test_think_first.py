@@ -98,7 +98,7 @@ def test_a_compiled_program_and_forks_think(runtime):
         s += question + plait.gen("x", think=True, think_tokens=5, max_tokens=30, regex="[0-9]{1,3}")
         s += "\n" + plait.gen("y", max_tokens=3)
 
-    compiled = straight.compile(backend=runtime).run(question=QUESTION, backend=runtime, temperature=0)
+    compiled = straight.compile(temperature=0).run(question=QUESTION, backend=runtime)
     plain = straight.run(QUESTION, backend=runtime, temperature=0)
     for state in (compiled, plain):
         reasoning, x, y = (state[name] for name in ("x_reasoning_content", "x", "y"))
