@@ -53,7 +53,10 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
         {},
     ),
     "seeing.md": (REVIEW, {}),
-    "constraints.md": ("", {}),
+    "constraints.md": (
+        'question = "6 * 7?"\nschema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
+        {4: IN_A_BODY},
+    ),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"

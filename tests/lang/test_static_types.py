@@ -146,5 +146,9 @@ def test_wrong_arguments_are_errors_in_their_lines(errors):
 def test_types_name_all_keywords():
     assert set(get_type_hints(RunKeywords)) == set(SAMPLING_KEYWORDS)
     of_gen = {*GEN_SAMPLING_KEYWORDS, "same_seed", "return_text_in_logprobs"}
-    assert set(get_type_hints(TypedGenKeywords)) == of_gen - {"max_tokens", "min_tokens"} | {"retries"}
+    assert set(get_type_hints(TypedGenKeywords)) == of_gen - {"max_tokens", "min_tokens"} | {
+        "retries",
+        "think",
+        "think_tokens",
+    }
     assert set(get_type_hints(RegexGenKeywords)) == of_gen | {"n"}

@@ -102,6 +102,7 @@ CHAT = OPENAI | {
     "add_generation_prompt": Effect(False, "prompt"),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
 }

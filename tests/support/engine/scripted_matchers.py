@@ -23,6 +23,7 @@ class TextMatcher:
     """
 
     warnings = ()
+    num_reasoning_tokens, is_reasoning = 0, False
 
     def __init__(self, tokens, raises_at=None, empty_at=None):
         self.tokens, self.raises_at, self.empty_at = tokens, raises_at, empty_at
