@@ -8,8 +8,8 @@ matrices, or Q4_K_M, which mixes Q4_K and Q6_K as llama.cpp does. The file is ma
 and the embedded model's tokenizer. Printed are tokens a second of one stream, of a prompt of 512 and of 16 streams,
 the seconds to load, and the share of the reading limit that one stream reaches: the bytes of the weights a token
 needs over the rate that this machine reads, measured in the same run. With packed weights from an earlier run,
-loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-python. Run it
-with nothing else on the machine.
+loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-python or
+xllamacpp, which takes a turn in each round. Run it with nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -48,29 +48,14 @@ FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 FLOAT_TYPES = ("F16", "BF16", "F32")
 PROMPT, STREAMS = 512, 16
-LLAMA_CPP = """
-import sys, time
-from llama_cpp import Llama
-t = time.time()
-threads = int(sys.argv[2])
-model = Llama(sys.argv[1], n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False, n_batch=512)
-load = time.time() - t
-t = time.time()
-model.eval([100 + i % 900 for i in range(512)])
-prompt, steps = time.time() - t, []
-for _ in range(24):
-    t = time.time()
-    model.eval([100])
-    steps.append(time.time() - t)
-print(1 / sorted(steps)[12], 512 / prompt, load)
-"""
+LLAMA_CPP = Path(__file__).with_name("llama_cpp_speed.py")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", default="1b:Q4_K_M,1b:Q4_0,1b:Q8_0")
     parser.add_argument("--files", default="", help="other GGUF files to measure")
-    parser.add_argument("--llama", help="a Python with llama-cpp-python")
+    parser.add_argument("--llama", help="a Python with llama-cpp-python or xllamacpp")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
     options = parser.parse_args()
@@ -80,28 +65,31 @@ def main() -> None:
     print("| model | engine | one stream | prompt of 512 | 16 streams | load | of the reading limit |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for path in files:
-        rounds = [measure_plait(path) for _ in range(options.repeat)]
-        print_row(path.stem, "plait", [statistics.median(column) for column in zip(*rounds, strict=True)])
-        if options.llama:
-            print_row(path.stem, "llama.cpp", measure_llama(options.llama, path))
+        rounds: list[tuple[list[float], list[float]]] = []
+        for _ in range(options.repeat):
+            ours = measure_plait(path)
+            rounds.append((ours, measure_llama(options.llama, path, limit=ours[4] / ours[0]) if options.llama else []))
+        for engine, figures in zip(("plait", "llama.cpp"), zip(*rounds, strict=True), strict=True):
+            if any(figures):
+                print_row(path.stem, engine, [statistics.median(column) for column in zip(*figures, strict=True)])
 
 
 def print_row(model: str, engine: str, figures: list[float]) -> None:
-    one, prompt, many, load, share = (*figures, *[0.0] * (5 - len(figures)))
-    more = f"{many:.1f} | {load:.1f} s | {share:.0%}" if engine == "plait" else f"- | {load:.1f} s | -"
+    one, prompt, many, load, share = figures
+    more = f"{many:.1f} tok/s | {load:.1f} s | {share:.0%}"
     print(f"| {model} | {engine} | {one:.1f} tok/s | {prompt:.0f} tok/s | {more} |", flush=True)
 
 
-def measure_llama(python: str, path: Path) -> list[float]:
-    """Returns [tokens a second of one stream, of the prompt, 0, seconds to load] of llama.cpp."""
-    command = [python, "-c", LLAMA_CPP, str(path), str(len(os.sched_getaffinity(0)))]
+def measure_llama(python: str, path: Path, limit: float) -> list[float]:
+    """Returns the row's figures of llama.cpp. `limit`: the seconds that reading the weights takes."""
+    command = [python, str(LLAMA_CPP), str(path), str(len(os.sched_getaffinity(0)))]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         print(f"llama.cpp ended with {done.returncode}: {done.stderr[-300:]}", file=sys.stderr)
-        return [0.0] * 4
-    one, prompt, load = map(float, done.stdout.split()[-3:])
-    return [one, prompt, 0.0, load]
+        return [0.0] * 5
+    one, prompt, many, load = map(float, done.stdout.split()[-4:])
+    return [one, prompt, many, load, one * limit]
 
 
 def measure_plait(path: Path) -> list[float]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Spec,
         Structural,
     )
+    from plait.constrained.transformers_processor import GrammarLogitsProcessor
     from plait.constrained.vocabulary import Vocabulary
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Ebnf",
     "Grammar",
     "GrammarError",
+    "GrammarLogitsProcessor",
     "JsonObject",
     "JsonSchema",
     "Lark",
@@ -51,6 +53,7 @@ __all__ = [
 _MODULE_OF = {
     "CompilePool": "compile_service.pool",
     "Grammar": "grammar",
+    "GrammarLogitsProcessor": "transformers_processor",
     "Matcher": "grammar",
     "Vocabulary": "vocabulary",
     "compile_grammar": "compile_service.blocking",

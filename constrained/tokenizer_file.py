@@ -5,6 +5,7 @@ The byte-level alphabet is that of https://github.com/openai/gpt-2/blob/master/s
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,8 @@ def read_tokenizer(
     folder: Path | None = None
     if isinstance(source, str | Path):
         path = Path(source)
+        if path.suffix == ".gguf":
+            return _read_gguf(path, eos_ids, size)
         path = path / "tokenizer.json" if path.is_dir() else path
         folder, tokenizer = path.parent, _read(path)
     else:
@@ -47,13 +50,18 @@ def read_tokenizer(
     return _token_bytes(tokenizer, size), ends, encode
 
 
+def _read_gguf(
+    path: Path, eos_ids: Iterable[int] | None, size: int | None
+) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
+    """The runtime reads model files. It is known by its name alone: constraints import nothing of it before that."""
+    reader = importlib.import_module("plait.runtime.tokenizer.tokenizer")
+    vocabulary = reader.load_tokenizer(path, vocab_size=size).vocabulary
+    return vocabulary.token_bytes, vocabulary.eos_ids if eos_ids is None else tuple(eos_ids), vocabulary.encode
+
+
 def _read(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    if path.suffix == ".gguf":
-        raise ValueError(
-            f"{path} is a model: plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary reads it"
-        )
     text = path.read_bytes()
     try:
         return Tokenizer.from_buffer(text)

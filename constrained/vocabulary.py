@@ -54,14 +54,16 @@ class Vocabulary:
         *,
         size: int | None = None,
     ) -> Vocabulary:
-        """Returns the vocabulary of a `tokenizers.Tokenizer`, or of the path of a tokenizer.json or its folder.
+        """Returns the vocabulary of a `tokenizers.Tokenizer`, or of the path of a .gguf file, a tokenizer.json or its
+        folder.
 
         Byte-level BPE and SentencePiece tokenizers are supported; others raise ValueError, and an unreadable file
-        OSError. For a GGUF file use `plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary`. Without
-        `eos_ids`, the end tokens come from the generation_config.json, config.json or tokenizer_config.json beside the
-        file. `size` is the width of the logits if the model pads them beyond the tokenizer's last id.
+        OSError. A GGUF file that is missing, damaged or of an unknown tokenizer raises ModelNotFound, CorruptModel or
+        UnsupportedModel. Without `eos_ids`, the end tokens come from the GGUF file, or from the
+        generation_config.json, config.json or tokenizer_config.json beside the tokenizer. `size` is the width of the
+        logits if the model pads them beyond the tokenizer's last id.
 
-        >>> Vocabulary.from_tokenizer("model/tokenizer.json")             # doctest: +SKIP
+        >>> Vocabulary.from_tokenizer("model.gguf")                       # doctest: +SKIP
         """
         from plait.constrained.tokenizer_file import read_tokenizer
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import plait
 from plait.constrained import Vocabulary
+from plait.runtime.model_files.locate import locate_model
 
 
 def byte_level_tokenizer() -> Tokenizer:
@@ -56,13 +58,23 @@ def test_other_files_raise_value_error(tmp_path: Path) -> None:
     for name, content, message in [
         ("tokenizer.json", b"{", "is not a tokenizer.json"),
         ("tokenizer.json", b"\xff", "is not a tokenizer.json"),
-        ("model.gguf", b"GGUF", "load_tokenizer"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=message):
             Vocabulary.from_tokenizer(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         Vocabulary.from_tokenizer(tmp_path / "missing.json")
+
+
+def test_a_gguf_file_gives_what_the_runtime_uses(tmp_path: Path) -> None:
+    vocabulary, expected = Vocabulary.from_tokenizer(locate_model()), plait.load_vocabulary()
+    assert vocabulary.fingerprint == expected.fingerprint and vocabulary.encode("a dog") == expected.encode("a dog")
+    assert Vocabulary.from_tokenizer(str(locate_model()), eos_ids=(5,)).eos_ids == (5,)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(plait.CorruptModel):
+        Vocabulary.from_tokenizer(tmp_path / "model.gguf")
+    with pytest.raises(plait.ModelNotFound):
+        Vocabulary.from_tokenizer(tmp_path / "missing.gguf")
 
 
 def test_bytes_of_sentencepiece_tokens() -> None:
