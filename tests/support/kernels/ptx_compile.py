@@ -1,8 +1,9 @@
 """Compiles the kernels that operators launch for real GPUs, without a GPU.
 
 A file of cases has `jobs()`: launches recorded as operators made them on `meta` tensors, each for one architecture. So
-exactly what an operator launches is compiled, and an operator that reads a value back from the device fails here.
-The compilation runs in one child process, because the tests' own process has Triton's interpreter enabled.
+exactly what an operator launches is compiled, and an operator that reads a value back from the device fails here. What
+`compiled_record` knows is not compiled again. The compilation runs in one child process, because the tests' own process
+has Triton's interpreter enabled.
 
     reports = compile_file("tests/support/kernels/operator_launches.py")
 """
@@ -22,6 +23,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # not there in the child
+import compiled_record
 
 ARCHITECTURES = (80, 90)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes per thread block, CUDA C++ Programming Guide
@@ -147,7 +151,7 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     return launch
 
 
-def _compile(job: Job) -> Report:
+def compile_job(job: Job) -> Report:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -178,19 +182,25 @@ def _compile(job: Job) -> Report:
     )
 
 
-def _main(cases_file: str) -> None:
+def jobs_of(cases_file: str | Path) -> list[Job]:
+    """The jobs of a file of cases."""
     import triton
 
     triton.knobs.nvidia.dump_ptxas_log = True
+    compiled_record.without_line_numbers()
     spec = importlib.util.spec_from_file_location("cases", cases_file)
     assert spec and spec.loader
-    sys.path.insert(0, str(Path(__file__).parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules["cases"] = module
     spec.loader.exec_module(module)
-    for job in module.jobs():
-        print(json.dumps(asdict(_compile(job))), flush=True)
+    return list(module.jobs())
+
+
+def _main(cases_file: str) -> None:
+    for report in compiled_record.reports_of(jobs_of(cases_file), compile_job):
+        print(json.dumps(asdict(report)), flush=True)
 
 
 if __name__ == "__main__":
+    sys.modules["ptx_compile"] = sys.modules["__main__"]  # the cases import it by its name
     _main(sys.argv[1])
