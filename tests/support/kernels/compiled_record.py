@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -77,6 +78,7 @@ def measured_of(report: Report) -> list[Any]:
 def main() -> None:
     """Writes the record anew; what it has of unchanged launches is compiled again as well."""
     os.environ |= {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DISABLE_LINE_INFO": "1"}
+    sys.path.insert(0, str(FOLDER))  # not there with -P
     import ptx_compile
     import triton
 
