@@ -94,8 +94,18 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def served_per_second(answers: list[Answer], start: float, seconds: float) -> float:
-    """The answers that ended in these seconds, whenever they were asked for."""
-    return sum(answer.status == 200 and start <= answer.end < start + seconds for answer in answers) / seconds
+    """The parts of answers that arrived in these seconds, if an answer's tokens arrive evenly from the first one on.
+
+    An answer that began before, or is not complete at the end, counts as its part. A slow machine has as many of these
+    under way as it completes in some seconds.
+    """
+    end = start + seconds
+    parts = (
+        max(0.0, min(answer.end, end) - max(answer.first, start)) / max(answer.end - answer.first, 1e-9)
+        for answer in answers
+        if answer.status == 200
+    )
+    return sum(parts) / seconds
 
 
 def report(name: str, answers: list[Answer], rate: float) -> float:

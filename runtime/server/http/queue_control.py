@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
-IDLE_ROWS = 64  # a server is idle when at most one row in so many is occupied: under load that is rare
-BURST_S = 1.0  # after it was idle, in which calls that find a free row may wait longer
+IDLE_ROWS = 128  # a server is idle when at most one row in so many is occupied (of 64 none): rare under load
+BURST_S = 0.5  # after it was idle, in which calls that find a free row may wait longer
 BURST_FACTOR = 10  # times max_queue_time_s
 MIN_EVENTS = 4  # before a rate counts as measured
 STEP_S = 0.01  # events within so much busy time of each other are of one step
