@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
-SMALL_BODY_BYTES = 1 << 16  # parsed at once
+SMALL_BODY_BYTES = 1 << 14  # parsed at once
 CHECKED_PER_STEP = 20_000  # values of a decoded body
 _LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)

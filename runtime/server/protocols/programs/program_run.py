@@ -37,6 +37,9 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
 MAX_RENDERED_TURNS = 50_000
+# Some milliseconds of work, after which the event loop serves other requests.
+TEXTS_AT_ONCE = 500
+BRANCHES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class ProgramRun:
         if (record := current_request()) is not None:
             record.reserve_program(max_calls_in_flight(steps, variables))
             record.handles.append(self)
+        await asyncio.sleep(0)  # checking a long program took some milliseconds
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
         main = ProgramBranch(self._client, session, variables, self._template)
         self.sessions.append(session)
@@ -120,6 +124,8 @@ class ProgramRun:
         for index, step in enumerate(steps):
             if isinstance(step, TextStep):
                 program_branch.write(step.text)
+                if index % TEXTS_AT_ONCE == TEXTS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
             elif isinstance(step, VariableStep):
                 program_branch.write(await text_of(program_branch, step))
             elif isinstance(step, RoleStep):
@@ -194,8 +200,10 @@ class ProgramRun:
             child.seed_path = seed_path
         start, num_turns = len(program_branch.pieces), len(program_branch.turns)
         async with asyncio.TaskGroup() as tasks:
-            for branch, child in zip(step.branches, children, strict=True):
+            for number, (branch, child) in enumerate(zip(step.branches, children, strict=True), 1):
                 tasks.create_task(self._run(branch, child))
+                if number % BRANCHES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
         for child in children:
             child.session.close()  # takes effect after its calls; an abort ends them
         if step.join == "gather":
