@@ -33,7 +33,6 @@ from plait.kernels.cpu.gemm.block_values import (
 from plait.kernels.cpu.gemm.float_values import load_pair
 from plait.kernels.cpu.gemm.forms import LINE, QUANT_BLOCK, TILE_OUTPUTS, Form
 
-PREFETCH_BYTES = 4096  # how far ahead weights are prefetched
 BLOCK_GROUPS = 8  # groups of 4 inputs in a block
 
 
@@ -58,6 +57,7 @@ def best_int8_isa() -> Int8Isa:
 
 
 INT8_ISA = best_int8_isa()
+PREFETCH_BYTES = 8192 if INT8_ISA is AVX2 else 4096  # how far ahead weights are prefetched
 MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers
 
 
