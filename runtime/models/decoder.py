@@ -286,6 +286,14 @@ class Decoder:
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
         """The MLP of layer `index`, or its experts."""
+        experts = self.config.experts
+        if experts is not None and experts.layers[index]:
+            gate_up = [self.load_tensor(f"{prefix}.mlp.experts.{name}_proj.weight") for name in ("gate", "up")]
+            return MoE(
+                router=self.load_tensor(f"{prefix}.mlp.gate.weight"),
+                gate_up=torch.cat(gate_up, dim=1),
+                down=self.load_tensor(f"{prefix}.mlp.experts.down_proj.weight"),
+            )
         return MLP(
             gate_up=self.load_projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
             down=self.load_projection(f"{prefix}.mlp.down_proj"),

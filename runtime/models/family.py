@@ -32,7 +32,7 @@ class PackedLayer:
 class ModelFamily:
     """Names, config readers, weight shapes and decoder of one family.
 
-    Only `gguf_layer_names` and `packed_layer` have defaults: a family that leaves out anything else cannot be imported.
+    A family that leaves out what has no default cannot be imported.
 
     - `name`: the name of the family's folder, and the value of `ModelConfig.architecture`.
     - `hf_architectures`: the values of `architectures` in config.json. The first one is the model with an output head;
@@ -47,7 +47,9 @@ class ModelFamily:
       the Llama layer with the differences of `packed_layer`, and biases on q, k and v only. The loader raises for
       unused weights and for partial rotation without fused matrices; `packed_layer` must name all else.
     - `gguf_permuted_qk`: whether llama.cpp stores the rows of q and k with the halves of a rotary pair side by side.
+    - `gguf_has_experts`: whether its GGUF files have experts, where another family has the name without experts.
     - `gguf_layer_names`: GGUF names of those modules of a layer that are not named as in Llama.
+    - `hf_layer_names`: names in Hugging Face folders of those modules of a layer that are not named as in Qwen 3.
     - `packed_layer`: how the packed CPU decoder computes a layer, for families with `has_packed_cpu`.
     """
 
@@ -60,7 +62,9 @@ class ModelFamily:
     decoder: str
     has_packed_cpu: bool
     gguf_permuted_qk: bool
+    gguf_has_experts: bool = False
     gguf_layer_names: Mapping[str, str] = field(default_factory=dict)
+    hf_layer_names: Mapping[str, str] = field(default_factory=dict)
     packed_layer: PackedLayer = PackedLayer()
 
     def __post_init__(self) -> None:

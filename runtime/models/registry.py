@@ -27,6 +27,7 @@ FAMILY_NAMES = (
     "phi3",
     "smollm3",
     "granite",
+    "mixtral",
 )
 
 
@@ -50,8 +51,13 @@ def index_families(names_and_families: Iterable[tuple[str, ModelFamily]]) -> dic
 FAMILIES = tuple(_load_family(name) for name in FAMILY_NAMES)
 FAMILIES_BY_NAME = index_families((family.name, family) for family in FAMILIES)
 _BY_HF_ARCHITECTURE = index_families((name, family) for family in FAMILIES for name in family.hf_architectures)
-_BY_GGUF_ARCHITECTURE = index_families(
-    (family.gguf_architecture, family) for family in FAMILIES if family.gguf_architecture is not None
+_BY_GGUF_ARCHITECTURE, _EXPERTS_BY_GGUF_ARCHITECTURE = (
+    index_families(
+        (family.gguf_architecture, family)
+        for family in FAMILIES
+        if family.gguf_architecture is not None and family.gguf_has_experts == has_experts
+    )
+    for has_experts in (False, True)
 )
 
 
@@ -81,7 +87,12 @@ def config_from_gguf(metadata: Mapping[str, Any], tensor_fields: TensorDerivedFi
     Raises CorruptModel or UnsupportedModel.
     """
     name = metadata.get("general.architecture")
-    family = _BY_GGUF_ARCHITECTURE.get(name) if isinstance(name, str) else None
+    family = None
+    if isinstance(name, str):
+        num_experts = metadata.get(f"{name}.expert_count")
+        has_experts = isinstance(num_experts, int) and num_experts > 0
+        family = _EXPERTS_BY_GGUF_ARCHITECTURE.get(name) if has_experts else None
+        family = family or _BY_GGUF_ARCHITECTURE.get(name)
     if family is None or family.read_gguf_config is None:
         raise _unsupported(name, _BY_GGUF_ARCHITECTURE)
     fields = family.read_gguf_config(GGUFKeys(metadata), tensor_fields or TensorDerivedFields())

@@ -45,6 +45,20 @@ def mlp_shapes(config: ModelConfig) -> WeightShapes:
     return gate_up | linear_shapes("mlp.down_proj", hidden, intermediate, bias)
 
 
+def experts_or_mlp_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    """The router and the experts of a layer that has them, else its MLP."""
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return mlp_shapes(config)
+    wide = (experts.num_experts, experts.intermediate_size, config.hidden_size)
+    return {
+        "mlp.gate.weight": (experts.num_experts, config.hidden_size),
+        "mlp.experts.gate_proj.weight": wide,
+        "mlp.experts.up_proj.weight": wide,
+        "mlp.experts.down_proj.weight": (experts.num_experts, config.hidden_size, experts.intermediate_size),
+    }
+
+
 def norm_shapes(config: ModelConfig, *names: str) -> WeightShapes:
     """Norms over the hidden state, by module name."""
     return {f"{name}.weight": (config.hidden_size,) for name in names}

@@ -15,7 +15,7 @@ from plait.kernels.quantized_matrix import QuantizedMatrix
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
-from plait.runtime.models.registry import config_from_hf
+from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_hf
 from plait.runtime.weights.quantized.modules import QuantizedModules
 from plait.runtime.weights.quantized.registry import read_quantization
 from plait.runtime.weights.quantized.stored_module import TensorInfo
@@ -169,11 +169,19 @@ class SafetensorsCheckpoint:
 
     def _stored_parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
         """(stored name, shape) of each stored tensor that makes up the tensor `name`."""
-        stored = name.removeprefix("model.") if self._lacks_model_prefix else name
+        stored = self._stored_name(name)
         if len(shape) < 3:
             return [(stored, shape)]
         prefix, suffix = stored.split(_EXPERTS_INFIX)
         return [(f"{prefix}{_EXPERTS_INFIX}{i}.{suffix}", shape[1:]) for i in range(shape[0])]
+
+    def _stored_name(self, name: str) -> str:
+        """The name in the files: without `model.` in some, and with the family's own names of a layer's modules."""
+        for module, stored in FAMILIES_BY_NAME[self.config.architecture].hf_layer_names.items():
+            if f".{module}." in name:
+                name = name.replace(f".{module}.", f".{stored}.", 1)
+                break
+        return name.removeprefix("model.") if self._lacks_model_prefix else name
 
     def _map_tensors_to_files(self) -> dict[str, str]:
         """Stored tensor name -> file name, from the index or the single file."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
-from plait.runtime.models.config import Fields
+from plait.runtime.models.config import Fields, MoEConfig
 from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 
@@ -93,7 +93,29 @@ def require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
 def require_no_experts(keys: GGUFKeys) -> None:
     """Raises UnsupportedModel for a mixture of experts."""
     if keys.get("expert_count", 0):
-        raise UnsupportedModel(f"plait does not run {keys.prefix[:-1]} as a mixture of experts; it runs qwen3moe")
+        raise UnsupportedModel(
+            f"plait does not run {keys.prefix[:-1]} as a mixture of experts; it runs llama (Mixtral) and qwen3moe"
+        )
+
+
+EXPERT_NAMES = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+"""GGUF names of a layer's router and experts."""
+
+
+def experts(keys: GGUFKeys, num_layers: int, width: int, normalize_topk: bool) -> MoEConfig:
+    """Experts of `width` in all layers."""
+    return MoEConfig(
+        num_experts=keys.checked_int("expert_count", MAX_VALUES["num_experts"]),
+        experts_per_token=keys.checked_int("expert_used_count", MAX_VALUES["num_experts"]),
+        intermediate_size=width,
+        normalize_topk=normalize_topk,
+        layers=(True,) * num_layers,
+    )
 
 
 def _head_dim(keys: GGUFKeys, default: int) -> int:

@@ -119,6 +119,12 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
     assert config_from_gguf(uniform_int) == config_from_gguf(GGUF)
 
 
+def test_experts_are_refused_in_a_family_without_them() -> None:
+    granite = {key.replace("llama.", "granite."): value for key, value in GGUF.items()}
+    with pytest.raises(UnsupportedModel, match="granite as a mixture of experts"):
+        config_from_gguf(granite | {"general.architecture": "granite", "granite.expert_count": 8})
+
+
 @pytest.mark.parametrize(
     ("change", "error", "phrase"),
     [
@@ -157,7 +163,7 @@ def test_invalid_config_json_is_rejected(change: dict[str, Any], error: type[Mod
         ({"llama.attention.layer_norm_rms_epsilon": None}, CorruptModel, "rms_norm_eps"),
         ({"llama.rope.dimension_count": 8}, UnsupportedModel, "dimension_count"),
         ({"llama.rope.scaling.type": "ntk"}, UnsupportedModel, "ntk"),
-        ({"llama.expert_count": 8}, UnsupportedModel, "experts"),
+        ({"llama.expert_count": 8}, CorruptModel, "expert_used_count"),
         ({"split.count": 3}, UnsupportedModel, "3 GGUF files"),
         ({"llama.block_count": 10**9}, CorruptModel, "block_count"),
     ],

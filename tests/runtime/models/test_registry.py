@@ -70,7 +70,7 @@ def test_decoder_class_is_a_decoder(family: ModelFamily, tmp_path: Path) -> None
 
 def test_only_optional_differences_have_defaults() -> None:
     optional = {f.name for f in fields(ModelFamily) if f.default is not MISSING or f.default_factory is not MISSING}
-    assert optional == {"gguf_layer_names", "packed_layer"}
+    assert optional == {"gguf_has_experts", "gguf_layer_names", "hf_layer_names", "packed_layer"}
     with pytest.raises(TypeError, match="has_packed_cpu"):
         ModelFamily(name="new")  # type: ignore[call-arg]
 

@@ -15,6 +15,7 @@ from transformers import (
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
+    MixtralForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
@@ -228,6 +229,14 @@ FAMILY_CASES = {
                 tie_word_embeddings=False,
             )
         },
+    ),
+    "mixtral": FamilyCase(
+        model_class=MixtralForCausalLM,
+        settings=GQA | dict(num_local_experts=6, num_experts_per_tok=2),
+        config_json={"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64},
+        gguf_arch=gguf.MODEL_ARCH.LLAMA,
+        packed_variants={"": dict(num_local_experts=5, num_experts_per_tok=2)},
+        variants={"window, all experts": dict(sliding_window=9, num_local_experts=3, num_experts_per_tok=3)},
     ),
     "granite": FamilyCase(
         model_class=GraniteForCausalLM,

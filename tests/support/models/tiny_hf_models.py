@@ -117,7 +117,8 @@ def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None)
     if getattr(config, "num_experts", 0):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if arch == gguf.MODEL_ARCH.QWEN3MOE:  # elsewhere an expert is as wide as the MLP
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if arch == gguf.MODEL_ARCH.GRANITE:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)

@@ -11,7 +11,7 @@ from plait.runtime.models.config import Fields, ModelConfig, MoEConfig
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
-from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
+from plait.runtime.models.weight_shapes import attention_shapes, experts_or_mlp_shapes, norm_shapes, qk_norm_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
@@ -47,31 +47,14 @@ def _layers_with_experts(config: Mapping[str, Any], num_layers: int) -> tuple[bo
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_full_rotary(keys, fields["head_dim"])
-    experts = MoEConfig(
-        num_experts=keys.checked_int("expert_count", MAX_VALUES["num_experts"]),
-        experts_per_token=keys.checked_int("expert_used_count", MAX_VALUES["num_experts"]),
-        intermediate_size=keys.checked_int("expert_feed_forward_length", MAX_VALUES["intermediate_size"]),
-        normalize_topk=checked_bool(
-            "expert_weights_norm", keys.get("expert_weights_norm", True)
-        ),  # llama.cpp's default
-        layers=(True,) * fields["num_layers"],
-    )
-    return dict(**fields, experts=experts)
+    width = keys.checked_int("expert_feed_forward_length", MAX_VALUES["intermediate_size"])
+    normalize = checked_bool("expert_weights_norm", keys.get("expert_weights_norm", True))  # llama.cpp's default
+    return dict(**fields, experts=gguf_config.experts(keys, fields["num_layers"], width, normalize))
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
     norms = norm_shapes(config, "input_layernorm", "post_attention_layernorm")
-    shapes = norms | attention_shapes(config) | qk_norm_shapes(config)
-    experts = config.experts
-    if experts is None or not experts.layers[layer]:
-        return shapes | mlp_shapes(config)
-    wide = (experts.num_experts, experts.intermediate_size, config.hidden_size)
-    return shapes | {
-        "mlp.gate.weight": (experts.num_experts, config.hidden_size),
-        "mlp.experts.gate_proj.weight": wide,
-        "mlp.experts.up_proj.weight": wide,
-        "mlp.experts.down_proj.weight": (experts.num_experts, config.hidden_size, experts.intermediate_size),
-    }
+    return norms | attention_shapes(config) | qk_norm_shapes(config) | experts_or_mlp_shapes(config, layer)
 
 
 FAMILY = ModelFamily(
@@ -81,13 +64,8 @@ FAMILY = ModelFamily(
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
-    decoder="plait.runtime.models.families.qwen3_moe.layers:Qwen3MoeDecoder",
+    decoder="plait.runtime.models.decoder:Decoder",
     has_packed_cpu=True,
     gguf_permuted_qk=False,
-    gguf_layer_names={
-        "mlp.gate": "ffn_gate_inp",
-        "mlp.experts.gate_proj": "ffn_gate_exps",
-        "mlp.experts.up_proj": "ffn_up_exps",
-        "mlp.experts.down_proj": "ffn_down_exps",
-    },
+    gguf_layer_names=gguf_config.EXPERT_NAMES,
 )
