@@ -40,7 +40,9 @@ S = TypeVar("S")
 
 
 class Program(Generic[P]):
-    """A program, made by `@function` from a function whose first parameter is the state. `P`: its other parameters.
+    """A program, made by `@function` from a function whose first parameter is the state.
+
+    `P` are the function's other parameters.
 
     >>> state = qa.run(question="Why is the sky blue?", temperature=0)   # doctest: +SKIP
     >>> print(state["answer"])                                           # doctest: +SKIP
@@ -58,13 +60,13 @@ class Program(Generic[P]):
     @overload
     def __get__(self: Program[Concatenate[S, Q]], instance: object, owner: type | None = None) -> Program[Q]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Program[Any]:
-        """A program defined in a class is a method: `self` comes first, the state second."""
+        """Makes a program that is defined in a class a method: its body takes `self` first, then the state."""
         if instance is None:
             return self
         return Program(self._body.__get__(instance, owner), self._bound)
 
     def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
-        """Names the types of the sampling keywords for `plait.mypy_plugin`; never called."""
+        """Declares the types of the sampling keywords for `plait.mypy_plugin`; never called."""
 
     def run(
         self,
@@ -77,16 +79,17 @@ class Program(Generic[P]):
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs`, and waits for all its calls.
 
-        The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
-        timeout and the others) are not passed to the body. They are defaults that each gen may override.
-        `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
-        `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
+        The sampling keywords of `gen` (n, stop, temperature, seed, timeout and so on; max_tokens may be called
+        max_new_tokens here) are not passed to the body. They are defaults that each gen may override.
 
-        `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
-        The program is aborted if the returned state, with its streams, is garbage-collected before the end.
-        `backend`: a Runtime, Engine or Client to use instead of the default one. `budget`: a limit for all calls of the
-        program together; when it is spent, the calls end, and reads raise a ProgramError whose `__cause__` is
-        BudgetExceeded. `use_thread` exists in SGLang; here calls always run in parallel to the body.
+        - `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
+          `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
+        - `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
+          The program is aborted if the returned state and its streams are garbage-collected before the end.
+        - `backend`: a Runtime, Engine or Client to use instead of the default one.
+        - `budget`: a limit for all calls of the program together. When it is spent, the calls end, and reads raise a
+          ProgramError whose `__cause__` is BudgetExceeded.
+        - `use_thread` exists for programs written for SGLang. Calls always run in parallel to the body.
 
         Raises InputError for a wrong argument before anything runs, and ProgramError if the body or a call fails.
         """
@@ -144,12 +147,15 @@ class Program(Generic[P]):
 
         An item that fails does not end the others: `error()` of its state returns the error, and every other read
         raises it. A prefix that the items share is computed once. The sampling keywords are those of `run` and apply to
-        all items. `num_threads`: how many items run at a time; "auto" means at most 64. `budget` applies to each item.
+        all items.
 
-        `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
-        have ended. Closing the iterator ends the rest. `resume`: a file to which each finished item is added as a line
-        of JSON. Items that are already in the file are not run again: their states are read from it, with all that they
-        had. An item with a value that cannot be saved is not added, with a warning.
+        - `num_threads`: how many items run at a time; "auto" means at most 64.
+        - `budget`: a limit for each item.
+        - `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
+          have ended. Closing the iterator aborts the other items.
+        - `resume`: a file to which each finished item is added as a line of JSON. Items that are already in the file
+          are not run again: their whole states are read from it. An item with a value that cannot be saved is not
+          added, with a warning.
 
         Raises InputError before anything runs if the arguments of an item do not fit the program.
 
@@ -181,8 +187,8 @@ class Program(Generic[P]):
         unfinished = [index for index, state in states.items() if state is None]
         for index in unfinished:
             executions[index].on_done = functools.partial(checkpoint.record, index)
-        new_states = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
-        states.update(zip(unfinished, new_states, strict=True))
+        finished = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
+        states.update(zip(unfinished, finished, strict=True))
         return [state for state in states.values() if state is not None]
 
     def _executions(
@@ -226,13 +232,13 @@ class Program(Generic[P]):
         budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState | AsyncState:
-        """`run` for an event loop: waits for all calls without blocking the loop. Cancelling the task ends the calls.
+        """`run` for an event loop: waits for all calls without blocking the loop. Cancelling the task aborts the calls.
 
-        An `async def` body runs on the event loop. A plain body uses a thread while it runs, but not while its last
-        calls finish.
+        An `async def` body runs on the event loop. A plain body runs in a thread, which is released when the body
+        returns, even if calls are still running.
 
-        `stream=True` returns an AsyncState at once; the body runs as a separate task. It is aborted if the state, with
-        its streams, is garbage-collected before the end.
+        `stream=True` returns an AsyncState at once; the body runs as a separate task. It is aborted if the state and
+        its streams are garbage-collected before the end.
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
@@ -255,7 +261,7 @@ class Program(Generic[P]):
         budget: Budget | None = None,
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
-        """`run_batch` for an event loop, with thousands of items at a time (at most 4,096, or `max_concurrency`)."""
+        """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
         options, others = self._split_sampling_keywords("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, RUN_OPTION_KEYWORDS)
@@ -269,13 +275,13 @@ class Program(Generic[P]):
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
         """Checks the program and returns its graph: its texts, gens, selects, forks and joins, and the flow of values.
 
-        The body runs once, without a model. What it reads, and arguments that are not given, are placeholders for
-        values that are known at run time only. The sampling keywords are those of `run`. `backend`: a runtime whose
-        chat template is used to check the turns.
+        The body runs once, without a model. The values that it reads, and arguments that are not given, are
+        placeholders for values that are known at run time only. The sampling keywords are those of `run`. `backend`: a
+        runtime whose chat template is used to check the turns.
 
         Raises CompileError, which names the line of each problem: a variable that is never set, an invalid constraint,
-        branches that are never joined or read, an exception of the body. Raises DependsOnValue if the next step of the
-        body depends on a value that is known at run time only.
+        branches that are never joined or read, an exception of the body. Raises DependsOnValue if what the body does
+        next depends on a value that is known at run time only.
 
         >>> print(qa.compile())                                          # doctest: +SKIP
         >>> qa.compile().json(question="Why is the sky blue?")           # doctest: +SKIP
@@ -294,8 +300,10 @@ class Program(Generic[P]):
         return self.compile(backend=backend, **kwargs)
 
     def cache(self, backend: Backend | None = None) -> int:
-        """Computes the prefix that all runs of the program share, before the first run. Returns how many of its tokens
-        were not cached yet. Compiles the program to find the prefix. Without this call it is cached by the first run.
+        """Computes the prefix that all runs of the program share, and keeps it in the prefix cache.
+
+        Returns how many of its tokens were not cached yet. Compiles the program to find the prefix. Without this call,
+        the first run caches it.
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
@@ -304,7 +312,7 @@ class Program(Generic[P]):
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 
     def bind(self, **arguments: Any) -> Program[P]:
-        """Returns the same program with these arguments set. `run` and the other methods may override them.
+        """Returns the same program with these arguments set. Arguments of `run` and the other methods override them.
 
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
@@ -315,13 +323,14 @@ class Program(Generic[P]):
         return Program(self._body, {**self._bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`program(...)` is `program.run(...)`. `program(s, ...)`, where `s` is the state of another program, runs the
-        body on that state, which continues its text, and returns the return value of the body (for an `async def` body
-        an awaitable).
+        """`program(...)` is `program.run(...)`. `program(s, ...)` runs the body on the state of another program.
+
+        The body then continues the text of `s`, and its return value is returned (for an `async def` body, an
+        awaitable).
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
-            async_body = getattr(self._body, "async_body", None)  # agents run in both kinds of programs
+            async_body = getattr(self._body, "async_body", None)  # an agent has a plain and an async body
             body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
             if body is self._body:
                 self._check_async_matches(args[0])
@@ -332,7 +341,7 @@ class Program(Generic[P]):
         return f"<plait program {self.name!r}>"
 
     def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
-        """Returns the client to use. Raises InputError if the defaults are invalid for its model."""
+        """Returns the client to use. Raises InputError if `options` are invalid for its model."""
         client = resolve_client(backend)
         try:
             options.check_as_defaults(client.model.vocab_size)
@@ -400,7 +409,7 @@ class Program(Generic[P]):
 @overload
 def function(body: Callable[Concatenate[S, P], Any]) -> Program[P]: ...
 @overload
-def function(body: Callable[..., Any]) -> Program[...]: ...  # with **kwargs, which could take the state by name
+def function(body: Callable[..., Any]) -> Program[...]: ...  # for a body with **kwargs, which the first does not match
 @overload
 def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[Concatenate[S, P], Any]], Program[P]]: ...
 def function(
