@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -23,17 +23,16 @@ from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, unknown_keyword
+from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RunKeywords
-from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
+from plait.lang.program_arguments import ProgramArguments
+from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options
 from plait.runtime.errors import InputError
-from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
-RUN_KEYWORDS = ("stream", "backend", "budget")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 S = TypeVar("S")
@@ -50,9 +49,8 @@ class Program(Generic[P]):
 
     def __init__(self, body: Callable[Concatenate[S, P], Any], bound: Mapping[str, Any] | None = None) -> None:
         self.name = getattr(body, "__name__", "program")
-        self._signature = _checked_signature(self.name, body)
+        self._arguments = ProgramArguments(self.name, _checked_signature(self.name, body), bound or {})
         self._body: Callable[..., Any] = body
-        self._bound = dict(bound or {})
         functools.update_wrapper(self, body)
 
     @overload
@@ -63,7 +61,7 @@ class Program(Generic[P]):
         """Makes a program that is defined in a class a method: its body takes `self` first, then the state."""
         if instance is None:
             return self
-        return Program(self._body.__get__(instance, owner), self._bound)
+        return Program(self._body.__get__(instance, owner), self._arguments.bound)
 
     def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
         """Declares the types of the sampling keywords for `plait.mypy_plugin`; never called."""
@@ -95,12 +93,12 @@ class Program(Generic[P]):
         """
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
-        options, kwargs = self._split_sampling_keywords("run", kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        options, kwargs = self._arguments.split_sampling("run", kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
         client = self._client("run", backend, options)
-        kwargs = self._with_bound_arguments(args, kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
         if execution.is_async:
             return start_loop_thread(execution) if stream else run_in_new_loop(execution)
@@ -162,11 +160,11 @@ class Program(Generic[P]):
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        options, others = self._split_sampling_keywords("run_batch", sampling)
+        options, others = self._arguments.split_sampling("run_batch", sampling)
         for name in others:
             raise unknown_keyword("run_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("run_batch", budget)
-        items = self._checked_items(batch_kwargs)
+        items = self._arguments.checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
         if not isinstance(generator_style, bool):
             raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
@@ -242,12 +240,12 @@ class Program(Generic[P]):
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
-        options, kwargs = self._split_sampling_keywords("arun", kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        options, kwargs = self._arguments.split_sampling("arun", kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
         client = self._client("arun", backend, options)
-        kwargs = self._with_bound_arguments(args, kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
         return start(execution) if stream else await run_async(execution)
 
@@ -262,11 +260,11 @@ class Program(Generic[P]):
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
         """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
-        options, others = self._split_sampling_keywords("arun_batch", sampling)
+        options, others = self._arguments.split_sampling("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("arun_batch", budget)
-        items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
+        items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         executions = (
             self._executions(items, self._client("arun_batch", backend, options), options, budget) if items else []
         )
@@ -288,10 +286,10 @@ class Program(Generic[P]):
         """
         from plait.lang.tracing.tracer import compile_body
 
-        options, kwargs = self._split_sampling_keywords("compile", kwargs)
-        kwargs = self._with_bound_arguments(args, kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs, allow_missing=True)
-        bound = self._signature.bind_partial(None, *args, **kwargs)
+        options, kwargs = self._arguments.split_sampling("compile", kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs, allow_missing=True)
+        bound = self._arguments.signature.bind_partial(None, *args, **kwargs)
         template = None if backend is None else self._client("compile", backend, options).tokenizer.chat_template
         return compile_body(self.name, self._body, bound, options, template)
 
@@ -316,11 +314,8 @@ class Program(Generic[P]):
 
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
-        unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._signature.parameters.values())
-        if unknown and not takes_any:
-            self._check_arguments(f"bind of program {self.name!r}", (), arguments, allow_missing=True)
-        return Program(self._body, {**self._bound, **arguments})
+        self._arguments.check_bind(arguments)
+        return Program(self._body, {**self._arguments.bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`program(...)` is `program.run(...)`. `program(s, ...)` runs the body on the state of another program.
@@ -329,12 +324,12 @@ class Program(Generic[P]):
         awaitable).
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
-            self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
+            self._arguments.check(f"program {self.name!r}", args[1:], kwargs)
             async_body = getattr(self._body, "async_body", None)  # an agent has a plain and an async body
             body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
             if body is self._body:
                 self._check_async_matches(args[0])
-            return body(*args, **self._with_bound_arguments(args[1:], kwargs))
+            return body(*args, **self._arguments.with_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -356,54 +351,6 @@ class Program(Generic[P]):
             raise InputError(f"program {self.name!r} is async def, so it needs the state of an async def program")
         if not is_async and isinstance(state, AsyncState):
             raise InputError(f"program {self.name!r} is a plain function, so it needs the state of a plain program")
-
-    # -- arguments --------------------------------------------------------------------------------
-
-    def _split_sampling_keywords(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Returns the sampling keywords as options, and the other keywords."""
-        sampling = {name: value for name, value in kwargs.items() if name in RUN_OPTION_KEYWORDS}
-        parameter_names = list(self._signature.parameters)[1:]
-        for name in sampling:
-            if where in ("run", "compile") and name in parameter_names:
-                raise InputError(
-                    f"program {self.name!r} has a parameter {name!r}, which is also a sampling keyword of "
-                    f"{where}; pass it by position, or rename it"
-                )
-        return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
-
-    def _with_bound_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `kwargs` and the bound arguments that neither `args` nor `kwargs` override."""
-        by_position = list(self._signature.parameters)[1 : 1 + len(args)]
-        return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
-
-    def _check_arguments(
-        self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, allow_missing: bool = False
-    ) -> None:
-        """Raises InputError unless the arguments fit the signature. `allow_missing`: required ones may be missing."""
-        bind = self._signature.bind_partial if allow_missing else self._signature.bind
-        try:
-            bind(None, *args, **self._with_bound_arguments(args, kwargs))
-        except TypeError as error:
-            names = list(self._signature.parameters)[1:]
-            for name in kwargs:
-                if name not in names and (name in UNSUPPORTED_KEYWORDS or name in NAMES_ELSEWHERE):
-                    raise unknown_keyword(where, name, names) from None
-            unknown = [name for name in kwargs if name not in names]
-            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)) if unknown else ""
-            got = f", but got {unknown[0]!r}" if unknown and unknown[0] not in str(error) else ""
-            known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
-            raise InputError(f"{where}: {error}{got}{hint}; {known}") from None
-
-    def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if isinstance(batch_kwargs, (str, bytes, Mapping)) or not isinstance(batch_kwargs, Iterable):
-            raise InputError("run_batch takes a list of dicts, one dict of keyword arguments per item")
-        items = []
-        for index, item in enumerate(batch_kwargs):
-            if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
-                raise InputError(f"item {index} of run_batch must be a dict of keyword arguments, not {item!r:.80}")
-            self._check_arguments(f"program {self.name!r}, item {index}", (), item)
-            items.append(self._with_bound_arguments((), item))
-        return items
 
 
 @overload
