@@ -7,7 +7,6 @@ requests that language backends send are derived from it, so that a new paramete
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
@@ -16,16 +15,21 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from plait.constrained.regex.incremental_search import MAX_EDGES, search_automaton
-from plait.constrained.specs import GrammarError
 from plait.runtime.errors import InputError
+from plait.runtime.sampling_values import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_PATTERNS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    check_logit_bias,
+    check_stop_patterns,
+    check_stop_strings,
+    check_token_ids,
+    check_top_k,
+    checked_number,
+)
 
 MAX_TOKENS_LIMIT = 1 << 20
-MAX_STOP_STRINGS = 64
-MAX_STOP_BYTES = 1024
-MAX_STOP_PATTERNS = 16
-MAX_STOP_TOKENS = 256
-MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
@@ -315,15 +319,25 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, pro
                 _checked_number(name, value, protocol)
         elif name in _BOOL_FIELDS and not isinstance(value, bool):
             raise InputError(f"{name_in(protocol, name)} must be True or False, not {value!r}", field=name)
-    _check_top_k(params.top_k, protocol)
+    if "top_k" in non_default:
+        check_top_k(name_in(protocol, "top_k"), params.top_k)
     _check_combinations(params, protocol)
     if "stop" in non_default:
-        _check_stop_strings(params.stop, protocol)
+        check_stop_strings(name_in(protocol, "stop"), params.stop)
     if "stop_regex" in non_default:
-        _check_stop_patterns(params.stop_regex, protocol)
+        check_stop_patterns(name_in(protocol, "stop_regex"), params.stop_regex)
     if "stop_token_ids" in non_default:
-        _check_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size, protocol)
-    _check_logit_bias(params.logit_bias, vocab_size, protocol)
+        name = name_in(protocol, "stop_token_ids")
+        check_token_ids("stop_token_ids", name, params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    check_logit_bias(name_in(protocol, "logit_bias"), params.logit_bias, vocab_size)
+
+
+def _checked_number(field: str, value: Any, protocol: str | None) -> Any:
+    """Returns `value` as the type of the field. Raises InputError if it is not in the field's range."""
+    param = PARAMS[field]
+    assert param.low is not None and param.high is not None
+    name, kind = name_in(protocol, field), _NUMBER_TYPES[field]
+    return checked_number(field, name, value, kind, param.low, param.high, above_low=param.above_low)
 
 
 def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
@@ -367,81 +381,3 @@ def _check_exact(params: SamplingParams, protocol: str | None) -> None:
         name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
         text = f"exact draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
         raise InputError(text, field="exact")
-
-
-def _checked_number(field: str, value: Any, protocol: str | None) -> Any:
-    """Returns `value` as the type of the field, int or float. Raises InputError if it is not in the field's range."""
-    name, kind, param = name_in(protocol, field), _NUMBER_TYPES[field], PARAMS[field]
-    assert param.low is not None and param.high is not None
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-        text = f"{name} must be {'an integer' if kind is int else 'a number'}, not {value!r}"
-        raise InputError(text, field=field)
-    if not math.isfinite(value):
-        raise InputError(f"{name} must be finite, not {value!r}", field=field)
-    if value > param.high or value < param.low or (value == param.low and param.above_low):
-        bounds = f"{'above' if param.above_low else 'from'} {param.low} to {param.high}"
-        raise InputError(f"{name} must be {bounds}, not {value!r}", field=field)
-    return kind(value)
-
-
-def _check_top_k(top_k: Any, protocol: str | None) -> None:
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < -1 or top_k == 0 or top_k > 1 << 30:
-        name = name_in(protocol, "top_k")
-        raise InputError(f"{name} must be -1 (all tokens) or at least 1, not {top_k!r}", field="top_k")
-
-
-def _check_stop_strings(stops: Any, protocol: str | None) -> None:
-    if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
-        text = f"{name_in(protocol, 'stop')} takes a string or at most {MAX_STOP_STRINGS} of them"
-        raise InputError(text, field="stop")
-    for text in stops:
-        if not isinstance(text, str) or not text:
-            raise InputError(f"stop strings must be non-empty text, not {text!r}", field="stop")
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise InputError("a stop string has a lone surrogate, which is not a character", field="stop") from None
-        if size > MAX_STOP_BYTES:
-            raise InputError(f"a stop string has {size} bytes; the limit is {MAX_STOP_BYTES}", field="stop")
-
-
-def _check_stop_patterns(patterns: Any, protocol: str | None) -> None:
-    name = name_in(protocol, "stop_regex")
-    if not isinstance(patterns, tuple) or len(patterns) > MAX_STOP_PATTERNS:
-        raise InputError(f"{name} takes a pattern or at most {MAX_STOP_PATTERNS} of them", field="stop_regex")
-    num_edges = 0
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InputError(f"{name} has {pattern!r:.80}, which is not text", field="stop_regex")
-        try:
-            num_edges += search_automaton(pattern).num_edges
-        except GrammarError as error:
-            text = f"{name} has {pattern!r:.80}, which cannot be used: {error}"
-            raise InputError(text, field="stop_regex") from None
-    if num_edges > MAX_EDGES:
-        text = f"the patterns of {name} together need an automaton with more than {MAX_EDGES} edges"
-        raise InputError(text, field="stop_regex")
-
-
-def _check_token_ids(field: str, ids: Any, max_count: int, vocab_size: int | None, protocol: str | None) -> None:
-    name = name_in(protocol, field)
-    if not isinstance(ids, tuple) or len(ids) > max_count:
-        raise InputError(f"{name} takes at most {max_count} token ids", field=field)
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise InputError(f"{name} has {token!r}, which is not a token id", field=field)
-        if vocab_size is not None and token >= vocab_size:
-            raise InputError(f"{name} has {token}, but the vocabulary ends at {vocab_size - 1}", field=field)
-
-
-def _check_logit_bias(bias: Any, vocab_size: int | None, protocol: str | None) -> None:
-    name = name_in(protocol, "logit_bias")
-    if not isinstance(bias, dict):
-        raise InputError(f"{name} must be a dict of token id to number", field="logit_bias")
-    if not bias:
-        return
-    _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size, protocol)
-    for token, value in bias.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            text = f"{name} of token {token} must be from -100 to 100, not {value!r}"
-            raise InputError(text, field="logit_bias")
