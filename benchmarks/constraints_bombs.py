@@ -55,6 +55,6 @@ def answer(pool: CompilePool, spec: Spec) -> Grammar | GrammarError:
 
 
 def _memory(pool: CompilePool) -> str:
-    children = [f"{child.resident_bytes() >> 20}" for child in pool._children]
+    children = [f"{child.resident_bytes() >> 20}" for child in pool._workers]
     own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return f"this process {own >> 20} MiB, children {', '.join(children)} MiB"

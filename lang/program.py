@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -23,24 +23,25 @@ from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, unknown_keyword
+from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RunKeywords
-from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
+from plait.lang.program_arguments import ProgramArguments
+from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options
 from plait.runtime.errors import InputError
-from plait.runtime.similar_names import did_you_mean
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
-RUN_KEYWORDS = ("stream", "backend", "budget")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
 
 class Program(Generic[P]):
-    """A program, made by `@function` from a function whose first parameter is the state. `P`: its other parameters.
+    """A program, made by `@function` from a function whose first parameter is the state.
+
+    `P` are the function's other parameters.
 
     >>> state = qa.run(question="Why is the sky blue?", temperature=0)   # doctest: +SKIP
     >>> print(state["answer"])                                           # doctest: +SKIP
@@ -48,9 +49,8 @@ class Program(Generic[P]):
 
     def __init__(self, body: Callable[Concatenate[S, P], Any], bound: Mapping[str, Any] | None = None) -> None:
         self.name = getattr(body, "__name__", "program")
-        self._signature = _checked_signature(self.name, body)
+        self._arguments = ProgramArguments(self.name, _checked_signature(self.name, body), bound or {})
         self._body: Callable[..., Any] = body
-        self._bound = dict(bound or {})
         functools.update_wrapper(self, body)
 
     @overload
@@ -58,13 +58,13 @@ class Program(Generic[P]):
     @overload
     def __get__(self: Program[Concatenate[S, Q]], instance: object, owner: type | None = None) -> Program[Q]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Program[Any]:
-        """A program defined in a class is a method: `self` comes first, the state second."""
+        """Makes a program that is defined in a class a method: its body takes `self` first, then the state."""
         if instance is None:
             return self
-        return Program(self._body.__get__(instance, owner), self._bound)
+        return Program(self._body.__get__(instance, owner), self._arguments.bound)
 
     def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
-        """Names the types of the sampling keywords for `plait.mypy_plugin`; never called."""
+        """Declares the types of the sampling keywords for `plait.mypy_plugin`; never called."""
 
     def run(
         self,
@@ -77,27 +77,28 @@ class Program(Generic[P]):
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs`, and waits for all its calls.
 
-        The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
-        timeout and the others) are not passed to the body. They are defaults that each gen may override.
-        `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
-        `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
+        The sampling keywords of `gen` (n, stop, temperature, seed, timeout and so on; max_tokens may be called
+        max_new_tokens here) are not passed to the body. They are defaults that each gen may override.
 
-        `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
-        The program is aborted if the returned state, with its streams, is garbage-collected before the end.
-        `backend`: a Runtime, Engine or Client to use instead of the default one. `budget`: a limit for all calls of the
-        program together; when it is spent, the calls end, and reads raise a ProgramError whose `__cause__` is
-        BudgetExceeded. `use_thread` exists in SGLang; here calls always run in parallel to the body.
+        - `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
+          `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
+        - `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
+          The program is aborted if the returned state and its streams are garbage-collected before the end.
+        - `backend`: a Runtime, Engine or Client to use instead of the default one.
+        - `budget`: a limit for all calls of the program together. When it is spent, the calls end, and reads raise a
+          ProgramError whose `__cause__` is BudgetExceeded.
+        - `use_thread` exists for programs written for SGLang. Calls always run in parallel to the body.
 
         Raises InputError for a wrong argument before anything runs, and ProgramError if the body or a call fails.
         """
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
-        options, kwargs = self._split_sampling_keywords("run", kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        options, kwargs = self._arguments.split_sampling("run", kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
         client = self._client("run", backend, options)
-        kwargs = self._with_bound_arguments(args, kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
         if execution.is_async:
             return start_loop_thread(execution) if stream else run_in_new_loop(execution)
@@ -144,23 +145,26 @@ class Program(Generic[P]):
 
         An item that fails does not end the others: `error()` of its state returns the error, and every other read
         raises it. A prefix that the items share is computed once. The sampling keywords are those of `run` and apply to
-        all items. `num_threads`: how many items run at a time; "auto" means at most 64. `budget` applies to each item.
+        all items.
 
-        `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
-        have ended. Closing the iterator ends the rest. `resume`: a file to which each finished item is added as a line
-        of JSON. Items that are already in the file are not run again: their states are read from it, with all that they
-        had. An item with a value that cannot be saved is not added, with a warning.
+        - `num_threads`: how many items run at a time; "auto" means at most 64.
+        - `budget`: a limit for each item.
+        - `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
+          have ended. Closing the iterator aborts the other items.
+        - `resume`: a file to which each finished item is added as a line of JSON. Items that are already in the file
+          are not run again: their whole states are read from it. An item with a value that cannot be saved is not
+          added, with a warning.
 
         Raises InputError before anything runs if the arguments of an item do not fit the program.
 
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        options, others = self._split_sampling_keywords("run_batch", sampling)
+        options, others = self._arguments.split_sampling("run_batch", sampling)
         for name in others:
             raise unknown_keyword("run_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("run_batch", budget)
-        items = self._checked_items(batch_kwargs)
+        items = self._arguments.checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
         if not isinstance(generator_style, bool):
             raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
@@ -181,8 +185,8 @@ class Program(Generic[P]):
         unfinished = [index for index, state in states.items() if state is None]
         for index in unfinished:
             executions[index].on_done = functools.partial(checkpoint.record, index)
-        new_states = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
-        states.update(zip(unfinished, new_states, strict=True))
+        finished = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
+        states.update(zip(unfinished, finished, strict=True))
         return [state for state in states.values() if state is not None]
 
     def _executions(
@@ -226,22 +230,22 @@ class Program(Generic[P]):
         budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState | AsyncState:
-        """`run` for an event loop: waits for all calls without blocking the loop. Cancelling the task ends the calls.
+        """`run` for an event loop: waits for all calls without blocking the loop. Cancelling the task aborts the calls.
 
-        An `async def` body runs on the event loop. A plain body uses a thread while it runs, but not while its last
-        calls finish.
+        An `async def` body runs on the event loop. A plain body runs in a thread, which is released when the body
+        returns, even if calls are still running.
 
-        `stream=True` returns an AsyncState at once; the body runs as a separate task. It is aborted if the state, with
-        its streams, is garbage-collected before the end.
+        `stream=True` returns an AsyncState at once; the body runs as a separate task. It is aborted if the state and
+        its streams are garbage-collected before the end.
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
-        options, kwargs = self._split_sampling_keywords("arun", kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        options, kwargs = self._arguments.split_sampling("arun", kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
         client = self._client("arun", backend, options)
-        kwargs = self._with_bound_arguments(args, kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
         return start(execution) if stream else await run_async(execution)
 
@@ -255,12 +259,12 @@ class Program(Generic[P]):
         budget: Budget | None = None,
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
-        """`run_batch` for an event loop, with thousands of items at a time (at most 4,096, or `max_concurrency`)."""
-        options, others = self._split_sampling_keywords("arun_batch", sampling)
+        """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
+        options, others = self._arguments.split_sampling("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("arun_batch", budget)
-        items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
+        items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         executions = (
             self._executions(items, self._client("arun_batch", backend, options), options, budget) if items else []
         )
@@ -269,23 +273,23 @@ class Program(Generic[P]):
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
         """Checks the program and returns its graph: its texts, gens, selects, forks and joins, and the flow of values.
 
-        The body runs once, without a model. What it reads, and arguments that are not given, are placeholders for
-        values that are known at run time only. The sampling keywords are those of `run`. `backend`: a runtime whose
-        chat template is used to check the turns.
+        The body runs once, without a model. The values that it reads, and arguments that are not given, are
+        placeholders for values that are known at run time only. The sampling keywords are those of `run`. `backend`: a
+        runtime whose chat template is used to check the turns.
 
         Raises CompileError, which names the line of each problem: a variable that is never set, an invalid constraint,
-        branches that are never joined or read, an exception of the body. Raises DependsOnValue if the next step of the
-        body depends on a value that is known at run time only.
+        branches that are never joined or read, an exception of the body. Raises DependsOnValue if what the body does
+        next depends on a value that is known at run time only.
 
         >>> print(qa.compile())                                          # doctest: +SKIP
         >>> qa.compile().json(question="Why is the sky blue?")           # doctest: +SKIP
         """
         from plait.lang.tracing.tracer import compile_body
 
-        options, kwargs = self._split_sampling_keywords("compile", kwargs)
-        kwargs = self._with_bound_arguments(args, kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs, allow_missing=True)
-        bound = self._signature.bind_partial(None, *args, **kwargs)
+        options, kwargs = self._arguments.split_sampling("compile", kwargs)
+        kwargs = self._arguments.with_bound(args, kwargs)
+        self._arguments.check(f"program {self.name!r}", args, kwargs, allow_missing=True)
+        bound = self._arguments.signature.bind_partial(None, *args, **kwargs)
         template = None if backend is None else self._client("compile", backend, options).tokenizer.chat_template
         return compile_body(self.name, self._body, bound, options, template)
 
@@ -294,8 +298,10 @@ class Program(Generic[P]):
         return self.compile(backend=backend, **kwargs)
 
     def cache(self, backend: Backend | None = None) -> int:
-        """Computes the prefix that all runs of the program share, before the first run. Returns how many of its tokens
-        were not cached yet. Compiles the program to find the prefix. Without this call it is cached by the first run.
+        """Computes the prefix that all runs of the program share, and keeps it in the prefix cache.
+
+        Returns how many of its tokens were not cached yet. Compiles the program to find the prefix. Without this call,
+        the first run caches it.
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
@@ -304,35 +310,33 @@ class Program(Generic[P]):
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 
     def bind(self, **arguments: Any) -> Program[P]:
-        """Returns the same program with these arguments set. `run` and the other methods may override them.
+        """Returns the same program with these arguments set. Arguments of `run` and the other methods override them.
 
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
-        unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._signature.parameters.values())
-        if unknown and not takes_any:
-            self._check_arguments(f"bind of program {self.name!r}", (), arguments, allow_missing=True)
-        return Program(self._body, {**self._bound, **arguments})
+        self._arguments.check_bind(arguments)
+        return Program(self._body, {**self._arguments.bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`program(...)` is `program.run(...)`. `program(s, ...)`, where `s` is the state of another program, runs the
-        body on that state, which continues its text, and returns the return value of the body (for an `async def` body
-        an awaitable).
+        """`program(...)` is `program.run(...)`. `program(s, ...)` runs the body on the state of another program.
+
+        The body then continues the text of `s`, and its return value is returned (for an `async def` body, an
+        awaitable).
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
-            self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
-            async_body = getattr(self._body, "async_body", None)  # agents run in both kinds of programs
+            self._arguments.check(f"program {self.name!r}", args[1:], kwargs)
+            async_body = getattr(self._body, "async_body", None)  # an agent has a plain and an async body
             body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
             if body is self._body:
                 self._check_async_matches(args[0])
-            return body(*args, **self._with_bound_arguments(args[1:], kwargs))
+            return body(*args, **self._arguments.with_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<plait program {self.name!r}>"
 
     def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
-        """Returns the client to use. Raises InputError if the defaults are invalid for its model."""
+        """Returns the client to use. Raises InputError if `options` are invalid for its model."""
         client = resolve_client(backend)
         try:
             options.check_as_defaults(client.model.vocab_size)
@@ -348,59 +352,11 @@ class Program(Generic[P]):
         if not is_async and isinstance(state, AsyncState):
             raise InputError(f"program {self.name!r} is a plain function, so it needs the state of a plain program")
 
-    # -- arguments --------------------------------------------------------------------------------
-
-    def _split_sampling_keywords(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Returns the sampling keywords as options, and the other keywords."""
-        sampling = {name: value for name, value in kwargs.items() if name in RUN_OPTION_KEYWORDS}
-        parameter_names = list(self._signature.parameters)[1:]
-        for name in sampling:
-            if where in ("run", "compile") and name in parameter_names:
-                raise InputError(
-                    f"program {self.name!r} has a parameter {name!r}, which is also a sampling keyword of "
-                    f"{where}; pass it by position, or rename it"
-                )
-        return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
-
-    def _with_bound_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `kwargs` and the bound arguments that neither `args` nor `kwargs` override."""
-        by_position = list(self._signature.parameters)[1 : 1 + len(args)]
-        return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
-
-    def _check_arguments(
-        self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, allow_missing: bool = False
-    ) -> None:
-        """Raises InputError unless the arguments fit the signature. `allow_missing`: required ones may be missing."""
-        bind = self._signature.bind_partial if allow_missing else self._signature.bind
-        try:
-            bind(None, *args, **self._with_bound_arguments(args, kwargs))
-        except TypeError as error:
-            names = list(self._signature.parameters)[1:]
-            for name in kwargs:
-                if name not in names and (name in UNSUPPORTED_KEYWORDS or name in NAMES_ELSEWHERE):
-                    raise unknown_keyword(where, name, names) from None
-            unknown = [name for name in kwargs if name not in names]
-            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)) if unknown else ""
-            got = f", but got {unknown[0]!r}" if unknown and unknown[0] not in str(error) else ""
-            known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
-            raise InputError(f"{where}: {error}{got}{hint}; {known}") from None
-
-    def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if isinstance(batch_kwargs, (str, bytes, Mapping)) or not isinstance(batch_kwargs, Iterable):
-            raise InputError("run_batch takes a list of dicts, one dict of keyword arguments per item")
-        items = []
-        for index, item in enumerate(batch_kwargs):
-            if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
-                raise InputError(f"item {index} of run_batch must be a dict of keyword arguments, not {item!r:.80}")
-            self._check_arguments(f"program {self.name!r}, item {index}", (), item)
-            items.append(self._with_bound_arguments((), item))
-        return items
-
 
 @overload
 def function(body: Callable[Concatenate[S, P], Any]) -> Program[P]: ...
 @overload
-def function(body: Callable[..., Any]) -> Program[...]: ...  # with **kwargs, which could take the state by name
+def function(body: Callable[..., Any]) -> Program[...]: ...  # for a body with **kwargs, which the first does not match
 @overload
 def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[Concatenate[S, P], Any]], Program[P]]: ...
 def function(

@@ -3,10 +3,9 @@
 Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache WatchBlocks.
 Scheduler to client: Welcome Tokens Finished Failed Status BlockBatch BlockSnapshot.
 
-They travel in frames, see `transport/frames.py`.
-
-The client assigns ids by counting. They are scoped to its connection, so no client can name a session of another one.
-Every call (Generate, Select, Embed, Inspect, FlushCache) is answered by exactly one Finished, Failed or Status.
+They are sent in frames, see `transport/frames.py`. The client numbers its sessions and calls. These ids are scoped to
+its connection, so no client can name a session of another one. Every call (Generate, Select, Embed, Inspect,
+FlushCache) is answered by exactly one Finished, Failed or Status.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
 MAX_FORK_CHILDREN = 4096
-MAX_FOLLOWED_BY_BYTES = 256  # of the text behind a value that belongs to its constraint
+MAX_FOLLOWED_BY_BYTES = 256  # of `Generate.followed_by`
 MAX_NAME_CHARS = 256  # of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
@@ -44,7 +43,7 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Opens an empty session. Sessions share cached prefixes if `tenant` and `cache_salt` are equal."""
+    """Opens an empty session. Only sessions with equal `tenant` and `cache_salt` share cached prefixes."""
 
     session: int
     tenant: str = ""
@@ -63,11 +62,12 @@ class Append(Message, frozen=True):
 class Generate(Message, frozen=True):
     """Samples tokens after the session's text and appends them to it.
 
-    followed_by: text that the session's text continues with, whether the call ends with a value or not. A value under
-        `constraint` ends only where this text can follow. It is no part of the value, of `max_tokens` or of the reply.
-    plain_bytes: bytes at the end of the text before the call that token healing may take back: plain text of one
-        author. Last tokens within them are taken back if a longer token begins with their text; the output then begins
-        with that text, which is no part of the value, of `max_tokens` or of the reply.
+    followed_by: text that is appended to the session's text after the value, or without it if the call fails. A value
+        under `constraint` ends only where this text can follow. It is not part of the value or of the reply, and does
+        not count towards `max_tokens`.
+    plain_bytes: number of bytes at the end of the text that token healing may remove: plain text of one author. The
+        last tokens within them are removed if a longer token begins with their text; the output then begins with that
+        text, which is not part of the value or of the reply, and does not count towards `max_tokens`.
     """
 
     session: int
@@ -81,11 +81,11 @@ class Generate(Message, frozen=True):
 class Select(Message, frozen=True):
     """Scores each choice (token ids) after the session's text and appends the best one.
 
-    With the method "exact", a choice is drawn by its probability instead: the product of those of its tokens, divided
-    by the sum over all choices. `seed` is for this draw (None: a random one).
-    replaced: number of last tokens of the text that are removed first. Each choice then begins with their bytes. This
-        is how a token can span the border between text and choice (token healing).
-    top_logprobs: number of likeliest tokens to report at each position.
+    With the method "exact", a choice is drawn by its probability instead: the product of the probabilities of its
+    tokens, divided by the sum of these products over all choices. `seed` is for this draw (None: a random one).
+    replaced: number of tokens at the end of the text that are removed first. Each choice then begins with their bytes,
+        so that a token can span the border between text and choice (token healing).
+    top_logprobs: number of most likely tokens to report at each position.
     """
 
     session: int
@@ -102,7 +102,7 @@ class Embed(Message, frozen=True):
     """Embeds the session's text, which stays unchanged; the result is `Finished.embedding`.
 
     dimensions: number of leading values of the vector to return (0: all).
-    normalize: whether to scale them to unit length (None: as the model's files say).
+    normalize: whether to scale them to unit length (None: the setting of the model's files).
     """
 
     session: int
@@ -152,9 +152,9 @@ class FlushCache(Message, frozen=True):
 
 
 class WatchBlocks(Message, frozen=True):
-    """Asks for block events (`BlockBatch`) for the next 10 s, see `kv_cache/block_events.py`. Has no other answer.
+    """Requests block events (`BlockBatch`) for the next 10 s, see `kv_cache/block_events.py`. Has no other reply.
 
-    snapshot: a `BlockSnapshot` first, because this client knows no blocks yet or has missed a batch.
+    snapshot: whether a `BlockSnapshot` comes first, for a client that knows no blocks yet or has missed a batch.
     """
 
     snapshot: bool
@@ -171,20 +171,20 @@ def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Sp
     if not followed_by:
         return None
     if sampling.exact:
-        return "followed_by cannot be combined with exact: the text behind a value is no part of its distribution"
+        return "followed_by cannot be combined with exact: the text after a value is not part of its distribution"
     if constraint is None or sampling.min_tokens:
-        return "followed_by needs a constraint, and excludes min_tokens"
+        return "followed_by needs a constraint, and cannot be combined with min_tokens"
     if len(followed_by.encode(errors="replace")) > MAX_FOLLOWED_BY_BYTES:
         return f"followed_by is longer than {MAX_FOLLOWED_BY_BYTES} bytes"
     return None
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
-    """The embeddings of a model: `size` values, pooled from the hidden states after its last norm.
+    """The embeddings of a model: vectors of `size` values, pooled from the hidden states after its last norm.
 
-    pooling: "last" takes the state of the last token, "mean" the average.
-    normalized: the model's files ask for unit length.
-    prompt: the text that they put before every input.
+    pooling: "last" uses the state of the last token, "mean" the average.
+    normalized: whether the model's files set unit length.
+    prompt: the text that the model's files put before every input.
     """
 
     size: int
@@ -196,9 +196,11 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Message, frozen=True):
     """The model that the scheduler serves.
 
-    embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
-    can_generate: it has an output head. chat_template: replaces the one of the model's files; "" for none.
-    max_batch_rows: calls that run at once. model_fingerprint: of the model's files, see `model_files/fingerprint.py`.
+    embeddings: None if the model has none, for the reason `no_embeddings_reason`.
+    can_generate: whether the model has an output head.
+    chat_template: replaces that of the model's files; "" if it does not.
+    max_batch_rows: number of calls that run at once.
+    model_fingerprint: of the model's files, see `model_files/fingerprint.py`.
     """
 
     protocol: int
@@ -218,11 +220,11 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     """The cost of one call. Always prompt_tokens == cached_tokens + computed_tokens.
 
     cached_tokens: prompt tokens whose KV was cached, in the radix tree or by the session itself.
-    computed_tokens: prompt tokens that went through the model.
+    computed_tokens: prompt tokens that the model computed.
     recomputed_tokens: tokens computed a second time after a preemption, because the KV pool was full.
     completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling,
         and drafted_tokens were proposed by prompt lookup and accepted by the model.
-    reasoning_tokens: those before the value of a `Reasoning` constraint, with its marks; part of completion_tokens.
+    reasoning_tokens: those before the value of a `Reasoning` constraint, with its tags; part of completion_tokens.
     queue_s, ttft_s, wall_s: seconds until admission, until the first token, and in total.
     compile_s: the part of queue_s spent waiting for the grammar of this call.
     """
@@ -242,7 +244,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token, its logprob, and the likeliest tokens at its position with their logprobs."""
+    """A token, its logprob, and the most likely tokens at its position with their logprobs."""
 
     token_id: int
     logprob: float
@@ -250,10 +252,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a Select: the `index` of the best choice, and the scores that decided.
+    """The result of a Select: the `index` of the selected choice, and the score of each.
 
     token_logprobs[i][j]: logprob of token j of choice i.
-    top_logprobs[i][j]: the likeliest tokens at the position of token j of choice i, if requested.
+    top_logprobs[i][j]: the most likely tokens at the position of token j of choice i, if requested.
     """
 
     index: int
@@ -267,8 +269,9 @@ class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
     """How an `exact` value was drawn.
 
     logprob: natural logarithm of the value's probability without the constraint, at the call's temperature and filters.
-    mass_low, mass_high: bounds of the probability that a text of this prompt is admissible, from all samples so far.
-    model_steps: prefixes whose probabilities were computed for this value.
+    mass_low, mass_high: bounds of the probability that unconstrained text after this prompt is a valid value, from all
+        samples so far.
+    model_steps: number of prefixes whose probabilities were computed for this value.
     """
 
     logprob: float
@@ -317,9 +320,8 @@ class Failed(Message, frozen=True):
 class Status(Message, frozen=True):
     """The state of the scheduler. free_pages + cached_pages + held_pages == total_pages; a page holds one token's KV.
 
-    The fields from `steps` on are counters; `scheduler.totals` describes the four from `prompt_tokens` on.
-    spared_tokens: cached KV tokens that attention did not read again, since requests that share them read them
-    together.
+    The fields from `steps` on are counters; `UsageTotals` describes those from `prompt_tokens` to `forced_tokens`.
+    spared_tokens: tokens whose KV attention did not read again, because requests that share it read it together.
     """
 
     call: int
@@ -343,11 +345,11 @@ class Status(Message, frozen=True):
 
 
 class BlockBatch(Message, frozen=True):
-    """The blocks that entered and left the radix tree since the previous batch: their hashes.
+    """The hashes of the blocks that entered and left the radix tree since the previous batch.
 
-    An empty batch is a heartbeat: it shows that none was lost before it.
+    An empty batch is a heartbeat, whose number shows whether an earlier batch was lost.
 
-    epoch: when the tree began, in nanoseconds; a restart has a higher one. sequence: 1, 2, … within an epoch.
+    epoch: when the tree was created, in nanoseconds; higher after a restart. sequence: 1, 2, … within an epoch.
     """
 
     epoch: int

@@ -1,13 +1,12 @@
 """The sampling parameters: for each its type, range, default, meaning, and name in every protocol.
 
-`SamplingParams` is the one table. Request structs, their OpenAPI schemas, argument checks, the keywords of `gen` and
-the requests that language backends send are derived from it, so that a new parameter is one more line there.
+`SamplingParams` is the table. Request structs, their OpenAPI schemas, argument checks, the keywords of `gen` and the
+requests that language backends send are derived from it, so that a new parameter is one more entry there.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
@@ -16,29 +15,35 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from plait.constrained.regex.incremental_search import MAX_EDGES, search_automaton
-from plait.constrained.specs import GrammarError
 from plait.runtime.errors import InputError
+from plait.runtime.sampling_values import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_PATTERNS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    check_logit_bias,
+    check_stop_patterns,
+    check_stop_strings,
+    check_token_ids,
+    check_top_k,
+    checked_number,
+)
 
 MAX_TOKENS_LIMIT = 1 << 20
-MAX_STOP_STRINGS = 64
-MAX_STOP_BYTES = 1024
-MAX_STOP_PATTERNS = 16
-MAX_STOP_TOKENS = 256
-MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 Stage = Literal["logits", "filter", "draw", "logprobs", "output"]
 SAMPLER_STAGES: tuple[Stage, ...] = ("logits", "filter", "draw", "logprobs")
-"""The stages that a sampler computes; "output" is left to the scheduler."""
+"""The stages that a sampler computes; the scheduler is responsible for "output"."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """What the table has of one parameter beside its type and default.
+    """The properties of a parameter in addition to its type and default.
 
-    `protocols`: those that have it, each with its own name for it where that differs ("gen sglang=min_new_tokens"):
+    `protocols`: those that have the parameter, with the protocol's name for it if that differs from the field
+    ("gen sglang=min_new_tokens"):
 
         gen                 keywords of `gen` and of a program's `run`
         programs            /v1/programs
@@ -50,12 +55,12 @@ class Param:
         anthropic_client    what the language backend Anthropic sends
 
     `low`, `high`: the range of a number; `low` itself is allowed unless `above_low`.
-    `json_type`: the type in a request, where it differs from the field's.
-    `stage`: what it changes. A parameter without a stage is an error.
+    `json_type`: the type in a request, if it differs from the field's.
+    `stage`: what the parameter changes (required):
 
         logits      the logits, before they become probabilities
-        filter      which tokens can be drawn, by their probabilities or their order
-        draw        which of these tokens is drawn
+        filter      which tokens can be sampled, by their probabilities or ranks
+        draw        which of these tokens is sampled
         logprobs    whether the sampler returns logprobs
         output      when the output ends, how long the call may take, and what else it returns
     """
@@ -78,25 +83,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     # fmt: off
     max_tokens: Annotated[int, Param(
-        "Most tokens of the output",
+        "Maximum number of tokens in the output",
         "gen programs openai responses=max_output_tokens anthropic ollama=num_predict sglang=max_new_tokens "
         "openai_client anthropic_client", 0, MAX_TOKENS_LIMIT, stage="output")] = 128
     min_tokens: Annotated[int, Param(
-        "Tokens before which the output cannot end",
+        "Minimum number of tokens in the output",
         "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT, stage="output")] = 0
     temperature: Annotated[float, Param(
-        "Divides the logits; 0 takes the most likely token",
+        "Divides the logits; 0 selects the most likely token (greedy)",
         "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0,
         stage="draw")] = 1.0
     top_p: Annotated[float, Param(
-        "Samples from the likeliest tokens whose probabilities sum to this (nucleus sampling)",
+        "Samples from the most likely tokens whose probabilities sum to this (nucleus sampling)",
         "gen programs openai responses anthropic ollama sglang openai_client anthropic_client",
         0.0, 1.0, above_low=True, stage="filter")] = 1.0
     top_k: Annotated[int, Param(
-        "Samples from this many of the likeliest tokens; -1: from all",
+        "Samples from this many of the most likely tokens; -1: from all",
         "gen programs openai responses anthropic ollama sglang anthropic_client", stage="filter")] = -1
     min_p: Annotated[float, Param(
-        "Samples from tokens at least this likely, relative to the likeliest",
+        "Samples from tokens whose probability is at least this fraction of the most likely token's",
         "gen programs openai responses ollama sglang", 0.0, 1.0, stage="filter")] = 0.0
     frequency_penalty: Annotated[float, Param(
         "Subtracted from a token's logit for each time it is in the output",
@@ -113,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "gen programs openai responses anthropic=stop_sequences ollama sglang openai_client anthropic_client",
         json_type=str | list[str], stage="output")] = ()
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS), Param(
-        "Tokens before which the output ends",
+        "The output ends before the first of these tokens",
         "gen programs openai sglang", json_type=list[int], stage="output")] = ()
     ignore_eos: Annotated[bool, Param(
         "The end token does not end the output",
@@ -130,34 +135,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Returns the logprob of every output token",
         "gen=return_logprob programs=return_logprob openai ollama sglang=return_logprob", stage="logprobs")] = False
     top_logprobs: Annotated[int, Param(
-        "How many of the likeliest tokens are returned at each position, with their logprobs",
+        "How many of the most likely tokens are returned at each position, with their logprobs",
         "gen=top_logprobs_num programs=top_logprobs_num openai responses ollama sglang=top_logprobs_num",
-        0, MAX_TOP_LOGPROBS, stage="output")] = 0  # `logprobs` decides whether the sampler returns any
+        0, MAX_TOP_LOGPROBS, stage="output")] = 0  # it has no effect on the sampler unless `logprobs` is on
     timeout_s: Annotated[float | None, Param(
         "Seconds after which the call fails",
         "gen=timeout programs=timeout openai=timeout responses=timeout sglang=timeout "
         "openai_client=timeout anthropic_client=timeout", 0.0, MAX_TIMEOUT_S, above_low=True, stage="output")] = None
     complete: Annotated[bool, Param(
-        "Tokens are chosen so that the constrained value is complete within max_tokens; excludes stop, stop_token_ids "
-        "and stop_regex, which would cut the value",
+        "The constrained value is complete within max_tokens; cannot be combined with stop, stop_token_ids and "
+        "stop_regex, which would cut the value",
         "gen", stage="output")] = False
     prompt_logprobs_from: Annotated[int | None, Param(
-        "Prompt tokens from this position on get logprobs too, but for the very first; cached ones are "
-        "computed again",
+        "Logprobs are also returned for the prompt tokens from this position on, except the first token; cached tokens "
+        "are computed again",
         "gen=logprob_start_len sglang=logprob_start_len", 0, 1 << 24, stage="output")] = None
     stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS), Param(
         "A pattern or a list of patterns (Python syntax); the output ends where the first complete match begins",
         "gen programs openai sglang", json_type=str | list[str], stage="output")] = ()
     if_it_fits: Annotated[bool, Param(
-        "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails",
+        "With complete: if no complete value fits, max_tokens cuts the output; without if_it_fits such a call fails",
         stage="output")] = False
     token_healing: Annotated[bool | None, Param(
-        "Takes back the last tokens of the prompt where a longer token begins with their text, and samples that text "
-        "again with what follows",
+        "If a longer token begins with the text of the last prompt tokens, they are removed, and their text is sampled "
+        "again together with what follows",
         "gen programs openai sglang", json_type=bool, stage="output")] = None
     exact: Annotated[bool, Param(
-        "A constrained value has the model's own distribution, as if unconstrained values were drawn until one is "
-        "valid; the tokens are sent when the value is complete",
+        "A constrained value is drawn from the model's own distribution, as if unconstrained values were sampled until "
+        "one is valid; the tokens are sent when the value is complete",
         "gen programs openai responses ollama sglang", stage="draw")] = False
     # fmt: on
 
@@ -167,7 +172,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_filtered(self) -> bool:
-        """Whether only some of the tokens can be sampled, by their probabilities or their order."""
+        """Whether only some of the tokens can be sampled, by their probabilities or ranks."""
         return is_any_set(self, fields_of_stages(type(self), "filter"))
 
     @property
@@ -186,7 +191,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
     def for_sample(self, index: int) -> SamplingParams:
-        """The parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits; samples then differ."""
+        """Returns the parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits."""
         if not index or self.seed is None:
             return self
         seed = self.seed + index
@@ -197,7 +202,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def params_of(kind: type[SamplingParams]) -> dict[str, Param]:
-    """Field -> its `Param`. Raises TypeError for a field without one."""
+    """Returns the `Param` of each field. Raises TypeError for a field without one."""
     types = get_type_hints(kind, include_extras=True)
     params = {}
     for name in kind.__struct_fields__:
@@ -214,7 +219,7 @@ PARAMS: Mapping[str, Param] = params_of(SamplingParams)
 
 @functools.cache
 def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, ...]:
-    """The parameters of these stages.
+    """Returns the names of the parameters of these stages.
 
     >>> fields_of_stages(SamplingParams, "filter")
     ('top_p', 'top_k', 'min_p')
@@ -223,14 +228,14 @@ def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, .
 
 
 def is_any_set(params: SamplingParams, fields: tuple[str, ...]) -> bool:
-    """Whether one of the fields has another value than its default."""
+    """Returns whether a field has another value than its default."""
     read, defaults = _reader(type(params), fields)
     return bool(read(params) != defaults)
 
 
 @functools.cache
 def _reader(kind: type[SamplingParams], fields: tuple[str, ...]) -> tuple[Callable[[Any], Any], Any]:
-    """(a function that reads the fields of an instance, their defaults)"""
+    """Returns a function that reads the fields of an instance, and its result for the defaults."""
     read: Callable[[Any], Any] = attrgetter(*fields) if fields else lambda params: ()
     return read, read(kind())
 
@@ -245,16 +250,16 @@ def _names_by_protocol() -> dict[str, dict[str, str]]:
 
 
 NAMES: Mapping[str, Mapping[str, str]] = _names_by_protocol()
-"""Protocol -> field -> the protocol's name for it; fields that a protocol does not have are missing."""
+"""Protocol -> field -> the protocol's name for the field. Fields that a protocol does not have are missing."""
 
 
 def json_type(field: str) -> Any:
-    """The type of a parameter in a request: the field's own unless the table gives another."""
+    """Returns the type of a parameter in a request: the field's own unless the table has another."""
     return PARAMS[field].json_type or get_args(_TYPES[field])[0]
 
 
 def name_in(protocol: str | None, field: str) -> str:
-    """The protocol's name for a field; the field's own where there is none.
+    """Returns the protocol's name for a field, or the field's own if the protocol has none.
 
     >>> name_in("sglang", "seed"), name_in(None, "seed")
     ('sampling_seed', 'seed')
@@ -276,10 +281,10 @@ _BOOL_FIELDS = frozenset(field for field in _FIELDS if json_type(field) is bool)
 
 
 def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingParams:
-    """Checked `SamplingParams`; `None` means the default.
+    """Returns checked `SamplingParams`; `None` means the default.
 
-    Raises InputError, with the field, for an unknown name, a wrong type, NaN, or a value out of range. Its text has the
-    names of `protocol`.
+    Raises InputError, with the field, for an unknown name, a wrong type, NaN, or a value out of range. Its text uses
+    the names of `protocol`.
 
     >>> sampling_params(max_tokens=8, stop="\\n").stop
     ('\\n',)
@@ -304,26 +309,35 @@ def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingPa
 
 
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, protocol: str | None = None) -> None:
-    """Raises InputError unless every field is finite, typed and in range (and token ids fit `vocab_size`)."""
+    """Raises InputError unless every field has its type, is in range and, with a `vocab_size`, fits the vocabulary."""
     values = zip(_FIELDS, msgspec.structs.astuple(params), _DEFAULTS, strict=True)
-    # A quick filter: few parameters are set.
-    non_default = {name: value for name, value, default in values if value is not default}
+    non_default = {name: value for name, value, default in values if value is not default}  # usually few
     for name, value in non_default.items():
         if name in _NUMBER_TYPES:
             kind, param = _NUMBER_TYPES[name], PARAMS[name]
-            if value is not None and not (type(value) is kind and param.low < value < param.high):
-                _checked_number(name, value, protocol)  # NaN comes here too
+            if value is not None and not (type(value) is kind and param.low < value < param.high):  # also if it is NaN
+                _checked_number(name, value, protocol)
         elif name in _BOOL_FIELDS and not isinstance(value, bool):
             raise InputError(f"{name_in(protocol, name)} must be True or False, not {value!r}", field=name)
-    _check_top_k(params.top_k, protocol)
+    if "top_k" in non_default:
+        check_top_k(name_in(protocol, "top_k"), params.top_k)
     _check_combinations(params, protocol)
     if "stop" in non_default:
-        _check_stop_strings(params.stop, protocol)
+        check_stop_strings(name_in(protocol, "stop"), params.stop)
     if "stop_regex" in non_default:
-        _check_stop_patterns(params.stop_regex, protocol)
+        check_stop_patterns(name_in(protocol, "stop_regex"), params.stop_regex)
     if "stop_token_ids" in non_default:
-        _check_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size, protocol)
-    _check_logit_bias(params.logit_bias, vocab_size, protocol)
+        name = name_in(protocol, "stop_token_ids")
+        check_token_ids("stop_token_ids", name, params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    check_logit_bias(name_in(protocol, "logit_bias"), params.logit_bias, vocab_size)
+
+
+def _checked_number(field: str, value: Any, protocol: str | None) -> Any:
+    """Returns `value` as the type of the field. Raises InputError if it is not in the field's range."""
+    param = PARAMS[field]
+    assert param.low is not None and param.high is not None
+    name, kind = name_in(protocol, field), _NUMBER_TYPES[field]
+    return checked_number(field, name, value, kind, param.low, param.high, above_low=param.above_low)
 
 
 def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
@@ -336,7 +350,7 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
         raise InputError(text, field="top_logprobs")
     if params.token_healing and params.prompt_logprobs_from is not None:
         name = name_in(protocol, "prompt_logprobs_from")
-        text = f"token_healing cannot be combined with {name}: it takes back tokens of the prompt"
+        text = f"token_healing cannot be combined with {name}, because it removes tokens of the prompt"
         raise InputError(text, field="token_healing")
     if params.if_it_fits and not params.complete:
         raise InputError("if_it_fits needs complete to be on", field="if_it_fits")
@@ -354,8 +368,10 @@ NOT_WITH_EXACT = (
 
 
 def _check_exact(params: SamplingParams, protocol: str | None) -> None:
-    """Refuses what would cut an exact value, make its probabilities depend on the order of the search, or choose the
-    most likely token."""
+    """Raises InputError for parameters that `exact` excludes.
+
+    They would cut the value, make its probability depend on the order of the search, or select the most likely token.
+    """
     for field in NOT_WITH_EXACT:
         if is_any_set(params, (field,)):
             raise InputError(f"exact cannot be combined with {name_in(protocol, field)}", field="exact")
@@ -365,81 +381,3 @@ def _check_exact(params: SamplingParams, protocol: str | None) -> None:
         name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
         text = f"exact draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
         raise InputError(text, field="exact")
-
-
-def _checked_number(field: str, value: Any, protocol: str | None) -> Any:
-    """`value` as the field's own type, int or float."""
-    name, kind, param = name_in(protocol, field), _NUMBER_TYPES[field], PARAMS[field]
-    assert param.low is not None and param.high is not None
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-        text = f"{name} must be {'an integer' if kind is int else 'a number'}, not {value!r}"
-        raise InputError(text, field=field)
-    if not math.isfinite(value):
-        raise InputError(f"{name} must be finite, not {value!r}", field=field)
-    if value > param.high or value < param.low or (value == param.low and param.above_low):
-        bounds = f"{'above' if param.above_low else 'from'} {param.low} to {param.high}"
-        raise InputError(f"{name} must be {bounds}, not {value!r}", field=field)
-    return kind(value)
-
-
-def _check_top_k(top_k: Any, protocol: str | None) -> None:
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < -1 or top_k == 0 or top_k > 1 << 30:
-        name = name_in(protocol, "top_k")
-        raise InputError(f"{name} must be -1 (all tokens) or at least 1, not {top_k!r}", field="top_k")
-
-
-def _check_stop_strings(stops: Any, protocol: str | None) -> None:
-    if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
-        text = f"{name_in(protocol, 'stop')} takes a string or at most {MAX_STOP_STRINGS} of them"
-        raise InputError(text, field="stop")
-    for text in stops:
-        if not isinstance(text, str) or not text:
-            raise InputError(f"stop strings must be non-empty text, not {text!r}", field="stop")
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise InputError("a stop string has a lone surrogate, which is no character", field="stop") from None
-        if size > MAX_STOP_BYTES:
-            raise InputError(f"a stop string has {size} bytes; the limit is {MAX_STOP_BYTES}", field="stop")
-
-
-def _check_stop_patterns(patterns: Any, protocol: str | None) -> None:
-    name = name_in(protocol, "stop_regex")
-    if not isinstance(patterns, tuple) or len(patterns) > MAX_STOP_PATTERNS:
-        raise InputError(f"{name} takes a pattern or at most {MAX_STOP_PATTERNS} of them", field="stop_regex")
-    num_edges = 0
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InputError(f"{name} has {pattern!r:.80}, which is not text", field="stop_regex")
-        try:
-            num_edges += search_automaton(pattern).num_edges
-        except GrammarError as error:
-            text = f"{name} has {pattern!r:.80}, which cannot be used: {error}"
-            raise InputError(text, field="stop_regex") from None
-    if num_edges > MAX_EDGES:
-        text = f"the patterns of {name} together have too many possible continuations at once"
-        raise InputError(text, field="stop_regex")
-
-
-def _check_token_ids(field: str, ids: Any, max_count: int, vocab_size: int | None, protocol: str | None) -> None:
-    name = name_in(protocol, field)
-    if not isinstance(ids, tuple) or len(ids) > max_count:
-        raise InputError(f"{name} takes at most {max_count} token ids", field=field)
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise InputError(f"{name} has {token!r}, which is not a token id", field=field)
-        if vocab_size is not None and token >= vocab_size:
-            raise InputError(f"{name} has {token}, but the vocabulary ends at {vocab_size - 1}", field=field)
-
-
-def _check_logit_bias(bias: Any, vocab_size: int | None, protocol: str | None) -> None:
-    name = name_in(protocol, "logit_bias")
-    if not isinstance(bias, dict):
-        raise InputError(f"{name} must be a dict of token id to number", field="logit_bias")
-    if not bias:
-        return
-    _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size, protocol)
-    for token, value in bias.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            text = f"{name} of token {token} must be from -100 to 100, not {value!r}"
-            raise InputError(text, field="logit_bias")

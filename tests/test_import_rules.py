@@ -28,6 +28,7 @@ RUNTIME_ORDER = (
         "torch_import",
         "log_writer",
         "config",
+        "sampling_values",
         "sampling_params",
         "seed_path",
         "messages",

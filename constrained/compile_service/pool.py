@@ -35,33 +35,35 @@ from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, S
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
-RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
-JOB_SHARE = 0.9  # of the deadline
-STARVED_SHARE = 0.1  # of a job's time: with less processor time than that, lateness says nothing about the grammar
-SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
-MAX_WAIT_S = 30.0
-MAX_SPECS_OF_TENANT = 1024  # not compiled yet
-MAX_BYTES_OF_TENANT = 16 << 20
-MAX_IN_PLACE_SHARE = 0.05  # of the caller's time; the workers compile what would exceed it
+RETRY_S = 30.0  # how long the failure of a spec that was too slow or too large stays cached
+JOB_SHARE = 0.9  # share of the deadline after which a job is killed
+STARVED_SHARE = 0.1  # share of a job's time: a job that got less CPU time failed because the machine was busy
+SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as large
+MAX_WAIT_S = 30.0  # time in the queue
+MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
+MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
+MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
 BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
 _WRITE_RETRY_S = 0.001
 
 
 class CompilePool:
-    """Workers for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
+    """Worker processes that compile specs for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
 
-    At most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants are served in
-    turn. With two workers or more, one is kept for small specs: those that `spec_cost` estimates to be small and that
-    compile within 0.1 s of CPU time. A job is answered within about `deadline_s` by the clock: one that takes more than
-    JOB_SHARE of it fails, and its worker is killed; the rest is for the caller, who may be busy when the time is over.
-    One whose worker got hardly any processor time meanwhile fails with CompileQueueFull.
-    A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024 others,
-    or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
-    keeps 128 MiB of them.
+    - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
+      are served in turn. With two workers or more, one is reserved for small specs: those that `spec_cost` estimates to
+      be small and that compile within 0.1 s of CPU time.
+    - Time: a job is answered within about `deadline_s` of wall time. One that takes more than 0.9 of it fails, and its
+      worker is killed; the rest is a margin for a caller that is busy when the time is over. A job that got hardly any
+      CPU time fails with CompileQueueFull instead.
+    - Queue: a spec that waits for 30 s fails with CompileQueueFull, and so does a spec of a tenant that has 1,024
+      others, or 16 MiB of them, waiting.
+    - Memory: a worker may use `memory_bytes` in addition to what it needs itself. It is replaced if it retains 128 MiB
+      of them.
 
-    Refusals are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
+    Errors are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
     processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
-    small specs (in_place.py) are compiled by `submit`, in a few milliseconds once the vocabulary is warmed up.
+    `submit` itself compiles small specs (in_place.py), in a few milliseconds once the vocabulary is warmed up.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -90,12 +92,13 @@ class CompilePool:
         self.cache = AnswerCache(cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
         init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
-        self._compiles_in_place, self._next_in_place = in_place, 0.0  # not before this time (monotonic seconds)
-        self._children = WorkerSet[PendingSpec](init, workers + spares)
+        self._compiles_in_place = in_place
+        self._in_place_from = 0.0  # nothing is compiled in place before this time (monotonic seconds)
+        self._workers = WorkerSet[PendingSpec](init, workers + spares)
         self._num_workers = workers
         self._open = False
-        self._last_start_succeeded = True  # False after a process that died before it was ready
-        self._wants_children = start_eagerly  # whether workers run even if no job waits
+        self._last_start_succeeded = True  # False if the last process died before it was ready
+        self._keeps_workers = start_eagerly  # whether workers run even if no job waits
         self._warm_up_lock, self._is_warm = Lock(), False
         self._queue = Lanes()
         self._pending: dict[Spec, PendingSpec] = {}
@@ -103,7 +106,7 @@ class CompilePool:
         self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
         self._num_pending, self._num_pending_bytes = Counter[str](), Counter[str]()  # by owner
         self._background: BackgroundCalls[PendingSpec, Grammar | GrammarError] | None = None  # set while open
-        self._building: set[PendingSpec] = set()  # in the background
+        self._building: set[PendingSpec] = set()  # whose grammars are built in the background
         self._answers: dict[int, Grammar | GrammarError] = {}
         self._reasoning: dict[int, Reasoning] = {}  # by ticket: the reasoning before the value that is compiled
         self._last_ticket = 0
@@ -115,18 +118,18 @@ class CompilePool:
         """
         self._open = True
         self._background = self._background or BackgroundCalls()
-        if self._wants_children:
-            self._warm_up()  # now, while no text waits for it
+        if self._keeps_workers:
+            self._warm_up()  # here, before a request waits for it
         self._dispatch()
 
     def start_workers(self) -> None:
-        """Starts the processes, and builds what the first grammar would otherwise wait for in a thread.
+        """Starts the processes, and warms up the vocabulary in a thread. Does nothing if they are running.
 
-        Does nothing if they are running. Raises RuntimeError if the pool is not started.
+        Raises RuntimeError if the pool is not started.
         """
         self._require_open()
-        if not self._wants_children:
-            self._wants_children = True
+        if not self._keeps_workers:
+            self._keeps_workers = True
             Thread(target=self._warm_up, daemon=True, name="plait-warm-up").start()
             self._dispatch()
 
@@ -160,7 +163,7 @@ class CompilePool:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drops a ticket: `collect` never returns it. A job without other tickets is ended."""
+        """Drops a ticket: `collect` never returns it. A job without other tickets is killed."""
         self._answers.pop(ticket, None)
         self._reasoning.pop(ticket, None)
         pending = self._waiting.get(ticket)
@@ -169,8 +172,8 @@ class CompilePool:
             self._dispatch()
 
     def filenos(self) -> list[int]:
-        """Returns the descriptors to poll for reading. Ask before each poll, since workers are replaced."""
-        return self._children.filenos() + ([self._background.fileno()] if self._background else [])
+        """Returns the file descriptors to poll for reading. Call it before each poll, since workers are replaced."""
+        return self._workers.filenos() + ([self._background.fileno()] if self._background else [])
 
     def next_deadline(self) -> float | None:
         """Returns the `time.monotonic()` by which to call `collect` even if nothing is readable; None: no limit."""
@@ -178,16 +181,16 @@ class CompilePool:
             return monotonic()
         while self._wait_limits and self._wait_limits[0][1] not in self._waiting:
             self._wait_limits.popleft()
-        times = [self._children.next_deadline(), *(pending.answer_by for pending in self._building)]
+        times = [self._workers.next_deadline(), *(pending.answer_by for pending in self._building)]
         if self._wait_limits:
             times.append(self._wait_limits[0][0])
-        if self._children.has_unsent:
+        if self._workers.has_unsent:
             times.append(monotonic() + _WRITE_RETRY_S)
         return min((time for time in times if time is not None), default=None)
 
     def collect(self) -> list[tuple[int, Grammar | GrammarError]]:
         """Returns the finished tickets, each with its grammar or error. Never blocks."""
-        for pending, outcome in self._children.collect():
+        for pending, outcome in self._workers.collect():
             self._finish_job(pending, outcome)
         for pending, answer in self._background.collect() if self._background else ():
             self._building.discard(pending)
@@ -215,7 +218,7 @@ class CompilePool:
             self._finish(pending, GrammarError("the compiler was closed"))
         self._wait_limits.clear()
         self._building.clear()
-        self._children.close()
+        self._workers.close()
         if self._background is not None:
             self._background.close()
             self._background = None
@@ -228,18 +231,18 @@ class CompilePool:
 
     def _compile_in_place(self, spec: Spec) -> Grammar | None:
         start = monotonic()
-        if not self._compiles_in_place or start < self._next_in_place:
+        if not self._compiles_in_place or start < self._in_place_from:
             return None
         grammar = None
         compiled = compile_in_place(spec, self.vocabulary)
         if compiled is not None:
             grammar = build_grammar(compiled, self.vocabulary)
             self.cache.put(spec, grammar)
-        self._next_in_place = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
+        self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         return grammar
 
     def _add_pending(self, spec: Spec, tenant: str) -> PendingSpec | None:
-        """Returns a new pending spec that its tenant is charged for; None if the tenant has too many."""
+        """Returns a new pending spec, counted for its tenant; None if the tenant has too many."""
         num_bytes = len(msgspec.msgpack.encode(spec))
         is_full = self._num_pending[tenant] >= MAX_SPECS_OF_TENANT
         if is_full or self._num_pending_bytes[tenant] + num_bytes > MAX_BYTES_OF_TENANT:
@@ -260,12 +263,12 @@ class CompilePool:
             del self._num_pending[owner], self._num_pending_bytes[owner]
 
     def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:
-        """Removes a ticket without an answer, and with the last one its spec; a job that runs is killed."""
+        """Removes a ticket without an answer. With the last ticket, also removes the spec and kills its job."""
         del self._waiting[ticket]
         tenant = pending.tickets.pop(ticket)
         if not pending.tickets:
             self._queue.discard(pending)
-            self._children.end(pending)
+            self._workers.end(pending)
             self._forget(pending)
         elif tenant not in pending.tickets.values():
             self._queue.discard(pending, tenant)
@@ -284,28 +287,31 @@ class CompilePool:
 
     def _dispatch(self) -> None:
         """Starts missing workers and gives jobs to idle ones."""
-        if self._open and self._wants_children and (self._last_start_succeeded or len(self._queue)):
+        if self._open and self._keeps_workers and (self._last_start_succeeded or len(self._queue)):
             self._last_start_succeeded = True
-            self._children.maintain()
+            self._workers.maintain()
         self._fail_starts()
-        while len(self._queue) and self._children.num_idle:
-            if len(self._children.jobs) >= self._num_workers:
+        while len(self._queue) and self._workers.num_idle:
+            if len(self._workers.jobs) >= self._num_workers:
                 return
             pending = self._queue.pop(may_be_large=self._may_run_large())
             if pending is None:
                 return
             limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._job_limit_s
             pending.answer_by = monotonic() + self._job_limit_s
-            self._children.begin(pending, pending.spec, limit_s, self._job_limit_s)
+            self._workers.begin(pending, pending.spec, limit_s, self._job_limit_s)
 
     def _may_run_large(self) -> bool:
-        """Whether one more large job may run; if there are several workers, one is kept for small ones."""
-        num_large = sum(not pending.is_small for pending in self._children.jobs)
+        """Returns whether one more large job may run. Of several workers, one is reserved for small jobs."""
+        num_large = sum(not pending.is_small for pending in self._workers.jobs)
         return num_large < max(1, self._num_workers - 1)
 
     def _fail_starts(self) -> None:
-        """Fails one job for each failed start. No worker starts without a job, so failed starts come to an end."""
-        for _ in range(self._children.take_failed_starts()):
+        """Fails one queued job for each worker that failed to start.
+
+        After a failed start, workers start only while jobs wait, so that the attempts end.
+        """
+        for _ in range(self._workers.take_failed_starts()):
             self._last_start_succeeded = False
             pending = self._queue.pop(may_be_large=True)
             if pending is not None:
@@ -314,7 +320,7 @@ class CompilePool:
     # -- results ----------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        """Builds what the first grammar would otherwise wait for; waits if another thread is building it."""
+        """Builds the tables that all grammars share; waits if another thread is building them."""
         with self._warm_up_lock:
             if not self._is_warm:
                 self.vocabulary.warm_up()
@@ -326,12 +332,12 @@ class CompilePool:
         if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
             self._move_to_large_lane(pending)
         elif outcome is JobFailure.LATE:
-            cpu_s = self._children.cpu_seconds(pending)
-            self._children.end(pending)
+            cpu_s = self._workers.cpu_seconds(pending)
+            self._workers.end(pending)
             if cpu_s < STARVED_SHARE * self._job_limit_s:
-                self._finish(pending, self._starved(cpu_s))
+                self._finish(pending, self._starved_error(cpu_s))
             else:
-                self._cache_and_finish(pending, self._too_long(), RETRY_S)
+                self._cache_and_finish(pending, self._too_long_error(), RETRY_S)
         elif isinstance(outcome, JobFailure):
             reason = "the compiler process died; the constraint may need too much memory"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
@@ -339,15 +345,15 @@ class CompilePool:
             self.compile_s.append(outcome.spent_s)
             self._take_result(pending, outcome)
 
-    def _starved(self, cpu_s: float) -> CompileQueueFull:
+    def _starved_error(self, cpu_s: float) -> CompileQueueFull:
         got = f"{cpu_s:.2g} s of processor time in {self._job_limit_s:g} s"
         return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
 
-    def _too_long(self) -> GrammarError:
+    def _too_long_error(self) -> GrammarError:
         return GrammarError(f"the grammar took too long: more than {self._job_limit_s:g} s to compile")
 
     def _fail_long_builds(self) -> None:
-        """Fails what is still being built in a thread at its deadline. The grammar is cached once it is built."""
+        """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
         for pending in [pending for pending in self._building if pending.answer_by <= now]:
             self._building.discard(pending)
@@ -355,20 +361,21 @@ class CompilePool:
             self._finish(pending, CompileQueueFull(f"the grammar was not ready after {limit}; try again later"))
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
-        """Lets a spec that is not as small as estimated go on as a large one, or queues it before those of its tenants.
+        """Makes a spec large that was estimated to be small and has used up the time of a small one.
 
-        One that other processes kept from a CPU goes on as a small one.
+        It continues if a large job may run; otherwise it is queued again, before the other specs of its tenants. A spec
+        that has not had SMALL_LIMIT_S of CPU time yet stays small and continues.
         """
-        cpu_s = self._children.cpu_seconds(pending)
+        cpu_s = self._workers.cpu_seconds(pending)
         if cpu_s < SMALL_LIMIT_S:
-            self._children.extend(pending, min(pending.answer_by, monotonic() + max(0.01, SMALL_LIMIT_S - cpu_s)))
+            self._workers.extend(pending, min(pending.answer_by, monotonic() + max(0.01, SMALL_LIMIT_S - cpu_s)))
             return
-        may_go_on = self._may_run_large() and not self._queue.has_large
+        may_continue = self._may_run_large() and not self._queue.has_large
         pending.is_small = False
-        if may_go_on:
-            self._children.extend(pending, pending.answer_by)
+        if may_continue:
+            self._workers.extend(pending, pending.answer_by)
             return
-        self._children.end(pending)
+        self._workers.end(pending)
         until = monotonic() + MAX_WAIT_S
         for ticket, tenant in pending.tickets.items():
             self._queue.put(pending, tenant, first=True)
@@ -385,13 +392,13 @@ class CompilePool:
             self._cache_and_finish(pending, _grammar(answer, self.vocabulary))
 
     def _is_quick_to_build(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
-        """Returns whether the grammar of `answer`, which took a worker `spent_s`, can be built in the caller's loop."""
+        """Returns whether a grammar that a worker compiled in `spent_s` is quick to build in the caller's loop."""
         if isinstance(answer, LlguidanceSource):
             return spent_s <= BACKGROUND_BUILD_S
         return all(partition in self.vocabulary.token_tries for partition in answer.partitions)
 
     def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
-        """Builds a grammar in a thread."""
+        """Builds a grammar; runs in a thread."""
         self._warm_up()
         return _grammar(answer, self.vocabulary)
 
@@ -403,7 +410,7 @@ class CompilePool:
         self._finish(pending, answer)
 
     def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:
-        """Answers the tickets of a spec that is not queued; does nothing if all were cancelled."""
+        """Answers the tickets of a spec that is no longer queued; does nothing if all were cancelled."""
         if self._pending.get(pending.spec) is pending:
             self._forget(pending)
             for ticket in pending.tickets:
@@ -411,8 +418,8 @@ class CompilePool:
                 self._answers[ticket] = answer
 
 
-def _grammar(form: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:
+def _grammar(compiled: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:
     try:
-        return build_grammar(form if isinstance(form, LlguidanceSource) else unpack_dfa(form), vocabulary)
+        return build_grammar(compiled if isinstance(compiled, LlguidanceSource) else unpack_dfa(compiled), vocabulary)
     except GrammarError as error:
         return error

@@ -10,11 +10,11 @@ import numpy as np
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.vocabulary import Vocabulary
 
-MAX_SKIPPED = 4  # bytes at the start of a known completion that may be dropped; a wrong guess costs little
+MAX_SKIPPED = 4  # bytes at the start of a known completion that a guess may drop
 
 
 class LlguidanceWalker:
-    """A copy of a matcher after `tokens`, for CompletionSearch. Ends numbers for which `is_at_digit_limit` is true."""
+    """A copy of a matcher after `tokens`, for CompletionSearch. A number does not exceed its digit limit."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class LlguidanceWalker:
 
     def _library_mask(self) -> Int32Array:
         """Returns the allowed tokens, before the limit on digits."""
-        width = mask_words(len(self._vocabulary))  # the library's mask has one word more if an end token lies beyond
+        # llguidance's mask has one more word if an end token does not fit in these.
+        width = mask_words(len(self._vocabulary))
         return np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
 
     def _mask(self) -> Int32Array:
@@ -72,8 +73,8 @@ class LlguidanceWalker:
 def remaining_completions(known_completion: list[int], accepted: list[int], vocabulary: Vocabulary) -> list[list[int]]:
     """Returns guesses of what is left of `known_completion` after the tokens `accepted`, the most likely first.
 
-    The first guess drops the longest suffix of the accepted text that the completion begins with; the second drops as
-    many bytes as were accepted (a date written in place of another); the others drop 0 to 4 bytes. The caller checks
+    Each guess drops some bytes at the start of the completion: first its longest prefix that is a suffix of the
+    accepted text; then as many bytes as were accepted (one date replaced another); then 0 to 4 bytes. The caller checks
     each guess.
 
     >>> remaining_completions([1, 2], [3, 1], Vocabulary((b"", b"a", b"b", b"c"), (0,), lambda text: []))
@@ -81,27 +82,25 @@ def remaining_completions(known_completion: list[int], accepted: list[int], voca
     """
     if known_completion[: len(accepted)] == accepted:
         return [known_completion[len(accepted) :]]
-    spelled = vocabulary.token_bytes
-    text, written = (
-        b"".join(spelled[token] for token in known_completion),
-        b"".join(spelled[token] for token in accepted),
-    )
-    overlap = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
-    small_sizes = range(min(len(text), MAX_SKIPPED) + 1)
-    sizes = dict.fromkeys((overlap, min(len(text), len(written)), *small_sizes))
+    token_bytes = vocabulary.token_bytes
+    text = b"".join(token_bytes[token] for token in known_completion)
+    accepted_text = b"".join(token_bytes[token] for token in accepted)
+    max_overlap = min(len(text), len(accepted_text))
+    overlap = next((n for n in range(max_overlap, 0, -1) if accepted_text.endswith(text[:n])), 0)
+    sizes = dict.fromkeys((overlap, max_overlap, *range(min(len(text), MAX_SKIPPED) + 1)))
     return [_drop_leading_bytes(known_completion, size, vocabulary) for size in sizes]
 
 
 def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Vocabulary) -> list[int]:
     """Returns the completion without its first `size` bytes."""
-    at = 0
+    num_read = 0
     for index, token in enumerate(known_completion):
-        if at == size:
+        if num_read == size:
             return known_completion[index:]
-        spelled = vocabulary.token_bytes[token]
-        at += len(spelled)
-        if at > size:
-            return [*_encode_fragment(spelled[size - at :], vocabulary), *known_completion[index + 1 :]]
+        data = vocabulary.token_bytes[token]
+        num_read += len(data)
+        if num_read > size:
+            return [*_encode_fragment(data[size - num_read :], vocabulary), *known_completion[index + 1 :]]
     return []
 
 

@@ -1,9 +1,9 @@
 """Grammars run by llguidance, token by token, for constraints that are too large for a token automaton.
 
-Pitfalls of llguidance that are handled here: a refused token leaves a matcher in a permanent error state, so tokens are
-validated first. Copies of a matcher share one lexer, and a text that drives it to a limit breaks it for all, so each
-copy then continues with a new one. Forced bytes are tokenized through `Vocabulary.encode`; with an `encode` that is not
-the model's the masks would be wrong.
+Three properties of llguidance shape this code. A matcher that is given an invalid token stays in an error state, so
+each token is validated before it is consumed. Copies of a matcher share one lexer; when one text drives the lexer to a
+limit, all copies fail, and each then continues with a new lexer. Forced bytes are tokenized with `Vocabulary.encode`,
+which must be the model's own tokenizer, or the masks are wrong.
 """
 
 from __future__ import annotations
@@ -29,64 +29,57 @@ from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
-MAX_REASON = 200
-MAX_LITERAL = 16_384  # llguidance tokenizes all forced bytes again at each step: 0.4 us a byte
-RETOKENIZE_SLACK = 64  # tokens that a completion may save when the tokenizer spells it
+MAX_REASON = 200  # characters of an error text
+MAX_LITERAL = 16_384  # forced bytes: llguidance tokenizes all of them again at each step, at 0.4 us a byte
+RETOKENIZE_SLACK = 64  # tokens by which retokenizing may shorten a completion
 _DEAD_END = "the constraint cannot be met from here on"
 _EMPTY_LANGUAGE = "no text of this constraint can be written in tokens of the vocabulary"
-BYTES_PER_CHARACTER = 100  # measured: a literal of 1 MB takes 86 MB
-ASSUMED_BYTES = 2 << 20  # the size of a lexer in ordinary use; the library does not report it
+BYTES_PER_CHARACTER = 100  # memory of a compiled grammar; measured: a literal of 1 MB takes 86 MB
+ASSUMED_BYTES = 2 << 20  # memory of a lexer in ordinary use; llguidance does not report it
 
 
 class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
-    """A grammar in llguidance's notation that is known to compile within the limits.
-
-    `unchecked` are the pointers of the schema keywords that it leaves out, `full_check_schemas` holds the schema that
-    the finished text must match (or nothing), `segments` those of the parts of a structural text. With `max_digits`, a
-    number in its JSON, which lies where `json_delimiters` says, has at most so many digits unless the schema requires
-    more (0: no bound).
-    """
+    """A grammar in llguidance's notation that is known to compile within the limits."""
 
     text: str
-    unchecked: tuple[str, ...] = ()
-    full_check_schemas: tuple[str, ...] = ()
-    segments: tuple[Segment, ...] = ()
-    max_digits: int = 0
-    json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON
-    free_text: bool = False  # whether other text may surround them
+    unchecked: tuple[str, ...] = ()  # JSON pointers of the schema keywords that the grammar does not enforce
+    full_check_schemas: tuple[str, ...] = ()  # JSON schemas that the finished text is validated against
+    segments: tuple[Segment, ...] = ()  # the parts of a structural text, each with its schema
+    max_digits: int = 0  # digits of a number in JSON, unless the schema requires more; 0: no bound
+    json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON in the text
+    free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
-    unique_items: str = ""  # the schema by which arrays do not repeat items, as JSON (json_schema/unique_paths.py)
+    unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
 
 
 class LlguidanceGrammar(Grammar):
-    """The grammar of `source` for `vocabulary`, compiled in the constructor: check it in a worker process first.
+    """The grammar of `source` for `vocabulary`.
 
-    Raises GrammarError if it does not compile, exceeds a limit, or begins with nothing that the vocabulary can spell.
-    Compiling takes milliseconds.
+    The constructor compiles it, which takes milliseconds for a source that a worker process has compiled before, and an
+    unknown time for any other. Raises GrammarError if it does not compile, exceeds a limit, or if no token of the
+    vocabulary can begin its text.
 
     >>> LlguidanceGrammar(LlguidanceSource(LLMatcher.grammar_from_regex("[0-9]+")), vocabulary)      # doctest: +SKIP
     """
 
-    def __init__(self, grammar: LlguidanceSource, vocabulary: Vocabulary) -> None:
+    def __init__(self, source: LlguidanceSource, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
         self.num_words = mask_words(len(vocabulary))
         self.empty_mask = bytes(4 * self.num_words)
-        bits = [(end_id // 8, 1 << end_id % 8) for end_id in vocabulary.eos_ids]
-        self.eos_bits = [(at, bit, 255 - bit) for at, bit in bits]
-        self._text = grammar.text
-        self.unchecked = grammar.unchecked
-        self.warnings = grammar.warnings
-        self._full_check_schemas = grammar.full_check_schemas
-        self._segments = grammar.segments
-        self._max_digits = grammar.max_digits
-        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in grammar.json_delimiters)
-        self._json_regions = JsonRegions(delimiters, grammar.free_text)
-        self.initial_completion: list[int] | None = None  # from the start of a text, once it was searched
-        self.no_completion_within = -1  # no completion was found within so many tokens
-        self._item_tracker = (
-            ItemTracker(UniquePaths(json.loads(grammar.unique_items))) if grammar.unique_items else None
-        )
+        # For each end token: its byte in a mask, its bit in that byte, and the other bits of the byte.
+        self.eos_bits = [(eos_id // 8, 1 << eos_id % 8, 255 - (1 << eos_id % 8)) for eos_id in vocabulary.eos_ids]
+        self._text = source.text
+        self.unchecked = source.unchecked
+        self.warnings = source.warnings
+        self._full_check_schemas = source.full_check_schemas
+        self._segments = source.segments
+        self._max_digits = source.max_digits
+        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters)
+        self._json_regions = JsonRegions(delimiters, source.free_text)
+        self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
+        self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
+        self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items))) if source.unique_items else None
         self._prototype = self._compile_inner_matcher()
         try:
             matcher = self.matcher()
@@ -113,17 +106,17 @@ class LlguidanceGrammar(Grammar):
         )
 
     def is_at_digit_limit(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the text of `tokens` ends in a JSON number that has all the digits it may have."""
+        """Returns whether the text of `tokens` ends in a JSON number that has the maximum number of digits."""
         if not self._max_digits:
             return False
         return self.vocabulary.number_limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions)
 
     def new_inner_matcher(self) -> llguidance.LLMatcher:
-        """Returns a matcher of the library at the start of a text; it shares its lexer with the other matchers."""
+        """Returns llguidance's matcher at the start of a text; it shares its lexer with the other matchers."""
         return self._prototype.deep_copy()
 
     def rebuild_inner_matcher(self, tokens: list[int]) -> llguidance.LLMatcher:
-        """Returns a matcher after `tokens` with a new lexer, which later texts use too. Raises GrammarError."""
+        """Returns a matcher after `tokens` with a new lexer, which matchers made later share. Raises GrammarError."""
         self._prototype = self._compile_inner_matcher()
         inner = self._prototype.deep_copy()
         if tokens:
@@ -136,7 +129,10 @@ class LlguidanceGrammar(Grammar):
 
 
 class LlguidanceMatcher(Matcher):
-    """The state of one text under an LlguidanceGrammar. Masks of forced text allow only the tokenizer's spelling."""
+    """The state of one text under an LlguidanceGrammar.
+
+    Where the text is forced, masks allow only the tokens into which the tokenizer splits it.
+    """
 
     __slots__ = (
         "_accepted_since",
@@ -154,12 +150,12 @@ class LlguidanceMatcher(Matcher):
         self._grammar = grammar
         self._inner = grammar.new_inner_matcher()
         self._tokens: list[int] = []  # the tokens that the inner matcher consumed
-        self._completion = grammar.initial_completion  # to the end, from where it was requested
-        self._accepted_since: list[int] = []  # the tokens accepted after that
+        self._completion = grammar.initial_completion  # the last completion found
+        self._accepted_since: list[int] = []  # tokens accepted since it was found
         self._num_eos = 0  # end tokens accepted; the inner matcher never sees them
-        self._bits = bytearray()  # the library writes masks here; a fixed buffer needs its address only once
-        self._words = np.zeros(0, np.int32)  # the same memory
-        self._address = 0
+        self._bits = bytearray()  # llguidance writes masks here
+        self._words = np.zeros(0, np.int32)  # a view of the same memory
+        self._address = 0  # of that memory; 0 before the first mask
 
     def accept(self, token: int) -> bool:
         grammar = self._grammar
@@ -180,7 +176,7 @@ class LlguidanceMatcher(Matcher):
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
-        grammar, ending = self._grammar, self.is_accepting
+        grammar, is_accepting = self._grammar, self.is_accepting
         if not self._address:
             self._bits = bytearray(grammar.empty_mask)
             self._words = np.frombuffer(self._bits, np.int32)
@@ -191,10 +187,10 @@ class LlguidanceMatcher(Matcher):
         else:
             size = len(bits)
             self._query(lambda inner: inner.unsafe_compute_mask_ptr(self._address, size))
-            if not ending and bits == grammar.empty_mask:
+            if not is_accepting and bits == grammar.empty_mask:
                 raise GrammarError(_DEAD_END)
-        for at, bit, others in grammar.eos_bits:
-            bits[at] = bits[at] | bit if ending else bits[at] & others
+        for byte, bit, other_bits in grammar.eos_bits:
+            bits[byte] = bits[byte] | bit if is_accepting else bits[byte] & other_bits
         if grammar.is_at_digit_limit(self._tokens):
             grammar.vocabulary.number_limiter.forbid_continuation(self._words)
         row[:] = self._words
@@ -202,14 +198,16 @@ class LlguidanceMatcher(Matcher):
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._num_eos:
             raise ValueError(f"cannot roll back {n} tokens of {len(self._tokens) + self._num_eos}")
-        ends = min(n, self._num_eos)
-        self._num_eos -= ends
-        if n > ends:
-            del self._tokens[len(self._tokens) - (n - ends) :]
-            if len(self._accepted_since) < n - ends:
+        num_eos = min(n, self._num_eos)
+        self._num_eos -= num_eos
+        num_inner = n - num_eos
+        if num_inner:
+            del self._tokens[-num_inner:]
+            if len(self._accepted_since) < num_inner:
                 self._completion, self._accepted_since = None, []
-            del self._accepted_since[len(self._accepted_since) - (n - ends) :]
-            if not self._inner.rollback(n - ends):
+            else:
+                del self._accepted_since[-num_inner:]
+            if not self._inner.rollback(num_inner):
                 self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
 
     def forced_bytes(self) -> bytes:
@@ -221,39 +219,32 @@ class LlguidanceMatcher(Matcher):
     def completion(self, limit: int) -> list[int] | None:
         if self.is_accepting:
             return []
-        known = self._reusable_completion()
-        self._completion, self._accepted_since = (
-            self._search_completion(limit) if known is None or len(known) > limit else known,
-            [],
-        )
-        return None if self._completion is None or len(self._completion) > limit else list(self._completion)
+        completion = self._reusable_completion()
+        if completion is None or len(completion) > limit:
+            completion = self._search_completion(limit)
+        self._completion, self._accepted_since = completion, []
+        return None if completion is None or len(completion) > limit else list(completion)
 
     def _reusable_completion(self) -> list[int] | None:
-        """Returns the rest of the known completion if it still completes the text; else None."""
+        """Returns what is left of the last completion found, if it still completes the text; else None."""
         if self._completion is None or not self._accepted_since:
             return self._completion
-        vocabulary = self._grammar.vocabulary
-        return next(
-            (
-                rest
-                for rest in remaining_completions(self._completion, self._accepted_since, vocabulary)
-                if self._is_completion(rest)
-            ),
-            None,
-        )
+        candidates = remaining_completions(self._completion, self._accepted_since, self._grammar.vocabulary)
+        return next((candidate for candidate in candidates if self._is_completion(candidate)), None)
 
-    def _is_completion(self, way: list[int]) -> bool:
-        ended = [*way, self._grammar.vocabulary.eos_ids[0]]  # the end token is valid if the text is complete
-        leads = self._query(lambda inner: inner.validate_tokens(ended) == len(ended))
-        return leads and not self._exceeds_digit_limit(way)
+    def _is_completion(self, tokens: list[int]) -> bool:
+        """Returns whether the text is complete and valid after `tokens`."""
+        with_eos = [*tokens, self._grammar.vocabulary.eos_ids[0]]  # an end token is valid after a complete text only
+        is_complete = self._query(lambda inner: inner.validate_tokens(with_eos) == len(with_eos))
+        return is_complete and not self._exceeds_digit_limit(tokens)
 
-    def _exceeds_digit_limit(self, way: list[int]) -> bool:
-        """Returns whether the completion begins with more digits than the current number may still have."""
-        digits = list(takewhile(self._grammar.vocabulary.number_limiter.continues_number, way))
+    def _exceeds_digit_limit(self, tokens: list[int]) -> bool:
+        """Returns whether `tokens` begin with more digits than the number at the end of the text may still have."""
+        digits = list(takewhile(self._grammar.vocabulary.number_limiter.continues_number, tokens))
         return any(self._grammar.is_at_digit_limit([*self._tokens, *digits[:n]]) for n in range(len(digits)))
 
     def _search_completion(self, limit: int) -> list[int] | None:
-        """Searches a completion from here; from the start of a text only once."""
+        """Searches a completion of the text; the result at the start of a text is kept for all matchers."""
         grammar = self._grammar
         if not self._tokens and limit <= grammar.no_completion_within:
             return None
@@ -279,15 +270,14 @@ class LlguidanceMatcher(Matcher):
         return not mask.view(np.uint32)[token // 32] >> (token % 32) & 1
 
     def _retokenize(self, tokens: list[int]) -> list[int]:
-        """Returns the same text as the tokenizer splits it if that is shorter and allowed; else `tokens`."""
+        """Returns the tokenizer's own tokens for the text of `tokens` if they are fewer and allowed; else `tokens`."""
         vocabulary = self._grammar.vocabulary
         text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
-        spelled = list(vocabulary.encode(text))
-        if len(spelled) >= len(tokens) or self._inner.deep_copy().try_consume_tokens(spelled) < len(spelled):
+        retokenized = list(vocabulary.encode(text))
+        inner = self._inner.deep_copy()
+        if len(retokenized) >= len(tokens) or inner.try_consume_tokens(retokenized) < len(retokenized):
             return tokens
-        walked = self._inner.deep_copy()
-        walked.consume_tokens(spelled)
-        return spelled if walked.is_accepting() else tokens
+        return retokenized if inner.is_accepting() else tokens
 
     @property
     def is_accepting(self) -> bool:
@@ -297,18 +287,18 @@ class LlguidanceMatcher(Matcher):
     def is_terminated(self) -> bool:
         return self._num_eos > 0
 
-    def _query(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
-        """Returns the answer of the inner matcher; if it fails, that of a new one. Raises GrammarError if both fail."""
-        answer = question(self._inner)
+    def _query(self, operation: Callable[[llguidance.LLMatcher], T]) -> T:
+        """Returns `operation(inner matcher)`, retried once with a new lexer. Raises GrammarError if both fail."""
+        result = operation(self._inner)
         if self._inner.is_error():
             self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
-            answer = question(self._inner)
+            result = operation(self._inner)
             _raise_on_error(self._inner)
-        return answer
+        return result
 
 
 class UniqueItemsMatcher(LlguidanceMatcher):
-    """An LlguidanceMatcher that repeats no item of the arrays that `items` follows."""
+    """An LlguidanceMatcher that forbids repeated items in arrays whose schema has `uniqueItems`."""
 
     __slots__ = ("_items",)
 
@@ -344,8 +334,8 @@ class UniqueItemsMatcher(LlguidanceMatcher):
         forced = super().forced_tokens()
         return [] if self._items.repeats(forced) else forced
 
-    def _is_completion(self, way: list[int]) -> bool:
-        return super()._is_completion(way) and not self._items.repeats(way)
+    def _is_completion(self, tokens: list[int]) -> bool:
+        return super()._is_completion(tokens) and not self._items.repeats(tokens)
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar, inner = self._grammar, self._inner.deep_copy()
@@ -376,22 +366,22 @@ def _first_line(error: str) -> str:
     return _EMPTY_LANGUAGE if reason.startswith("NoExtension") else reason[:MAX_REASON]
 
 
-def ensure_compiles(text: LlguidanceSource, vocabulary: Vocabulary) -> LlguidanceSource:
-    """Returns `text` if it compiles. Raises GrammarError if it does not.
+def ensure_compiles(source: LlguidanceSource, vocabulary: Vocabulary) -> LlguidanceSource:
+    """Returns `source` if it compiles. Raises GrammarError if it does not.
 
     >>> ensure_compiles(LlguidanceSource(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
     """
-    LlguidanceGrammar(text, vocabulary)
-    return text
+    LlguidanceGrammar(source, vocabulary)
+    return source
 
 
 def is_invalid_grammar(text: str) -> bool:
-    """Returns whether the library refuses a grammar in its notation, whatever the vocabulary."""
+    """Returns whether llguidance refuses a grammar in its notation, whatever the vocabulary."""
     return bool(llguidance.LLMatcher.validate_grammar(text, limits=_limits()))
 
 
 def regex_source(pattern: str, vocabulary: Vocabulary) -> LlguidanceSource:
-    """Returns a plain pattern (see python_syntax.py) as a grammar that compiles. Raises GrammarError if it does not.
+    """Compiles a plain pattern (see regex/python_syntax.py). Raises GrammarError if it does not compile.
 
     >>> regex_source("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
     """

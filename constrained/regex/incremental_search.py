@@ -182,7 +182,7 @@ class _Builder:
             self.follow[state].update(first)
             self._num_edges += len(self.follow[state]) - known
         if self._num_edges > MAX_EDGES:
-            raise GrammarError("the pattern has too many possible continuations at once")
+            raise GrammarError(f"the automaton of the pattern has more than {MAX_EDGES} edges")
 
 
 def _class(op: str, value: Any, flags: int) -> CharPredicate:

@@ -1,10 +1,10 @@
-"""Patterns with lookaround, anchors and word boundaries anywhere, written as plain patterns: by one automaton.
+"""Converts patterns with lookaround, anchors and word boundaries to plain patterns, by an alternating automaton.
 
-The automaton is alternating. A state holds several possibilities, of which one must succeed; a possibility is a set of
-continuations, all of which must match the rest of the text. Lookahead adds a continuation to its possibility. Negative
-lookahead adds a state of its own, which must fail. Lookbehind is decided by automata that run from the text's start.
+A state is a set of conjunctions, of which at least one must match the rest of the text. A conjunction is a set of
+continuations, all of which must match it. Lookahead adds a continuation to its conjunction; negative lookahead adds a
+state that must not match. Lookbehind is decided by further automata that start at the beginning of the text.
 
-    ^(?!b)[ab]+$     {{not b.*, [ab]+}}  after "a":  {{[ab]*}}      after "b": nothing succeeds
+    ^(?!b)[ab]+$     {{not b.*, [ab]+}}  after "a":  {{[ab]*}}      after "b": {}, which matches nothing
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from plait.constrained.regex.python_syntax import MAXREPEAT, ParseItem, PlainPat
 from plait.constrained.specs import GrammarError
 
 MAX_STATES = 1_000
-MAX_STEPS = 8_000  # from a state by a class of characters
-MAX_WORK = 60_000
+MAX_TRANSITIONS = 8_000  # from a state by a class of characters
+MAX_DERIVATIVES = 60_000  # calls of `_derive`
 TOO_MANY_STATES = "the automaton of its pattern has too many states"
 MAX_ASCII = 127
-MAX_ALTERNATIVES = 200  # possibilities in one state
+MAX_CONJUNCTIONS = 200  # in one state
 
 
 class Node(NamedTuple):
@@ -31,48 +31,50 @@ class Node(NamedTuple):
 
     kind: str
     inner: tuple[Any, ...] = ()  # the alternatives, each a sequence of nodes
-    chars: frozenset[int] = frozenset()
-    low: int = 0
-    high: int = -1  # -1: without a bound
+    chars: frozenset[int] = frozenset()  # indices of character classes
+    low: int = 0  # repeats
+    high: int = -1  # -1: no limit
     negated: bool = False
-    number: int = 0
+    number: int = 0  # index of a lookbehind
 
 
 Sequence: TypeAlias = tuple[Node, ...]
-Must: TypeAlias = frozenset[Any]
-"""Continuations that must all match the rest; one that is ("not", state) must not match it."""
-State: TypeAlias = frozenset[Must]
+Conjunction: TypeAlias = frozenset[Any]
+"""Continuations, all of which must match the rest of the text: sequences, and ("not", state)."""
+State: TypeAlias = frozenset[Conjunction]
 
 
-class Place(NamedTuple):
-    """What precedes a place in a text.
+class Position(NamedTuple):
+    """The properties of a position in a text that assertions depend on.
 
-    Whether a character beyond ASCII belongs to a word differs between dialects, so beside one neither `\\b` nor `\\B`
+    Regex dialects differ on which characters beyond ASCII belong to words, so next to one neither `\\b` nor `\\B`
     matches.
     """
 
     is_start: bool
-    before: str  # the kind of the character: "word", "other" (also at the start), or "unknown"
-    behind: tuple[bool, ...]  # for each lookbehind, whether a text before the place matches it
+    before: str  # the kind of the character before it: "word", "other" (also at the start), or "unknown"
+    behind: tuple[bool, ...]  # for each lookbehind, whether a text before the position matches it
 
 
-def with_lookaround(items: list[ParseItem], spelled: str) -> PlainPattern:
+def with_lookaround(items: list[ParseItem], source: str) -> PlainPattern:
     """Returns a plain pattern of the texts in which a parsed pattern is found. Raises GrammarError if it is too large.
+
+    `items`: the parse tree of the pattern `source`, which serves for error positions only.
 
     >>> import re._parser as parser
     >>> with_lookaround(list(parser.parse(r"^(?!b)[ab]\\Z")), "").pattern
     '[\\\\U00000061]'
     """
-    builder = _Builder(items, spelled)
-    written = builder.automaton().write()
-    return PlainPattern(written, len(written), float(written.count("\\U")))
+    builder = _Builder(items, source)
+    pattern = builder.automaton().write()
+    return PlainPattern(pattern, len(pattern), float(pattern.count("\\U")))
 
 
 class _Builder:
-    """Translates the parse tree to nodes over classes of characters that the pattern does not tell apart."""
+    """Translates the parse tree to nodes. Characters that the pattern does not distinguish form one class."""
 
-    def __init__(self, items: list[ParseItem], spelled: str) -> None:
-        self._writer = PlainPatternWriter(spelled)
+    def __init__(self, items: list[ParseItem], source: str) -> None:
+        self._writer = PlainPatternWriter(source)
         self._sets: dict[Ranges, None] = {}
         self._word = merge_ranges(list(named_ranges(r"\w", int(re.ASCII))), negated=False)
         self._collect(items)
@@ -86,12 +88,11 @@ class _Builder:
     def automaton(self) -> _Automaton:
         behind = [(self.any_text, *sequence) for sequence in self._behind]
         words = self._members(self._word)
-        kinds = ["word" if at in words else self._kind(at) for at in range(len(self._classes))]
-        kinds = kinds if self._has_boundary else ["other"] * len(kinds)
+        kinds = ["other"] * len(self._classes)
+        if self._has_boundary:
+            for index, ranges in enumerate(self._classes):
+                kinds[index] = "word" if index in words else "unknown" if ranges[0][0] > MAX_ASCII else "other"
         return _Automaton(self._root, behind, self._classes, kinds, self.any_text)
-
-    def _kind(self, at: int) -> str:
-        return "unknown" if self._classes[at][0][0] > MAX_ASCII else "other"
 
     def _collect(self, items: list[ParseItem]) -> None:
         for op, value in items:
@@ -112,7 +113,7 @@ class _Builder:
         return self._writer.character_ranges(op, value, re.ASCII)
 
     def _members(self, ranges: Ranges) -> frozenset[int]:
-        return frozenset(at for at, found in enumerate(self._classes) if _contains(ranges, found[0][0]))
+        return frozenset(index for index, own in enumerate(self._classes) if _contains(ranges, own[0][0]))
 
     def _sequence(self, items: list[ParseItem]) -> Sequence:
         return tuple(node for op, value in items for node in self._nodes(str(op), value))
@@ -158,8 +159,8 @@ class _Automaton:
         self, root: Sequence, behind: list[Sequence], classes: list[Ranges], kinds: list[str], any_text: Node
     ) -> None:
         self._classes, self._kinds, self._any_text, self._work = classes, kinds, any_text, 0
-        self._root: State = frozenset((frozenset((root,)),))
-        self._behind: tuple[State, ...] = tuple(frozenset((frozenset((one,)),)) for one in behind)
+        self._root = _single(root)
+        self._behind: tuple[State, ...] = tuple(_single(sequence) for sequence in behind)
 
     def write(self) -> str:
         """Returns the automaton as a plain pattern."""
@@ -167,146 +168,166 @@ class _Automaton:
         numbers: dict[Any, int] = {initial: 0}
         todo, table, finals = [initial], list[list[int]](), set[int]()
         while todo:
-            rows = []
+            added = []
             for state, behind, is_start, before in todo:
-                place = self._place(behind, is_start, before)
-                if self._matches_end(state, place):
+                position = self._position(behind, is_start, before)
+                if self._matches_end(state, position):
                     finals.add(len(table))
                 row = []
                 for char in range(len(self._classes)):
-                    after = (
-                        self._after(state, place, char),
-                        tuple(self._after(one, place, char) for one in behind),
+                    target = (
+                        self._next_state(state, position, char),
+                        tuple(self._next_state(lookbehind, position, char) for lookbehind in behind),
                         False,
                         self._kinds[char],
                     )
-                    if after not in numbers:
-                        numbers[after] = len(numbers)
-                        rows.append(after)
-                    row.append(numbers[after])
+                    if target not in numbers:
+                        numbers[target] = len(numbers)
+                        added.append(target)
+                    row.append(numbers[target])
                 table.append(row)
-                if len(numbers) > MAX_STATES or len(table) * len(self._classes) > MAX_STEPS:
+                if len(numbers) > MAX_STATES or len(table) * len(self._classes) > MAX_TRANSITIONS:
                     raise GrammarError(TOO_MANY_STATES)
-            todo = rows
-        return _written(table, finals, self._classes)
+            todo = added
+        return _minimal_pattern(table, finals, self._classes)
 
-    def _place(self, behind: tuple[State, ...], is_start: bool, before: str) -> Place:
-        bare = Place(is_start, before, ())
-        return Place(is_start, before, tuple(self._matches_end(one, bare, at_end=False) for one in behind))
+    def _position(self, behind: tuple[State, ...], is_start: bool, before: str) -> Position:
+        without_lookbehind = Position(is_start, before, ())
+        matched = tuple(self._matches_end(state, without_lookbehind, at_end=False) for state in behind)
+        return Position(is_start, before, matched)
 
-    def _after(self, state: State, place: Place, char: int) -> State:
-        """Returns the state behind one more character."""
-        found: set[Must] = set()
-        for must in state:
-            cases: set[Must] = {frozenset()}
-            for one in must:
-                cases = _both(cases, self._step(one, place, char))
+    def _next_state(self, state: State, position: Position, char: int) -> State:
+        """Returns the state after one more character."""
+        targets: set[Conjunction] = set()
+        for conjunction in state:
+            cases: set[Conjunction] = {frozenset()}
+            for continuation in conjunction:
+                cases = _conjoin(cases, self._advance(continuation, position, char))
                 if not cases:
                     break
-            found |= cases
-            if len(found) > MAX_ALTERNATIVES:
+            targets |= cases
+            if len(targets) > MAX_CONJUNCTIONS:
                 raise GrammarError(TOO_MANY_STATES)
-        return _smallest(found)
+        return _minimal(targets)
 
-    def _step(self, one: Any, place: Place, char: int) -> set[Must]:
-        if one[:1] == ("not",):
-            rest = self._after(one[1], place, char)
-            return {frozenset()} if not rest else set() if frozenset() in rest else {frozenset((("not", rest),))}
-        return self._derive(one, place, char, frozenset())
-
-    def _derive(self, one: Sequence, place: Place, char: int, seen: frozenset[Sequence]) -> set[Must]:
-        """Returns what must match behind a character, so that `one` matches from the place before it."""
-        self._work += 1
-        if self._work > MAX_WORK:
-            raise GrammarError(TOO_MANY_STATES)
-        if not one or one in seen:
-            return set()
-        if one == (self._any_text,):
+    def _advance(self, continuation: Any, position: Position, char: int) -> set[Conjunction]:
+        """Returns what must match after a character, so that a continuation matches from the position before it."""
+        if continuation[:1] != ("not",):
+            return self._derive(continuation, position, char, frozenset())
+        rest = self._next_state(continuation[1], position, char)
+        if not rest:  # it can no longer match, so its negation does
             return {frozenset()}
-        node, rest = one[0], one[1:]
-        seen = seen | {one}
+        return set() if frozenset() in rest else {frozenset((("not", rest),))}
+
+    def _derive(self, sequence: Sequence, position: Position, char: int, seen: frozenset[Sequence]) -> set[Conjunction]:
+        """`_advance` for a sequence: its partial derivative by the character (Antimirov 1996).
+
+        `seen`: the sequences that led here without a character; they would only repeat its result.
+        """
+        self._work += 1
+        if self._work > MAX_DERIVATIVES:
+            raise GrammarError(TOO_MANY_STATES)
+        if not sequence or sequence in seen:
+            return set()
+        if sequence == (self._any_text,):
+            return {frozenset()}
+        node, rest = sequence[0], sequence[1:]
+        seen = seen | {sequence}
         match node.kind:
             case "chars":
                 is_all = rest == (self._any_text,)
                 return set() if char not in node.chars else {frozenset() if is_all else frozenset((rest,))}
             case "or":
-                return {must for arm in node.inner for must in self._derive((*arm, *rest), place, char, seen)}
+                return {case for arm in node.inner for case in self._derive((*arm, *rest), position, char, seen)}
             case "repeat":
-                found = set() if node.low else self._derive(rest, place, char, seen)
-                return found | self._derive((*node.inner[0], *_once_less(node), *rest), place, char, seen)
+                skipped = set() if node.low else self._derive(rest, position, char, seen)
+                return skipped | self._derive((*node.inner[0], *_further_repeats(node), *rest), position, char, seen)
             case "end":
                 return set()
             case "ahead" if not node.negated:
-                ahead = self._derive(node.inner[0], place, char, frozenset())
-                return _both(ahead, self._derive(rest, place, char, seen)) if ahead else set()
+                ahead = self._derive(node.inner[0], position, char, frozenset())
+                return _conjoin(ahead, self._derive(rest, position, char, seen)) if ahead else set()
             case "ahead":
-                unless: State = frozenset((frozenset((node.inner[0],)),))
-                return _both(self._step(("not", unless), place, char), self._derive(rest, place, char, seen))
-        holds = self._holds(node, place, self._kinds[char])
-        return self._derive(rest, place, char, seen) if holds else set()
+                ahead = self._advance(("not", _single(node.inner[0])), position, char)
+                return _conjoin(ahead, self._derive(rest, position, char, seen))
+        holds = self._assertion_holds(node, position, self._kinds[char])
+        return self._derive(rest, position, char, seen) if holds else set()
 
-    def _holds(self, node: Node, place: Place, after: str) -> bool:
+    def _assertion_holds(self, node: Node, position: Position, after: str) -> bool:
+        """`after`: the kind of the character after the position."""
         if node.kind == "start":
-            return place.is_start
+            return position.is_start
         if node.kind == "boundary":
-            return "unknown" not in (place.before, after) and (place.before != after) != node.negated
-        return place.behind[node.number] != node.negated
+            return "unknown" not in (position.before, after) and (position.before != after) != node.negated
+        return position.behind[node.number] != node.negated
 
-    def _matches_end(self, state: State, place: Place, at_end: bool = True) -> bool:
-        return any(all(self._ends(one, place, at_end, frozenset()) for one in must) for must in state)
+    def _matches_end(self, state: State, position: Position, at_end: bool = True) -> bool:
+        """Returns whether the state accepts at the position. `at_end`: whether the text is known to end there."""
+        return any(
+            all(self._matches_empty(continuation, position, at_end, frozenset()) for continuation in conjunction)
+            for conjunction in state
+        )
 
-    def _ends(self, one: Any, place: Place, at_end: bool, seen: frozenset[Sequence]) -> bool:
-        """Returns whether `one` matches the empty rest. Without `at_end`, what follows is not known to be the end."""
-        if not one:
+    def _matches_empty(self, continuation: Any, position: Position, at_end: bool, seen: frozenset[Sequence]) -> bool:
+        """Returns whether a continuation matches the empty text at the position."""
+        if not continuation:
             return True
-        if one[:1] == ("not",):
-            return not self._matches_end(one[1], place, at_end)
-        node, rest = one[0], one[1:]
-        if one in seen or node.kind == "chars":
+        if continuation[:1] == ("not",):
+            return not self._matches_end(continuation[1], position, at_end)
+        node, rest = continuation[0], continuation[1:]
+        if continuation in seen or node.kind == "chars":
             return False
-        seen = seen | {one}
+        seen = seen | {continuation}
         match node.kind:
             case "or":
-                return any(self._ends((*arm, *rest), place, at_end, seen) for arm in node.inner)
+                return any(self._matches_empty((*arm, *rest), position, at_end, seen) for arm in node.inner)
             case "repeat":
-                skipped = not node.low and self._ends(rest, place, at_end, seen)
-                return skipped or self._ends((*node.inner[0], *_once_less(node), *rest), place, at_end, seen)
+                if not node.low and self._matches_empty(rest, position, at_end, seen):
+                    return True
+                repeated = (*node.inner[0], *_further_repeats(node), *rest)
+                return self._matches_empty(repeated, position, at_end, seen)
             case "ahead":
-                ahead = self._ends(node.inner[0], place, at_end, frozenset())
-                return ahead != node.negated and self._ends(rest, place, at_end, seen)
+                ahead = self._matches_empty(node.inner[0], position, at_end, frozenset())
+                return ahead != node.negated and self._matches_empty(rest, position, at_end, seen)
         if not at_end and node.kind != "start":
             raise GrammarError("an anchor at the end of lookbehind is not supported")
-        return (node.kind == "end" or self._holds(node, place, "other")) and self._ends(rest, place, at_end, seen)
+        holds = node.kind == "end" or self._assertion_holds(node, position, "other")
+        return holds and self._matches_empty(rest, position, at_end, seen)
 
 
-def _once_less(node: Node) -> Sequence:
+def _single(sequence: Sequence) -> State:
+    return frozenset((frozenset((sequence,)),))
+
+
+def _further_repeats(node: Node) -> Sequence:
+    """Returns what is left of a repeat after one repetition."""
     if node.high in (0, 1):
         return ()
     return (node._replace(low=max(0, node.low - 1), high=node.high - 1 if node.high > 0 else -1),)
 
 
-def _both(one: set[Must], other: set[Must]) -> set[Must]:
-    if len(one) * len(other) > MAX_ALTERNATIVES:
+def _conjoin(one: set[Conjunction], other: set[Conjunction]) -> set[Conjunction]:
+    if len(one) * len(other) > MAX_CONJUNCTIONS:
         raise GrammarError(TOO_MANY_STATES)
     return {a | b for a in one for b in other}
 
 
-def _smallest(found: set[Must]) -> State:
-    """Removes possibilities that demand more than another one."""
-    kept: list[Must] = []
-    for must in sorted(found, key=len):
-        if not any(other <= must for other in kept):
-            kept.append(must)
+def _minimal(conjunctions: set[Conjunction]) -> State:
+    """Removes conjunctions that require more than another one."""
+    kept: list[Conjunction] = []
+    for conjunction in sorted(conjunctions, key=len):
+        if not any(other <= conjunction for other in kept):
+            kept.append(conjunction)
     return frozenset(kept)
 
 
 def _partition(sets: list[Ranges]) -> list[Ranges]:
-    """Returns the classes of characters that are in the same of the sets."""
-    edges = sorted({0, MAX_CHARACTER + 1, *(edge for found in sets for low, high in found for edge in (low, high + 1))})
+    """Returns classes of characters: two characters are in one class if each set contains both or neither."""
+    edges = {0, MAX_CHARACTER + 1, *(edge for ranges in sets for low, high in ranges for edge in (low, high + 1))}
     groups: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
-    for low, after in pairwise(edges):
+    for low, after in pairwise(sorted(edges)):
         if not 0xD800 <= low <= 0xDFFF:
-            groups.setdefault(tuple(_contains(found, low) for found in sets), []).append((low, after - 1))
+            groups.setdefault(tuple(_contains(ranges, low) for ranges in sets), []).append((low, after - 1))
     return [merge_ranges(spans, negated=False) for spans in groups.values()]
 
 
@@ -314,12 +335,15 @@ def _contains(ranges: Ranges, code: int) -> bool:
     return any(low <= code <= high for low, high in ranges)
 
 
-def _written(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:
-    """Returns the pattern of an automaton, given by its rows, after states that are alike are joined."""
+def _minimal_pattern(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:
+    """Minimizes a DFA by merging equivalent states (Moore 1956), and returns its pattern.
+
+    table: for each state, the target of each class. finals: the accepting states.
+    """
     group = [int(state in finals) for state in range(len(table))]
     while True:
         keys = [(group[state], *(group[target] for target in row)) for state, row in enumerate(table)]
-        numbers = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         if len(numbers) == len(set(group)):
             break
         group = [numbers[key] for key in keys]
@@ -328,5 +352,5 @@ def _written(table: list[list[int]], finals: set[int], classes: list[Ranges]) ->
         spans: dict[int, list[tuple[int, int]]] = {}
         for char, target in enumerate(row):
             spans.setdefault(group[target], []).extend(classes[char])
-        edges[group[state]] = {target: merge_ranges(found, negated=False) for target, found in spans.items()}
+        edges[group[state]] = {target: merge_ranges(ranges, negated=False) for target, ranges in spans.items()}
     return write_automaton(group[0], {group[state] for state in finals}, edges)

@@ -1,8 +1,8 @@
 """A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call of a compiled kernel for each step.
 
-Steps of few tokens multiply in 8 bits, exact within a block of 32; steps of many tokens multiply in bfloat16 where the
-CPU has AMX. Every token is computed separately in a fixed order, so its bits depend on its sequence and on which of the
-two forms its step took. With `amx_min_tokens` None or 1 there is only one form, and they depend on its sequence alone.
+Steps with few tokens multiply in int8, with exact integer sums over blocks of 32 channels. On a CPU with AMX, steps
+with many tokens multiply in bfloat16. Every token is computed separately and in a fixed order, so its bits depend only
+on its sequence and on which of the two its step used; with `amx_min_tokens` None or 1, all steps use the same.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from plait.kernels.cpu.threads import COUNTER_STRIDE
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")
-AMX_MIN_TOKENS = 12  # tokens of a step from which on AMX in bfloat16 is faster than AVX-512 VNNI
-MIN_PARTITION_ROWS = 64  # rows of a partition, at least: each partition dequantizes all weights
-NO_WINDOW = 1 << 40  # a window that is longer than any sequence
+AMX_MIN_TOKENS = 12  # tokens of a step from which AMX in bfloat16 is faster than AVX-512 VNNI
+MIN_PARTITION_ROWS = 64  # minimum rows of a partition: each partition dequantizes all weights
+NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX = np.empty((0, 2))
 Floats = npt.NDArray[np.float32]
-# The bits of bfloat16, uint16 [layers, keys and values, slots, G, D], or int8 with scales (`int8_slot_bytes`), uint8
-# [layers, keys and values, slots, bytes of a slot].
 Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
+"""The KV cache: bits of bfloat16, uint16 [layers, 2, slots, G, D], or int8 with scales, uint8 [layers, 2, slots,
+`int8_slot_bytes`]. The second axis has keys and values."""
 
 
 def missing_features() -> list[str]:
-    """Returns the CPU features that the kernels need but that are missing, or that numba is configured not to use."""
+    """Returns the required CPU features that are missing or that numba is configured not to use."""
     return [name for name in REQUIRED_FEATURES if not isa.has_features(name)]
 
 
 def int8_slot_bytes(num_kv_heads: int, head_dim: int) -> int:
-    """Returns the bytes of a token's keys, or values, in int8: [G, D], and a float32 scale for each head."""
+    """Returns the bytes of a token's keys (or values) in int8: [G, D] and one float32 scale for each head."""
     return num_kv_heads * (head_dim + 4)
 
 
 def instruction_set() -> str:
-    """Returns the name of the instructions that multiply, for messages; meaningful if no feature is missing."""
+    """Returns the name of the instructions for matrix products, for messages. Requires that no feature is missing."""
     return f"{INT8_ISA.name} and AMX" if amx.available() else INT8_ISA.name
 
 
 def has_bfloat16() -> bool:
-    """Returns whether this CPU multiplies bfloat16, whatever numba is configured to use; for torch's backend."""
+    """Returns whether this CPU has bfloat16 products, for the torch backend; ignores how numba is configured."""
     features = llvmlite.binding.get_host_cpu_features()
     return bool(features.get("avx512bf16") or features.get("amx-bf16"))
 
@@ -68,8 +68,9 @@ def has_bfloat16() -> bool:
 class LayerWeights:
     """The weights of one layer.
 
-    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]. `qkv` is one weight, or up to three whose
-    forms differ. With a `router`, float32 [E, C], gate, up and down have the outputs of all experts in order.
+    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]. `qkv` is one weight, or up to three with
+    different quantized forms. With a `router`, float32 [E, C], the outputs of gate, up and down are those of all
+    experts, one expert after the other.
     """
 
     norm: Floats
@@ -89,7 +90,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Experts:
-    """The numbers of a mixture of experts. `normalize_topk`: the weights of those chosen are scaled to sum to 1."""
+    """The settings of a mixture of experts. `normalize_topk`: the chosen experts' weights are scaled to sum to 1."""
 
     num_experts: int
     experts_per_token: int
@@ -114,9 +115,9 @@ class DecoderWeights:
 
 
 class CpuDecoder:
-    """`forward` and `logits` of `runtime.models.decoder.Decoder`, on numpy arrays, with at most `threads` threads.
+    """Runs `forward` and `logits` of `runtime.models.decoder.Decoder` on numpy arrays, with at most `threads` threads.
 
-    `amx_min_tokens`: tokens of a step from which on products are in bfloat16, if the CPU has AMX; None: never.
+    `amx_min_tokens`: steps with at least so many tokens multiply in bfloat16 if the CPU has AMX; None: no step does.
     """
 
     def __init__(self, weights: DecoderWeights, threads: int, amx_min_tokens: int | None = AMX_MIN_TOKENS) -> None:
@@ -127,16 +128,16 @@ class CpuDecoder:
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._head_settings = np.zeros((1, arg.NUM_HEAD_SETTINGS), np.int64)
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
-        self._expert_entries: list[int] = []  # those with a row for each token and expert
+        self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
         self._activations: QuantizedActivations | None = None
 
     def forward(self, token_ids: npt.NDArray[np.int32], layout: NumpyAttentionLayout, kv_cache: Cache) -> Floats:
-        """Returns the hidden states, float32 [T, C], of token_ids [T] after the final norm; valid until the next call.
+        """Returns the hidden states after the final norm, float32 [T, C], of token_ids [T]; valid until the next call.
 
-        In each layer the keys and values of all tokens are written to the cache before any are read.
+        Each layer writes the keys and values of all tokens to the cache before it reads any.
         """
         count, args = len(token_ids), self._args
         if count > self._token_capacity:
@@ -163,7 +164,10 @@ class CpuDecoder:
         return hidden
 
     def argmax_tokens(self, hidden: Floats) -> npt.NDArray[np.float64]:
-        """Returns [n, 2] for hidden [n, C]: each row's largest logit and its first index; NaN and any for NaN."""
+        """Returns float64 [n, 2] for hidden [n, C]: the largest logit of each row, and its first index.
+
+        A row with NaN has NaN and any index.
+        """
         argmax_out = np.empty((len(hidden), 2))
         self.logits(hidden, argmax_out=argmax_out)
         return argmax_out
@@ -174,10 +178,10 @@ class CpuDecoder:
         ids: npt.NDArray[np.int64] | None = None,
         argmax_out: npt.NDArray[np.float64] = NO_ARGMAX,
     ) -> Floats:
-        """Returns float32 [n, V] for hidden [n, C]; with `ids` [k] only those tokens' logits [n, k], of the same bits.
+        """Returns the logits float32 [n, V] of hidden [n, C], valid until the next call; the caller may change them.
 
-        The logits are valid until the next call, and the caller may change them. `argmax_out` receives the result of
-        `argmax_tokens`.
+        With `ids` [k], computes only the logits of these tokens, [n, k], with the same bits. `argmax_out` receives the
+        result of `argmax_tokens`.
         """
         head = self.weights.head if ids is None else select_outputs(self.weights.head, ids)
         count, channels = hidden.shape
@@ -192,16 +196,16 @@ class CpuDecoder:
             args.descriptors[arg.HEAD_ACTIVATIONS + arg.BF16_TILES, 1] = 0
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
-        self._counters[0, : arg.HEAD_PHASES].fill(0)  # only these: the other counters are in other cores' caches
+        self._counters[0, : arg.HEAD_PHASES].fill(0)  # writing the others too would evict them from other cores' caches
         self._head_settings[0] = *_weight_part(head), head.outputs
         decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits
 
     def _logits_buffer(self, count: int, width: int) -> Floats:
-        """Returns memory for logits, the same one in each decoding step: fresh pages cost more than the argmax.
+        """Returns memory for logits. Few rows reuse one buffer, because fresh memory pages cost more than the argmax.
 
-        It is padded to full matrix registers, as products in bfloat16 write them.
+        Rows are padded to a multiple of the AMX tile, which bfloat16 products write.
         """
         if count > MAX_BUFFERED_ROWS:
             return aligned_empty((_padded_rows(count), width), np.float32)[:count]
@@ -210,7 +214,7 @@ class CpuDecoder:
         return self._logits[:count]
 
     def _activation_buffer(self, count: int, channels: int) -> QuantizedActivations:
-        """Returns memory for the quantized hidden states, kept between calls like the logits'."""
+        """Returns memory for the quantized hidden states, reused between calls like that of the logits."""
         if count > MAX_BUFFERED_ROWS:
             return _allocate_activations(count, channels)
         if self._activations is None or count > len(self._activations.bf16_tiles):
@@ -232,14 +236,14 @@ class CpuDecoder:
         args.set(arg.FIRST_PAGES, layout.first_pages)
         args.set(arg.PAGES, layout.kv_pages)
         args.set(arg.WRITE_SLOTS, layout.write_slots)
-        max_segments = int(q_starts[-1]) + len(q_starts)  # and upper bound of the tiles
+        max_segments = int(q_starts[-1]) + len(q_starts)  # also an upper bound of the number of tiles
         args.set(arg.TILES, np.empty(max_segments, np.int32))
         args.set(arg.SEGMENTS, np.empty(tiling.SEGMENT_FIELDS * max_segments, np.int32))
         args.set(arg.SPLIT_STARTS, np.empty(max_segments, np.int32))
         args.set(arg.FINISHED_SPLITS, np.empty((max_segments, self.weights.heads.num_kv_heads), np.int64))
 
     def _model_args(self) -> KernelArgs:
-        """Returns the arguments with all that stays the same from step to step."""
+        """Returns the kernel arguments, with the entries set that are the same in every step."""
         weights, args = self.weights, KernelArgs(arg.ENTRIES)
         heads = weights.heads
         capacity = workspace.capacity(self._tile_tokens * heads.q_per_kv, heads.num_kv_heads)
@@ -284,7 +288,7 @@ class CpuDecoder:
         return args
 
     def _allocate_buffers(self, count: int) -> None:
-        """Allocates the step's buffers for `count` tokens."""
+        """Allocates the buffers of a step for up to `count` tokens."""
         first, heads = self.weights.layers[0], self.weights.heads
         channels = first.qkv[0].inputs
         mlp_channels = max(
@@ -308,14 +312,14 @@ class CpuDecoder:
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
         self._buffer_entries = list(self._buffers)
-        pairs = self._expert_buffers_of_pairs(count)
-        self._expert_entries = list(pairs)
-        for entry, array in (*self._buffers.items(), *pairs.items()):
+        pair_buffers = self._expert_buffers_of_pairs(count)
+        self._expert_entries = list(pair_buffers)
+        for entry, array in (*self._buffers.items(), *pair_buffers.items()):
             self._args.set(entry, array)
         self._token_capacity = count
 
     def _set_expert_args(self, args: KernelArgs) -> None:
-        """Sets what the experts need in every step."""
+        """Sets the entries of the experts that are the same in every step."""
         experts, num_layers = self.weights.experts, len(self.weights.layers)
         self._experts_per_token = 0 if experts is None else experts.experts_per_token
         if experts is not None:
@@ -337,7 +341,7 @@ class CpuDecoder:
         }
 
     def _expert_buffers_of_pairs(self, count: int) -> dict[int, npt.NDArray[Any]]:
-        """Returns the buffers of `ExpertBuffers` with a row for each token and expert, in int8 only."""
+        """Returns the buffers of `ExpertBuffers` with a row for each pair of token and chosen expert, in int8 only."""
         layer = next((layer for layer in self.weights.layers if layer.router is not None), None)
         if layer is None:
             return {}
@@ -349,12 +353,12 @@ class CpuDecoder:
 
 
 def _padded_rows(rows: int) -> int:
-    """Returns `rows` rounded up to full matrix registers."""
+    """Returns `rows` rounded up to a multiple of the rows of an AMX tile."""
     return rows + -rows % amx.TILE_ROWS
 
 
 def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
-    """Returns memory for activations in either form; the int8 and the bfloat16 values share it."""
+    """Returns memory for activations in int8 or bfloat16, which share the memory of the values."""
     rows = _padded_rows(rows)
     bf16_tiles = aligned_zeros((rows, channels), np.uint16)
     qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
@@ -363,7 +367,7 @@ def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
 
 
 def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any]]:
-    """Returns memory for the fields of `QuantizedActivations` but the last."""
+    """Returns memory for all fields of `QuantizedActivations` except the last, `bf16_tiles`."""
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
     return [aligned_zeros((rows, channels), np.int8), scales, block_sums, aligned_zeros(scales.shape, np.int32)]
 
@@ -373,12 +377,12 @@ def _address(array: npt.NDArray[Any] | None) -> int:
 
 
 def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
-    """Returns the columns of a weight of one part (`packed_linear`)."""
+    """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
     return [weight.address, stride or weight.tile_bytes, len(weight.data), *form_kernel(weight.form.name)]
 
 
 def _layer_args(layer: LayerWeights) -> list[int]:
-    """Returns a layer's row of LAYERS."""
+    """Returns the row of a layer in LAYERS."""
     absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
     qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
     gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]

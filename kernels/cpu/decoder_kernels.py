@@ -1,6 +1,6 @@
-"""A decoder step as one parallel region: the order of its phases, and those of the output head.
+"""A decoder step, and the output head, as parallel kernels: the order of their phases.
 
-Every thread runs all phases of all layers and shares each phase's items with the others (`threads`).
+Every thread runs all phases of all layers. The items of a phase are shared among the threads (`threads.py`).
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def _heads(args: Any, settings: Any) -> HeadLayout:
 
 @inner_njit
 def _schedule_attention(args: Any, threads: int) -> None:
-    """Cuts the step's tokens into tiles and splits, the same in every layer; writes them to TILES to SPLIT_KV."""
+    """Divides the step's tokens into tiles and KV splits, which are the same in every layer; sets their entries."""
     settings, split_starts = int64_matrix(args, arg.SETTINGS)[0], int32_vector(args, arg.SPLIT_STARTS)
     q_starts, kv_starts = int32_vector(args, arg.Q_STARTS), int32_vector(args, arg.KV_STARTS)
     tiles, segments = int32_vector(args, arg.TILES), int32_vector(args, arg.SEGMENTS)
     first_pages, pages = int32_vector(args, arg.FIRST_PAGES), int32_vector(args, arg.PAGES)
     shift, max_tokens = settings[arg.PAGE_SHIFT], settings[arg.TILE_TOKENS]
-    order = split_starts  # its memory: `count_splits` writes it afterwards
+    order = split_starts  # shares the memory of `split_starts`, which `count_splits` writes afterwards
     num_tiles = build_tiles(q_starts, kv_starts, first_pages, pages, shift, max_tokens, tiles, segments, order)
     tokens, max_splits = count_splits(q_starts, kv_starts, num_tiles, tiles, segments, split_starts)
     settings[arg.NUM_TILES], settings[arg.TILE_LANES] = num_tiles, tokens * settings[arg.Q_PER_KV]
@@ -112,7 +112,7 @@ def _schedule_attention(args: Any, threads: int) -> None:
 
 @inner_njit
 def _run_thread(ctx: ThreadContext, args: Any) -> None:
-    """Unpacks the arguments and runs the step."""
+    """Unpacks the arguments and runs all layers in one thread."""
     settings = int64_matrix(args, arg.SETTINGS)[0]
     heads = _heads(args, settings)
     buffers = StepBuffers(
@@ -197,9 +197,9 @@ def _before_attention(
     buffers: StepBuffers,
     batch: AttentionBatch,
 ) -> None:
-    """Runs layer `index` up to attention, or the final norm after the last layer.
+    """Adds the output of the previous layer to the residual and runs layer `index` up to attention.
 
-    The residual that it begins with still lacks the output of the layer before.
+    After the last layer it runs the final norm instead.
     """
     layers, eps, phase = int64_matrix(args, arg.LAYERS), scalar(args, arg.EPS), PHASES_PER_LAYER * index + 1
     post = layers[index - 1, arg.POST_MLP_NORM] if index else np.int64(0)
@@ -220,7 +220,7 @@ def _before_attention(
 def _after_attention(
     ctx: ThreadContext, args: Any, settings: Any, index: int, buffers: StepBuffers, partition: int, begin: int
 ) -> None:
-    """Runs layer `index` from attention's output on, except for adding the MLP's output to the residual.
+    """Runs layer `index` from the attention output to the MLP output, which is not added to the residual yet.
 
     `begin`: the first row of the row partition.
     """
@@ -252,13 +252,13 @@ def _run_experts(
     begin: int,
     gate_up_buffer: Any,
 ) -> None:
-    """The mixture of experts of layer `index`, in place of its MLP."""
+    """Runs the mixture of experts of layer `index`, in place of its MLP."""
     layer, num_experts = int64_matrix(args, arg.LAYERS)[index], settings[arg.NUM_EXPERTS]
-    run = args[arg.LAYERS, 1] * partition + index
-    counters = args[arg.EXPERT_COUNTERS, 0] + 16 * COUNTER_STRIDE * moe.NUM_PHASES * run
+    slot = args[arg.LAYERS, 1] * partition + index  # of this partition and layer
+    counters = args[arg.EXPERT_COUNTERS, 0] + 16 * COUNTER_STRIDE * moe.NUM_PHASES * slot
     expert_ctx = ThreadContext(ctx.thread_id, ctx.num_threads, counters, ctx.scratch)
     end = begin + len(buffers.residual)
-    per_token, groups = args[arg.CHOSEN, 2], int32_matrix(args, arg.GROUPS)[run]
+    per_token, groups = args[arg.CHOSEN, 2], int32_matrix(args, arg.GROUPS)[slot]
     experts = ExpertBuffers(
         float32_matrix(args, arg.SCORES)[begin:end],
         int32_matrix(args, arg.CHOSEN)[begin:end],
@@ -282,7 +282,7 @@ def _run_experts(
 
 @inner_njit
 def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers) -> None:
-    """Writes the tokens' embeddings to the residual, and zeros to `block_out`."""
+    """Writes the embeddings of the tokens to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
     count = items_per_claim(items, ctx)
     factor = np.float32(scalar(args, arg.EMBEDDING_SCALE))
@@ -303,7 +303,7 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
 
 @inner_njit
 def _compute_logits(ctx: ThreadContext, args: Any) -> None:
-    """Quantizes the hidden states, multiplies them with the head, and searches the logits for their maxima."""
+    """Quantizes the hidden states, multiplies them by the head's weight, and finds the maximum of each row."""
     hidden, quantized = float32_matrix(args, arg.HEAD_IN), _activations(args, arg.HEAD_ACTIVATIONS)
     settings = int64_matrix(args, arg.HEAD_SETTINGS)[0]
     items, channels = hidden.shape
@@ -321,7 +321,7 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
 
 @inner_njit
 def _argmax_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
-    """Writes the largest logit and its index to HEAD_ARGMAX, for as many rows as that has room for."""
+    """Writes the largest logit of each row and its index to HEAD_ARGMAX, for as many rows as that has."""
     logits, argmax_out = float32_matrix(args, arg.HEAD_OUT), float64_matrix(args, arg.HEAD_ARGMAX)
     items = len(argmax_out)
     while True:
@@ -337,7 +337,7 @@ def _argmax_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
 
 @inner_njit
 def _run_step(thread_id: int, threads: int, args: Any) -> None:
-    """One thread's part of `forward`."""
+    """Runs one thread's part of `forward`."""
     if thread_id == SERIAL_PART:
         _schedule_attention(args, threads)
         return
@@ -351,7 +351,7 @@ def _run_step(thread_id: int, threads: int, args: Any) -> None:
 
 @inner_njit
 def _run_head(thread_id: int, threads: int, args: Any) -> None:
-    """One thread's part of `compute_logits`."""
+    """Runs one thread's part of `compute_logits`."""
     if thread_id == SERIAL_PART:
         return
     ctx = _thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
@@ -363,18 +363,18 @@ def _run_head(thread_id: int, threads: int, args: Any) -> None:
 
 
 def run_forward(thread_id: int, threads: int, address: int) -> None:
-    """Runs the step that its arguments describe and leaves the hidden states in NORMED."""
+    """Runs the step that the arguments describe and writes the hidden states to NORMED."""
     _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
 
 
 def run_compute_logits(thread_id: int, threads: int, address: int) -> None:
-    """Multiplies float32 [n, C] with a packed weight and finds the largest of its real outputs.
+    """Multiplies hidden states, float32 [n, C], by a packed weight, and finds each row's largest output.
 
-    The product is in bfloat16 if HEAD_ACTIVATIONS has room for that.
+    Padding is not searched. The product is in bfloat16 if HEAD_ACTIVATIONS has memory for it.
     """
     _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
 
 
-# The kernels that Python calls. Their counters must be zero.
+# The kernels that Python calls. The caller sets their counters to zero.
 LIBRARY = KernelLibrary("decoder", run_forward, run_compute_logits)
 forward, compute_logits = ThreadKernel(run_forward, LIBRARY), ThreadKernel(run_compute_logits, LIBRARY)

@@ -36,7 +36,7 @@ from plait.runtime.tokenizer.token_healing import (
 )
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-# not in a request's `sampling_params`: `logprob_fields` writes the logprobs; the timeout is the HTTP client's
+# Not part of a request's `sampling_params`: `logprob_fields` writes the logprobs; the HTTP client has the timeout.
 _NOT_SAMPLING = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
 _SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if field not in _NOT_SAMPLING}
 _OWN_SAMPLING = frozenset((*_SAMPLING_NAMES.values(), "n", "regex", "json_schema", "ebnf", "structural_tag"))
@@ -49,12 +49,12 @@ _OWN_FIELDS = frozenset(
 
 
 class RuntimeEndpoint(RemoteClient):
-    """A server with SGLang's protocol. A call posts all text so far; the server's prefix cache finds the known part.
+    """A server with SGLang's protocol. Each call posts the whole text so far, most of which is in its prefix cache.
 
     `tokenizer`: a model folder or GGUF file on this machine; by default the server's `model_path`, if it exists here
     too. With a tokenizer, text is tokenized here, turns use the model's chat template, and text of a user cannot become
     a control token. Without one, plain text is sent and tokenized by the server, and turns need `chat_template`, a
-    Jinja template with the model's own control tokens.
+    Jinja template that contains the model's control tokens.
 
     `extra_body`: further fields of every request to /generate, such as `{"priority": 1}`; its `sampling_params` are
     further sampling parameters of every gen.
@@ -107,8 +107,10 @@ class RuntimeEndpoint(RemoteClient):
         return self._http.get(paths[-1])
 
     def _is_incremental(self) -> bool:
-        """Whether the events of a stream contain only new text and not the whole text so far: SGLang's option
-        --incremental-streaming-output, formerly --stream-output. False, the default, if it is not reported."""
+        """Returns whether stream events contain only new text, and not the whole text so far.
+
+        This is SGLang's option --incremental-streaming-output, formerly --stream-output, which is off by default.
+        """
         try:
             settings = self.server_info()
         except CallFailed:
@@ -138,14 +140,14 @@ class RuntimeEndpoint(RemoteClient):
         )
         if params.token_healing and not self._can_heal(parts):
             del sampling["token_healing"]
-        if not params.exact:  # servers of SGLang do not know it
+        if not params.exact:  # SGLang's own server does not know it
             del sampling["exact"]
         sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
         sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
         logprobs = logprob_fields(params)
-        # with incremental streaming it is not defined whether logprobs are incremental too, so such calls do not stream
+        # SGLang does not define whether incremental streams have incremental logprobs, so such calls do not stream.
         stream = not (self._sends_deltas and logprobs)
         body = {**self._extra_body, **self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
         meta, stop_pattern = self._stream(call, body, params)
@@ -163,8 +165,10 @@ class RuntimeEndpoint(RemoteClient):
         call.on_result(reason["type"], _usage(meta), reason.get("matched"), parse_logprobs(params, meta))
 
     def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
-        """Passes the text to `call` as it arrives. Returns the last meta info, and the stop_regex that ended the text
-        here, if any: SGLang's own server leaves the match of a stop_regex in the text."""
+        """Passes the text to `call` as it arrives. Returns the last meta info and the stop_regex that matched, if any.
+
+        The text is cut at the match here, because SGLang's own server leaves the match in the text.
+        """
         streamed, num_tokens, text = StreamedText(params.stop_regex), 0, ""
         meta: dict[str, Any] = {}
         with closing(self._events(call, body, params.timeout_s)) as events:
@@ -227,7 +231,10 @@ class RuntimeEndpoint(RemoteClient):
         return {"input_ids": self._token_ids(parts)}
 
     def _can_heal(self, parts: Sequence[Part]) -> bool:
-        """Whether token healing on the server takes back text of this program only, and not of the chat template."""
+        """Returns whether token healing on the server would remove text of this program only.
+
+        It must not remove text of the chat template.
+        """
         num_plain = num_plain_bytes(parts)
         if self._local_tokenizer is None or not num_plain:
             return num_plain > 0
@@ -247,8 +254,11 @@ class RuntimeEndpoint(RemoteClient):
     def _score(
         self, parts: Sequence[Part], choices: Sequence[str], timeout_s: float | None
     ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
-        """Returns (number of tokens of the text so far, the server's answer for each choice, for each choice the
-        (logprob, token, ...) entries of its tokens)."""
+        """Scores the choices after the text.
+
+        Returns the number of tokens of the text, the server's answer for each choice, and for each choice the
+        (logprob, token, ...) entries of its tokens.
+        """
         if self._local_tokenizer is None:
             return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
         ids, num_replaced, choice_ids = heal_choices(self._local_tokenizer, parts, choices)
@@ -263,9 +273,11 @@ class RuntimeEndpoint(RemoteClient):
     def _score_text(
         self, text: str, choices: Sequence[str], timeout_s: float | None
     ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
-        """`_score` without a local tokenizer. The end of the text and the start of a choice may share a token ("a: "
-        and "yes" share " yes"). So all choices are scored from the first token in which any differs from the text
-        alone."""
+        """`_score` without a local tokenizer.
+
+        The end of the text and the start of a choice may share a token ("a: " and "yes" share " yes"). So all choices
+        are scored from the first token that differs, for any choice, from the tokens of the text alone.
+        """
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         body = {**self._extra_body, "text": text, "sampling_params": sampling}
         meta = self._http.post("/generate", body, timeout_s)["meta_info"]
@@ -285,7 +297,7 @@ class RuntimeEndpoint(RemoteClient):
     def _unconditional_logprobs(
         self, parts: Sequence[Part], tokens: list[list[int]], choices: Sequence[str], timeout_s: float | None
     ) -> list[list[float]]:
-        """Returns the logprobs of the choices' tokens after only the first token of the text."""
+        """Returns the logprobs of the tokens of each choice, after the first token of the text alone."""
         if self._local_tokenizer is not None:
             first = self._token_ids(parts)[0]
         else:
@@ -298,8 +310,10 @@ class RuntimeEndpoint(RemoteClient):
         ]
 
     def _logprobs(self, prompts: dict[str, list[Any]], start: int, timeout_s: float | None) -> list[dict[str, Any]]:
-        """Posts a batch of prompts in one request, without sampling. Returns one answer per prompt, with logprobs from
-        token `start` on."""
+        """Computes the logprobs of a batch of prompts in one request, without sampling.
+
+        Returns one answer per prompt, with the logprobs of its tokens from `start` on.
+        """
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         fields = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
         body = {**self._extra_body, **prompts, "sampling_params": sampling, **fields}
@@ -325,7 +339,7 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
         case Ebnf(grammar):
             return {"ebnf": grammar}
         case Structural(free_text=True, at_least=0) if spec.at_most is None or optional_tools(spec) is not None:
-            return {"structural_tag": structural_tag(spec)}  # the stop string of optional tools ends the text
+            return {"structural_tag": structural_tag(spec)}  # a stop string ends the text of optional tools
     raise InputError(f"RuntimeEndpoint: SGLang's protocol cannot express the constraint {type(spec).__name__}")
 
 

@@ -1,8 +1,8 @@
 """`run_batch(..., resume="file.jsonl")`: each finished item is saved as a line of a file and is not run again.
 
-A line is {"key": ..., "run": ...}, see `saved_runs`. The key is a digest of the program's source, the item's
-arguments, the sampling keywords and the model's name, so changed items run again. Failed items have no line, nor have
-items with a value that cannot be saved.
+A line is {"key": ..., "run": ...}, see `saved_runs.py`. The key is a digest of the program's source, the item's
+arguments, the sampling keywords and the model's name, so changed items run again. Failed items, and items with a value
+that cannot be written as JSON, have no line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables
 
 
 class BatchCheckpoint:
-    """The checkpoint file of one batch. `keys`: one key per item, in order. Raises InputError for an invalid file."""
+    """The checkpoint file of one batch. Raises InputError for an invalid file.
+
+    keys: the key of each item, in order.
+    """
 
     def __init__(
         self,
@@ -53,8 +56,10 @@ class BatchCheckpoint:
         self._done = _read(self._path)
 
     def state(self, index: int) -> ProgramState | None:
-        """Returns the saved state of an item, or None if it must run: it was not finished, or a class of one of its
-        values is gone."""
+        """Returns the saved state of an item; None if it was not finished or can no longer be read.
+
+        It cannot be read if the class of one of its values no longer exists.
+        """
         line = self._done.get(self.keys[index])
         if line is None:
             return None
@@ -65,8 +70,10 @@ class BatchCheckpoint:
             return None
 
     def record(self, index: int, state: ProgramState) -> None:
-        """Saves a finished item. A failed item is not saved; nor is one with a value that has no form in a file, or
-        that cannot be written, of which a warning tells."""
+        """Saves an item that finished without an error.
+
+        Warns, and saves nothing, if a value of the item cannot be written as JSON or if writing to the file fails.
+        """
         if state._run.error is not None or state.error() is not None:
             return
         try:
@@ -78,12 +85,12 @@ class BatchCheckpoint:
         try:
             with self._lock:
                 _append_line(self._path, (json.dumps(line, ensure_ascii=False) + "\n").encode())
-        except OSError as error:  # a full disk: the result itself is not lost
+        except OSError as error:  # such as a full disk; the state in memory stays valid
             warnings.warn(f"resume: item {index} is not saved and will run again: {error}", stacklevel=3)
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Appends a line, or nothing: a part of it would join with the next line, which no one could read then."""
+    """Appends a line. If that fails, removes what was written of it, so that the next line starts on its own."""
     with path.open("ab", buffering=0) as file:
         length = file.seek(0, os.SEEK_END)
         try:
@@ -96,13 +103,13 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _source(body: Callable[..., Any]) -> str:
-    """Returns the source of the body; of a body made by `plait.agent` what it was made from."""
+    """Returns the source code of the body. For a body made by `plait.agent`, returns the agent's settings instead."""
     settings = getattr(body, "settings_text", None)
     if isinstance(settings, str):
         return settings
     try:
         return inspect.getsource(body)
-    except (OSError, TypeError):  # a function typed into an interactive session has no source file
+    except (OSError, TypeError):  # a function that was typed into an interactive session has no source file
         code = getattr(body, "__code__", None)
         return "" if code is None else repr(code.co_code) + repr(code.co_consts)
 
@@ -117,16 +124,16 @@ def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options:
         if not _is_plain(dict(item)):
             raise InputError(f"item {index} of run_batch has arguments that are not JSON values, as resume requires")
         digest = hashlib.sha256(json.dumps([shared, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
-        keys.append(f"{digest}-{counts[digest]}")  # equal items are distinguished by their order
+        keys.append(f"{digest}-{counts[digest]}")  # the count distinguishes equal items
         counts[digest] += 1
     return keys
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the lines by key. Removes an incomplete last line, left by a kill or a full disk, from the file."""
+    """Returns the lines by key. Removes an incomplete last line, which a killed process leaves, from the file."""
     try:
         with path.open("ab"):
-            pass  # reports an unwritable path now and not after the first item
+            pass  # reports an unwritable path before the first item runs
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"run_batch: resume: the file cannot be written: {error}") from None
@@ -146,7 +153,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value survives JSON unchanged: no tuples, no objects, no NaN or infinity."""
+    """Returns whether writing a value as JSON and reading it gives the same value (no tuples, objects, NaN, inf)."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, list):

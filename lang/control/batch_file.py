@@ -59,11 +59,11 @@ def run_batch_file(
         try:
             if not isinstance(item, dict):
                 raise InputError(f"line {index + 1} of {input_path.name} is not a JSON object")
-            program._check_arguments(f"program {program.name!r}, line {index + 1}", (), item)
-            ready[index] = program._with_bound_arguments((), item)
+            program._arguments.check(f"program {program.name!r}, line {index + 1}", (), item)
+            ready[index] = program._arguments.with_bound((), item)
         except InputError as error:
             output.add(index, error=str(error))
-    options, _ = program._split_sampling_keywords("batch", dict(sampling or {}))
+    options, _ = program._arguments.split_sampling("batch", dict(sampling or {}))
     client = program._client("batch", backend, options) if ready else None
     executions = []
     for index, arguments in ready.items():

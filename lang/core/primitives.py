@@ -27,10 +27,10 @@ from plait.runtime.errors import InputError
 REGEX_INT = r"[-+]?[0-9]+"
 REGEX_STRING = r'"[\w\d\s]*"'
 MAX_RETRIES = 32
-MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a mask (sampled choices) takes more
+MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a gen with choices may have more
 
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-_SpecialForm: TypeAlias = object  # Literal[...], X | Y: not a `type[T]` to type checkers
+_SpecialForm: TypeAlias = object  # Literal[...] and X | Y, which are no `type[T]` to type checkers
 _GEN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
     *("choices", "choices_method", "type", "retries", "dtype", "think", "think_tokens", "tools", "tool_choice"),
@@ -148,49 +148,53 @@ def gen(
 ) -> Expr:
     """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
 
-    - `timeout`: in seconds. `seed`: with the same seed the program gives the same texts, whatever else is in the batch.
-      The first gen of a program uses the seed as it is. All others mix it with their place: the item of a batch, the
-      branch, and the number of the gen on its branch. So branches differ. `same_seed=True`: the seed is used as it is.
+    - `timeout`: in seconds.
+    - `seed`: with the same seed the program gives the same texts, whatever else is in the batch. The first gen of a
+      program uses the seed itself. Every other gen derives its seed from it, the item of the batch, the branch and the
+      number of the gen on its branch, so that branches differ. `same_seed=True`: this gen uses the seed itself.
     - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: one or several patterns (Python
-      syntax, no anchors or lookaround). The text ends where the first completed match begins.
+      syntax, no anchors or lookaround). The text ends where the first complete match begins.
     - `repetition_penalty`: above 1, tokens of the prompt and the output become less likely: a positive logit is divided
       by it, a negative one multiplied. As in vLLM and transformers, the prompt is all text before the gen.
     - `logit_bias`: token id -> number added to the token's logit, -100 to 100.
-    - `token_healing`: where the text before ends inside a token, as in "http:" before "//", its last tokens are taken
-      back and sampled again together with what follows. None: as the runtime says (`Runtime(token_healing=...)`), which
-      is False by default.
+    - `token_healing`: if the text before the gen ends inside a longer token, as "http:" does before "//", its last
+      tokens are removed and sampled again together with what follows. None: the setting of the runtime
+      (`Runtime(token_healing=...)`), which is False by default.
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
       state continues with the first one. `get_meta_info` returns a list with one dict per sample.
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the
       text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
       the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
       or JsonSchema(schema, lenient=True). Only one of them may be given. If `max_tokens` is reached first, the value
-      is incomplete (finish_reason "length"). Text that the same expression appends behind the gen belongs to the
-      constraint: the value ends only where it can follow, and where the model prefers it (docs/constraints.md).
+      is incomplete (finish_reason "length"). Text that follows the gen in the same expression is part of the
+      constraint: the value ends only where this text can follow, and where the model prefers it
+      (docs/constraints.md).
     - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
       that lead to the end of the value are allowed. The call fails if no complete value fits.
-    - `exact`: the constrained value has the model's own distribution: that of texts drawn without the constraint until
-      one is valid. A mask alone prefers values that begin well and end in what the model would not write. The value is
-      complete and sent as one piece; `get_meta_info(name)["exact"]` has its probability (docs/constraints.md). As a
-      default of `run` it applies to constrained gens.
+    - `exact`: the constrained value is drawn from the model's own distribution, as if texts were sampled without the
+      constraint until one is valid. A token mask alone favours values with a likely beginning and an unlikely end. The
+      value is complete and sent as one piece; `get_meta_info(name)["exact"]` has its probability
+      (docs/constraints.md). As a default of `run` it applies to constrained gens.
     - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of
-      them is sampled instead, under a mask that allows nothing else.
+      them is sampled instead, under a token mask that allows only the choices.
     - `type`: the value has this Python type, and the text is constrained to it: a Pydantic model, dataclass,
       TypedDict, Enum, Literal, int, float, bool, date, list[...], X | None and combinations of them. `s[name]` is the
-      object and `s.text_of(name)` its text. The expression itself is a typed handle: `s[p]`. The value is complete
-      unless `complete=False`; then reading a value that max_tokens cut off raises UnreadableValue.
-    - `retries`: with `type`, how many times the model is asked again if a validator refuses the value. The refused text
-      and the validator's message are then in the prompt; the text of the state has the last answer only. Validators run
-      in another thread. After the last refusal, reading the value raises UnreadableValue with all `attempts`.
+      object and `s.text_of(name)` its text. The expression itself, `p = gen(name, type=T)`, is a typed handle: type
+      checkers see `s[p]` as a T. The value is complete unless `complete=False`; then reading a value that max_tokens
+      cut off raises UnreadableValue.
+    - `retries`: with `type`, how many times the model is asked again if a validator rejects the value. The rejected
+      text and the validator's message are then in the prompt; the text of the state has the last answer only.
+      Validators run in another thread. After the last rejection, reading the value raises UnreadableValue with all
+      `attempts`.
     - `tools`: typed functions, Tool objects, or dicts in OpenAI's format. The text is a valid call of one of them, in
       the model's own tool-call syntax. `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required"
       (the default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
-      With `type` or `json_schema` too, the text is a valid call or, as JSON, a valid value, which the model chooses.
-    - `think`: the model reasons in free text first; the constraint (or the `type`) begins behind the end mark of the
+      With `type` or `json_schema` too, the model chooses between a valid call and a valid value, written as JSON.
+    - `think`: the model reasons in free text first; the constraint (or the `type`) applies after the end tag of the
       reasoning. True: the reasoning is between `<think>` and `</think>`. A `model_type` of `separate_reasoning` sets
-      other marks. `s[name]` is the value, `s[name + "_reasoning_content"]` the reasoning; the text of the state has
-      both. `think_tokens`: after so many tokens the end mark is forced. `max_tokens` counts reasoning and value, with
-      `complete` the reasoning ends early enough for a value; `stop` applies to the value alone.
+      other tags. `s[name]` is the value, `s[name + "_reasoning_content"]` the reasoning; the text of the state has
+      both. `think_tokens`: after so many tokens the end tag is forced. `max_tokens` counts reasoning and value; with
+      `complete`, the reasoning ends early enough for a value; `stop` applies to the value only.
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the
@@ -211,35 +215,17 @@ def gen(
     if dtype is not None:
         if type is not None or regex is not None:
             raise InputError(f"{where}: dtype, type and regex exclude each other; give one of them")
-        value_type = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        if value_type not in _DTYPES.values():
-            raise InputError(
-                f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type"
-            )
+        value_type = _checked_dtype(where, dtype)
         type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if think or think_tokens is not None:
-        from plait.lang.core.reasoning import think_first  # lazy: few programs need it
-
         if tools is not None or choices is not None or retries is not None:
             raise InputError(f"{where}: think cannot be combined with tools, choices or retries")
-        if exact:
-            raise InputError(f"{where}: think cannot be combined with exact")
-        inner: Gen = (
-            _gen_typed(where, name, type, n, None, sampling, thinks=True)
-            if type is not None and spec is None
-            else Gen(name, make_options(where, n=n, **sampling), spec)
-        )
-        return think_first(where, inner, think, think_tokens)
+        return _gen_with_reasoning(where, name, type, n, spec, think, think_tokens, sampling)
     if tools is not None:
         if choices is not None or choices_method is not None or n not in (None, 1) or retries is not None:
             raise InputError(f"{where}: tools cannot be combined with choices, n or retries")
-        has_value = type is not None or spec is not None
-        checked, choice = checked_tools(where, tools, "auto" if has_value and tool_choice is None else tool_choice)
-        if not has_value:
-            return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
-        options = value_or_call_options(where, choice, sampling | {"n": 1})
-        return GenToolCall(name, options, checked, choice, json_value_format(where, type, spec))
+        return _gen_tool_call(where, name, tools, tool_choice, type, spec, sampling)
     if tool_choice is not None:
         raise InputError(f"{where}: tool_choice needs tools")
     if type is not None:
@@ -257,6 +243,52 @@ def gen(
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
     return Gen(name, make_options(where, n=n, **sampling), spec)
+
+
+def _checked_dtype(where: str, dtype: object) -> type:
+    value_type = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(value_type, type) or value_type not in _DTYPES.values():
+        raise InputError(f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type")
+    return value_type
+
+
+def _gen_with_reasoning(
+    where: str,
+    name: str | None,
+    type_: Any,
+    n: int | None,
+    constraint: Spec | None,
+    think: bool | str | None,
+    think_tokens: int | None,
+    sampling: dict[str, Any],
+) -> Expr:
+    from plait.lang.core.reasoning import think_first  # lazy: few programs need it
+
+    if sampling["exact"]:
+        raise InputError(f"{where}: think cannot be combined with exact")
+    if type_ is not None and constraint is None:
+        value: Gen = _gen_typed(where, name, type_, n, None, sampling, has_reasoning=True)
+    else:
+        value = Gen(name, make_options(where, n=n, **sampling), constraint)
+    return think_first(where, value, think, think_tokens)
+
+
+def _gen_tool_call(
+    where: str,
+    name: str | None,
+    sources: Iterable[ToolSource],
+    tool_choice: object,
+    type_: Any,
+    constraint: Spec | None,
+    sampling: dict[str, Any],
+) -> Expr:
+    """Returns a gen of a call of a tool or, with a `type_` or a `constraint`, of such a call or a value."""
+    has_value = type_ is not None or constraint is not None
+    tools, choice = checked_tools(where, sources, "auto" if has_value and tool_choice is None else tool_choice)
+    if not has_value:
+        return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), tools, choice)
+    options = value_or_call_options(where, choice, sampling | {"n": 1})
+    return GenToolCall(name, options, tools, choice, json_value_format(where, type_, constraint))
 
 
 def gen_int(name: str | None = None, *args: Any, **keywords: Unpack[RegexGenKeywords]) -> Expr:
@@ -312,11 +344,15 @@ def select(
 
     `choices` is a list of texts, or an Enum, a Literal or bool: then the value is one of its values, and the texts are
     those of `gen(type=...)`. Nothing is sampled: `choices_method` scores every choice, and the best one is taken.
-    `timeout` is in seconds.
-    `exact=True`: one of the choices is drawn by the model's own distribution over them. The probability of a choice is
-    the product of those of its tokens, divided by the sum over all choices. `seed` as in `gen`.
+
+    - `exact=True`: one of the choices is drawn by the model's own distribution over them. The probability of a choice
+      is the product of the probabilities of its tokens, divided by the sum of these products over all choices. `seed`
+      as in `gen`.
+    - `timeout`: in seconds.
+
     A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
     start of each choice with the same result, unless a fork or another call comes between the two.
+
     Raises InputError for an empty list, equal choices, or a temperature above 0.
 
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
@@ -356,7 +392,7 @@ def video(path: object, *_: object, **__: object) -> Expr:
 
 
 def _scored_choices(where: str, choices: object) -> tuple[tuple[str, ...], ValueFormat | None]:
-    """Returns the texts of a select, and the format that reads their values if `choices` is a type."""
+    """Returns the texts of a select and, if `choices` is a type, the format that converts them to its values."""
     if not isinstance(choices, type) and get_origin(choices) is not Literal:
         return checked_choices(where, choices, MAX_SELECT_CHOICES).choices, None
     value_format = value_format_of(where, choices)
@@ -404,11 +440,12 @@ def _gen_typed(
     n: int | None,
     retries: object,
     sampling: dict[str, Any],
-    thinks: bool = False,
+    has_reasoning: bool = False,
 ) -> Typed[Any]:
-    """Returns a gen of a `type_`: complete by default, and never cut by the stop strings of `run(...)`.
+    """Returns a gen of a `type_`. Its value is complete by default; the stop strings of `run(...)` do not apply.
 
-    `thinks`: reasoning comes first, so that the longest value does not bound max_tokens.
+    `has_reasoning`: reasoning comes before the value, so that the length of the longest value does not bound
+    max_tokens.
     """
     value_format = value_format_of(where, type_)
     num_retries = _checked_retries(where, retries, n)
@@ -423,7 +460,7 @@ def _gen_typed(
                 f"{where}: {keyword} has no effect with type={value_format.type_name}, which ends when it is complete"
             )
     options = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
-    if value_format.max_text_tokens is not None and not thinks and options["max_tokens"] is None:
+    if value_format.max_text_tokens is not None and not has_reasoning and options["max_tokens"] is None:
         options |= {
             "max_tokens": value_format.max_text_tokens,
             "min_tokens": sampling["min_tokens"] or 0,
@@ -443,7 +480,7 @@ def _checked_retries(where: str, retries: object, n: int | None) -> int:
 
 
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
-    """Returns a gen under a mask of `choices`. Its max_tokens fit the longest choice: a token is at least one byte."""
+    """Returns a gen whose token mask allows only `choices`. The longest has at most one token for each byte."""
     for keyword in ("max_tokens", "min_tokens", *NO_STOP, "ignore_eos", "complete"):
         if sampling[keyword] is not None:
             raise InputError(f"{where}: {keyword} has no effect with choices; leave it out")

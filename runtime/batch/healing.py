@@ -1,7 +1,7 @@
-"""The state of a request whose last prompt tokens were taken back, to be sampled again with what follows them.
+"""Token healing of a request: its last prompt tokens were removed, and are sampled again with what follows them.
 
-prompt   see |  http | :        ":" is taken back
-output   ://  | www             the first token spells ":" and begins the value "//www"
+prompt   see |  http | :        ":" is removed
+output   ://  | www             the first token consists of ":" and the beginning of the value "//www"
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from dataclasses import dataclass
 
 @dataclass
 class Healing:
-    """Runs until the text that was taken back is spelled.
+    """The state while the text of the removed tokens is sampled again.
 
-    start: length of the sequence without the tokens `taken`. left: bytes that are still to be spelled.
+    start: length of the sequence without the tokens `removed`. remaining: bytes that are still to be sampled.
     """
 
     start: int
-    taken: list[int]
-    left: bytes
+    removed: list[int]
+    remaining: bytes
 
 
 @dataclass(frozen=True)
 class BorderToken:
-    """The first output token, where it also spells the end of the prompt: `head`, and then the tokens of the value."""
+    """The first output token, if it begins with the end of the prompt, the bytes `head`.
+
+    value_tokens: tokens with the text of its other bytes, of which there are `num_value_bytes`.
+    """
 
     head: bytes
     value_tokens: list[int]

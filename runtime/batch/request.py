@@ -111,7 +111,7 @@ class GenerationRequest(Request):
         self.completion_plan: list[int] | None = None  # with params.complete: tokens that complete the value from here
         self.forced_queue: list[int] = []  # with params.logprobs: forced tokens that are still to be sampled one by one
         self.followed_value: FollowedValue | None = None  # set if text behind the value belongs to the constraint
-        self.healing: Healing | None = None  # while prompt tokens that were taken back are spelled again
+        self.healing: Healing | None = None  # while removed prompt tokens are sampled again
         self.border: BorderToken | None = None  # set if the first output token also spells the end of the prompt
         self.num_healed = 0  # sampled tokens that only spell the prompt
         self.exact_spec: Spec | None = None  # with params.exact: its constraint

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-MESSAGE_BYTES, TOKEN_BYTES = 256, 48  # about the memory of a message's text and times, and of a token id
+MESSAGE_BYTES, TOKEN_BYTES = 256, 48  # estimated memory of a message's text and times, and of a token id
 _encode_logprobs = msgspec.msgpack.Encoder().encode
 _logprob_decoder = msgspec.msgpack.Decoder(list[TokenLogprob])
 _NO_LOGPROBS = _encode_logprobs([])
 
-DEADLINE_GRACE_S = 1.0  # after its deadline a call waits this long for the scheduler to report it
+DEADLINE_GRACE_S = 1.0  # how long a call waits after its deadline for the scheduler to report it
 
 
 def _decode_logprobs(encoded: Iterable[bytes]) -> list[TokenLogprob]:
@@ -40,11 +40,11 @@ class CallResult:
 
     text: the generated text, without the stop string that ended it; of a select, the chosen text.
     token_ids: the tokens that were appended to the session's text.
-    encoded_logprobs: the `logprobs` of each message of the runtime in MessagePack, a tenth of their size as objects.
+    encoded_logprobs: the `logprobs` of each message from the runtime, in MessagePack: a tenth of their size as objects.
     lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
     embedding_bytes: the vector of an embed call, float32, little-endian.
     warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
-    exact: how the value was drawn, if with `SamplingParams.exact`.
+    exact: how the value was drawn, for a call with `SamplingParams.exact`.
     """
 
     text: str
@@ -62,7 +62,7 @@ class CallResult:
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
-        """One entry per sampled token. There are more of them than `token_ids` if a stop string was cut off."""
+        """One entry per sampled token: more than `token_ids` if a stop string was cut off."""
         return None if self.encoded_logprobs is None else _decode_logprobs(self.encoded_logprobs)
 
     @cached_property
@@ -74,7 +74,7 @@ class CallResult:
 
     @cached_property
     def violation(self) -> str | None:
-        """Why the text violates its lenient constraint, in one line.
+        """The reason why the text violates its lenient constraint, in one line.
 
         None if it does not, or if the call has no such constraint. The first access validates the text.
         """
@@ -119,10 +119,10 @@ class Call:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s + DEADLINE_GRACE_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._pieces: list[str] = []  # per message, as `_arrivals` and `_logprobs`
+        self._pieces: list[str] = []  # one text per message
         self._token_ids: list[int] = []
-        self._logprobs: list[bytes] | None = None
-        self.num_received_bytes = 0  # about the memory that the messages occupy
+        self._logprobs: list[bytes] | None = None  # one entry per message, in MessagePack
+        self.num_received_bytes = 0  # estimated memory of the messages
         self._result: CallResult | None = None
         self._error: CallFailed | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -200,7 +200,8 @@ class Call:
     ) -> tuple[CallUpdate, ReadPosition]:
         """Returns what has arrived after `since`, and the new position.
 
-        max_messages: read no more of a call with logprobs at once. forget_logprobs: free those that are read.
+        max_messages: the most messages to read at once of a call with logprobs. forget_logprobs: frees the logprobs
+        that are read.
         """
         with self._lock:
             logprobs = self._logprobs or []
@@ -211,12 +212,12 @@ class Call:
                 num_messages = since.num_pieces + max_messages
                 num_tokens = sum(count for _, count in self._arrivals[since.num_pieces : num_messages])
                 end = ReadPosition(num_messages, since.num_tokens + num_tokens, num_messages)
-            read = logprobs[since.num_logprobs : end.num_logprobs]
+            new_logprobs = logprobs[since.num_logprobs : end.num_logprobs]
             if forget_logprobs:
-                logprobs[since.num_logprobs : end.num_logprobs] = [_NO_LOGPROBS] * len(read)
+                logprobs[since.num_logprobs : end.num_logprobs] = [_NO_LOGPROBS] * len(new_logprobs)
             text = "".join(self._pieces[since.num_pieces : end.num_pieces])
             token_ids = self._token_ids[since.num_tokens : end.num_tokens]
-            return CallUpdate(text, token_ids, _decode_logprobs(read), is_last and self.done()), end
+            return CallUpdate(text, token_ids, _decode_logprobs(new_logprobs), is_last and self.done()), end
 
     # -- public -----------------------------------------------------------------------------------
 
@@ -241,12 +242,12 @@ class Call:
         return self._error
 
     def inter_token_gaps(self) -> list[tuple[float, int]]:
-        """(seconds since the previous message, tokens in this message) for each message after the first one."""
+        """Returns (seconds since the previous message, number of tokens) for each message with tokens but the first."""
         arrivals = self._arrivals[: len(self._arrivals)]
         return [(time - previous, count) for (previous, _), (time, count) in itertools.pairwise(arrivals) if count]
 
     def done(self) -> bool:
-        """Whether the call has a result or an error."""
+        """Returns whether the call has a result or an error."""
         return self._result is not None or self._error is not None
 
     def result(self, timeout_s: float | None = None) -> CallResult:
@@ -259,15 +260,18 @@ class Call:
             return self._value()
 
     def iter_text(self, timeout_s: float | None = None) -> Iterator[str]:
-        """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed."""
+        """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed.
+
+        Raises DeadlineExceeded `timeout_s` seconds after the first read.
+        """
         num_read, deadline = 0, None if timeout_s is None else time.monotonic() + timeout_s
 
-        def has_news() -> bool:
+        def has_update() -> bool:
             return len(self._pieces) > num_read or self.done()
 
         while True:
             with self._changed:
-                self._wait(has_news, None if deadline is None else deadline - time.monotonic())
+                self._wait(has_update, None if deadline is None else deadline - time.monotonic())
                 new_pieces, num_read = self._pieces[num_read:], len(self._pieces)
                 is_done = self.done()
             yield from filter(None, new_pieces)
@@ -284,12 +288,12 @@ class Call:
         """Yields whenever tokens have arrived, and once at the end. Raises CallFailed if the call has failed."""
         num_read = 0
 
-        def has_news() -> bool:
+        def has_update() -> bool:
             return len(self._token_ids) + len(self._pieces) > num_read or self.done()
 
         while True:
             with self._changed:
-                self._wait(has_news, None)
+                self._wait(has_update, None)
                 num_read = len(self._token_ids) + len(self._pieces)
                 is_done = self.done()
             if is_done:
@@ -325,7 +329,7 @@ class Call:
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits until `ready()`. The caller holds `_changed`.
 
-        Raises DeadlineExceeded after the caller's `timeout_s`, and fails the call after its own deadline.
+        Raises DeadlineExceeded if the caller's `timeout_s` passes first. Fails the call if its own deadline does.
         """
         remaining = None if self.deadline is None else self.deadline - time.monotonic()
         limits = [max(0.0, limit) for limit in (remaining, timeout_s) if limit is not None]
@@ -339,7 +343,7 @@ class Call:
             )
 
     def expire(self) -> None:
-        """Aborts the call locally: its deadline has passed and the scheduler has not reported it."""
+        """Aborts the call and fails it here, because the scheduler has not reported that its deadline passed."""
         self._cancel()
         self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))
 

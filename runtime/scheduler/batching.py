@@ -1,10 +1,10 @@
 """Chooses the requests of the next step and the number of tokens of each.
 
-Decoding requests come first, with one token each; then chunks of prompts; then waiting requests in the order of
-`Fairness`, among equals the longest cached prefix first (in units of PREFIX_UNIT). If the maximum number of requests
-runs, a request whose program has had far more service is paused for a waiting one; its pages stay cached. Likewise a
-long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is retracted: it loses
-its pages and waits again.
+Decoding requests come first, with one token each; then chunks of the prompts of running requests (chunked prefill);
+then waiting requests in the order of `Fairness`, and with equal rank the longest cached prefix first. While the maximum
+number of requests runs, a request whose program has had far more service than that of a waiting one is paused; its
+pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is
+retracted: it loses its pages and waits again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.fairness import Fairness
 
 MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
-PREFIX_UNIT = 16  # cached tokens; a shorter prefix saves too little to overtake calls that came earlier
-MAX_DRAFTING_TOKENS = 32  # running requests and draft tokens of one step together
+PREFIX_UNIT = 16  # cached prefixes are compared in units of so many tokens: less does not outweigh an earlier arrival
+MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step with drafts
 
-# Draft-token cost relative to one decode token, scaled by sqrt(batch size): the larger the batch, the less a further
-# row gains from sharing the reading of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
+# The cost of a draft token relative to a decode token, multiplied by sqrt(batch size): the larger the batch, the less
+# another row gains from sharing the read of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
 DRAFT_TOKEN_COST = 0.12
 MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
 MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
-PAGES_PER_DECODING_REQUEST = 2  # free pages without which no step is launched ahead of another's tokens
-RESERVE_TOKENS = 8  # pages kept free for each running request's next tokens when another is admitted
+PAGES_PER_DECODING_REQUEST = 2  # available pages required to launch a step before the previous one is committed
+RESERVE_TOKENS = 8  # pages kept free for the next tokens of each running request when another is admitted
 
 
 class BatchScheduler:
@@ -54,10 +54,10 @@ class BatchScheduler:
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Request, None] = {}  # in order of arrival
         self.running: dict[Request, None] = {}  # in order of admission
-        self.isolated: dict[Request, None] = {}  # of the waiting and running ones: computed alone, in turn
+        self.isolated: dict[Request, None] = {}  # waiting or running requests that are computed alone, in turn
         self.fairness = Fairness(order, tenant_weights)
         self.num_retractions = self.num_pauses = 0
-        # Nodes that `publish_early` made in this step, with their lengths: removed again if the step fails.
+        # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.provisional_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
 
@@ -85,10 +85,10 @@ class BatchScheduler:
         return bool(self.waiting or self.running)
 
     def has_pages_for_next_batch(self) -> bool:
-        """Whether the next batch retracts no running request for lack of pages.
+        """Whether the next batch is certain not to retract a running request for lack of pages.
 
-        A decoding request needs one page; a second one is kept free for it. Prompts need their tokens' pages. While
-        waiting requests could be admitted before the rest of a running prompt, the largest batch must fit.
+        A decoding request needs one page, and another is kept free for it. A prompt needs a page for each token. If
+        waiting requests could be admitted before the rest of a running prompt, there must be pages for a full batch.
         """
         num_available = self.cache.num_available
         if self.isolated:
@@ -138,10 +138,10 @@ class BatchScheduler:
         seq = request.seq
         start = seq.pages.size
         has_one_private_token = seq.tokens.size - start == 1 and seq.num_in_tree < start
-        wants_logits = request.logits_from <= start and not request.wants_states  # so nothing is read from the tree
+        wants_logits = request.logits_from <= start and not request.wants_states  # so it is computed even if cached
         if not has_one_private_token or not wants_logits or not self.cache.pool.num_free or batch.logits_budget <= 0:
             return False
-        if request not in self.running:  # retracted for an earlier request of this batch
+        if request not in self.running:  # it was retracted for an earlier request of this batch
             return True
         self.cache.allocate(seq, 1)
         request.metrics.count_computed(start, start + 1)
@@ -151,7 +151,7 @@ class BatchScheduler:
 
     def _schedule(self, batch: Batch, request: Request, may_draft: bool = False) -> None:
         """Adds as many of the request's pending tokens to the batch as the budgets and the pool allow."""
-        if request not in self.running:  # retracted for an earlier request of this batch
+        if request not in self.running:  # it was retracted for an earlier request of this batch
             return
         if request.in_flight_slot >= 0 and not request.num_pending:
             self._schedule_placeholder(batch, request)
@@ -171,10 +171,10 @@ class BatchScheduler:
         batch.add(request, start, count)
 
     def _allocate(self, batch: Batch, request: Request, count: int) -> int:
-        """Allocates pages for up to `count` tokens and returns for how many; 0 if the request cannot run in this step.
+        """Allocates pages for up to `count` tokens. Returns for how many; 0 if the request cannot run in this step.
 
-        If pages are short, gives up the draft, then retracts requests that arrived later and are not in the batch,
-        then takes the pages there are. Without any page the request itself is retracted, unless it is the only one.
+        If there are too few pages, drops the draft, then retracts requests that arrived later and are not in the batch,
+        then allocates the pages there are. If there is none, retracts the request itself, unless it is the only one.
         """
         if count <= 0:
             return 0
@@ -196,7 +196,7 @@ class BatchScheduler:
         return count
 
     def _schedule_placeholder(self, batch: Batch, request: Request) -> None:
-        """Schedules the token that the in-flight step samples for the request, before it is known."""
+        """Schedules the request's next token, which the step in flight samples, before its id is known."""
         if not batch.tokens_within_budget(request, len(request.seq)):
             return
         if not request.expects_more_tokens(self.max_length):
@@ -211,7 +211,7 @@ class BatchScheduler:
         return DRAFT_TOKEN_COST * math.sqrt(len(self.running))
 
     def _add_draft(self, batch: Batch, request: Request) -> None:
-        """Appends draft tokens to the request, as many as are expected to pay and fit the step."""
+        """Appends draft tokens to the request: as many as fit the step and are expected to save time."""
         num_running, token_cost = len(self.running), self._draft_token_cost
         num_free = MAX_DRAFTING_TOKENS - num_running - batch.num_draft_tokens
         num_unscheduled = num_running - len(batch.rows)
@@ -221,7 +221,7 @@ class BatchScheduler:
             self.max_length - len(request.seq),
         )
         if max_draft > 0:
-            # The first draft token of a step costs as much as two or three of the next ones.
+            # The first draft token of a step costs as much as two or three further ones.
             first_token_cost = 0.0 if batch.num_draft_tokens else token_cost * (2 - 1 / num_running)
             # With this cooldown about two requests search for a match in each step.
             request.draft(max_draft, token_cost, first_token_cost, cooldown_steps=num_running // 2)
@@ -229,9 +229,9 @@ class BatchScheduler:
     # -- preemption -------------------------------------------------------------------------------
 
     def retract(self, request: Request) -> None:
-        """Takes a running request's pages away because pages are short; it waits again.
+        """Releases the pages of a running request because too few are free, and returns it to the waiting ones.
 
-        Its tokens stay cached as long as the pages are not needed; evicted ones are computed again.
+        Its KV stays cached until it is evicted; evicted tokens are computed again.
         """
         self.num_retractions += 1
         self._preempt(request)
@@ -243,7 +243,7 @@ class BatchScheduler:
         self.waiting = {request: None, **self.waiting}
 
     def _preempt_for_waiting(self) -> None:
-        """Pauses running requests for waiting ones that may interrupt them, if the maximum number of requests runs."""
+        """If the maximum number of requests runs, pauses some of them for waiting ones that may interrupt them."""
         if not self.waiting or len(self.running) < self.max_batch_rows:
             return
         now, preemption_key = self._now, self.fairness.preemption_key
@@ -260,16 +260,18 @@ class BatchScheduler:
     # -- isolation --------------------------------------------------------------------------------
 
     def isolate(self, request: Request) -> None:
-        """Takes a running request's pages away; it is computed again, alone, before any other request.
+        """Releases the pages of a running request, which is then computed again, alone, before any other request.
 
-        For the requests of a step that failed: if one of them is the cause, the others do not fail with it.
+        Used for the requests of a step that failed, so that only the one that caused the failure fails.
         """
         self._preempt(request)
         self.isolated = {request: None, **self.isolated}
 
     def end_isolation(self, request: Request) -> None:
-        """Called after a step of an isolated request. The request waits for the others if nothing of it is pending but
-        its next token."""
+        """Ends the isolation of a request if at most one of its tokens is pending. Called after each isolated step.
+
+        The request then waits until no request is isolated.
+        """
         if request in self.isolated and request in self.running and request.num_pending <= 1:
             del self.isolated[request]
             if self.isolated:
@@ -287,7 +289,8 @@ class BatchScheduler:
     def _admit(self, batch: Batch, before: Request | None = None) -> None:
         """Admits waiting requests in rank order, as far as they fit.
 
-        With `before`: only those that may interrupt its prompt and need fewer tokens than are left of it.
+        `before`: a running request with a prompt. Only requests that may interrupt it, and need fewer tokens than are
+        left of its prompt, are admitted.
         """
         if not self.waiting or not batch.token_budget or len(self.running) >= self.max_batch_rows:
             return
@@ -311,7 +314,7 @@ class BatchScheduler:
         return num_needed < running.num_pending and self.fairness.may_interrupt(waiting, running, self._now)
 
     def _has_room_for(self, request: Request) -> bool:
-        """Whether there are pages for all of the request's tokens and for the running requests' next few."""
+        """Returns whether there are pages for all tokens of the request and the next few of the running requests."""
         if not self.running:
             return True
         num_needed = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from)

@@ -45,7 +45,7 @@ from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
 from plait.runtime.transport.base import ClientId, ServerTransport
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
-COMPILER_INTERVAL = 16  # steps after which the compile processes are looked after while no grammar is awaited
+COMPILER_INTERVAL = 16  # steps between two calls of the compile pool while no request waits for a grammar
 
 
 class EngineLoop:
@@ -124,10 +124,10 @@ class EngineLoop:
     # -- the parts of a step ------------------------------------------------------------------------
 
     def _may_overlap(self) -> bool:
-        """Whether the next step may be launched before the pending one is committed.
+        """Returns whether the next step may be launched before the pending one is committed.
 
-        The tokens must stay on the device, there must be pages enough that no request is retracted for the next step,
-        and few results may be discarded.
+        This requires that the pending step leaves its tokens on the device, that few results of such steps were
+        discarded lately, and that the next step needs no retraction for its pages.
         """
         step = self.pending_step
         if step is None or step.in_flight is None or not step.in_flight.can_overlap:
@@ -143,7 +143,7 @@ class EngineLoop:
         return step
 
     def commit_pending_step(self, overlapped: OverlappedStep | None = None) -> None:
-        """Waits for the tokens of the pending step and commits them. `overlapped`: the step after it."""
+        """Waits for the tokens of the pending step and commits them. `overlapped`: the step launched after it."""
         step, self.pending_step = self.pending_step, None
         if step is None:
             return
@@ -165,7 +165,7 @@ class EngineLoop:
             overlapped.resolve_placeholders(self.cache, running)
 
     def sample(self, step: OverlappedStep) -> None:
-        """Fills the masks and starts the sampler. Launches the forward pass first if that was not possible before."""
+        """Fills the token masks and starts the sampler. First launches the forward pass if `launch` could not."""
         if step.is_empty:
             step.finish(self.cache)
         if step.is_finished:
@@ -181,7 +181,7 @@ class EngineLoop:
             step.mark_in_flight()
 
     def fill_token_mask(self, step: OverlappedStep) -> TokenMask | None:
-        """Builds the step's token masks; a request whose constraint fails here ends."""
+        """Builds the step's token masks. Fails the requests whose constraint raises an error."""
         return self.output_processor.token_masks.build(
             step.sampled_requests,
             step.discarded,
@@ -196,7 +196,7 @@ class EngineLoop:
     def receive(self, timeout_s: float | None) -> None:
         """Handles messages, compiled grammars, deadlines and disconnected clients.
 
-        Deadlines that passed during the last step come first, because `transport.receive` begins by sending replies.
+        Deadlines come first, because `transport.receive` begins by sending replies.
         """
         self.sessions.fail_expired_calls()
         wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
@@ -222,7 +222,7 @@ class EngineLoop:
             self.error_log.record(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
-        """Seconds until the next deadline, compilation or block event, at most `timeout_s`; None without limit."""
+        """Returns the seconds until the next deadline, compilation or block event (None: no limit)."""
         deadlines = [self.calls.deadlines.next(), self.compiler.next_deadline(), self.block_publisher.next_due()]
         waits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
@@ -268,7 +268,7 @@ class EngineLoop:
     # -- commit -----------------------------------------------------------------------------------
 
     def commit(self, batch: Batch, output: SamplerOutput) -> None:
-        """Gives each request of the batch its results. Skips requests that ended meanwhile."""
+        """Commits the results of each request in the batch. Skips requests that ended while the step was computed."""
         self.num_steps += 1
         self.num_computed_tokens += batch.num_tokens
         for scheduled in batch.rows:
@@ -289,7 +289,7 @@ class EngineLoop:
             if output.prompt_logprobs and request in output.prompt_logprobs:
                 assert request.prompt_logprobs is not None
                 first = scheduled.start + scheduled.count - scheduled.num_logits
-                # Positions are computed twice if the request was retracted while the step before was in flight.
+                # A request that was retracted while the previous step was in flight has computed positions twice.
                 request.prompt_logprobs += output.prompt_logprobs[request][max(0, request.logits_from - first) :]
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
@@ -303,7 +303,7 @@ class EngineLoop:
         elif isinstance(request, PoolingRequest):
             if scheduled.num_states:
                 request.add_hidden_states(output.states[request], scheduled.start + scheduled.count)
-            if scheduled.is_still_next:  # `num_pending` counts only what no step has been launched for
+            if scheduled.is_still_next:  # the step has computed the last token
                 self.calls.finish_embedding(request)
 
     def _commit_scores(self, request: ScoringRequest, output: SamplerOutput, is_last: bool) -> None:
@@ -319,7 +319,7 @@ class EngineLoop:
     def _commit_verified_draft(self, request: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:
         """Commits the accepted draft tokens and the one sampled after them.
 
-        `tokens` [num_draft_tokens + 1]: what the model chose at each position.
+        `tokens` [num_draft_tokens + 1]: the tokens that the model sampled at the draft's positions and after it.
         """
         draft = request.seq.tokens.view()[-num_draft_tokens:].tolist()
         request.drop_draft()
@@ -363,7 +363,10 @@ class EngineLoop:
     def _commit_probabilities(
         self, scheduled: ScheduledRequest, request: GenerationRequest, rows: list[Float64Array | None]
     ) -> None:
-        """Gives the search of an exact request the probabilities [V] after its last tokens; None: not finite."""
+        """Passes token probabilities to the search of a request with `exact`.
+
+        rows: probabilities [V] after each of its last tokens, float64; None if they are not finite.
+        """
         if not request.metrics.first_token_time:
             request.metrics.first_token_time = time.monotonic()
         finite = [row for row in rows if row is not None]
@@ -400,9 +403,9 @@ class EngineLoop:
         self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
     def _recover(self, error: Exception, *steps: OverlappedStep) -> None:
-        """Computes the requests of steps that raised again, each alone, the latest step first.
+        """Isolates the requests of steps that raised `error`: each is computed again, alone in its batch.
 
-        So a request that makes its steps fail does not stop the others. It ends if the step fails again.
+        A request whose isolated step raises again fails; the others continue. The latest step is given first.
         """
         self.error_log.record(error)
         requests = discard_steps(steps, self.cache, self.batch_scheduler)

@@ -106,17 +106,17 @@ class OutputProcessor:
     def _heal(
         self, request: GenerationRequest, healing: Healing, token: int, logprob: TokenLogprob | None
     ) -> FinishInfo | None:
-        """Appends a token that spells prompt text which was taken back, and perhaps the beginning of the value."""
+        """Appends a token of removed prompt text, which may also contain the beginning of the value."""
         data = self.vocabulary.token_bytes[token]
-        if len(data) <= len(healing.left):
+        if len(data) <= len(healing.remaining):
             request.num_healed += 1
-            healing.left = healing.left[len(data) :]
+            healing.remaining = healing.remaining[len(data) :]
             request.append_to_prompt(token)
-            if not healing.left:
+            if not healing.remaining:
                 request.healing = None
             if request.num_tokens_left(self.max_length) <= 0:
                 return FinishInfo("length")
-            if healing.left or request.matcher is None:
+            if healing.remaining or request.matcher is None:
                 return None
             try:
                 return self.begin(request)
@@ -124,15 +124,15 @@ class OutputProcessor:
                 raise RuntimeError(str(error)) from None
         if token in request.params.stop_token_ids:
             return FinishInfo("stop", token)
-        rest = data[len(healing.left) :]
-        spelled = self.token_masks.healer.spell(rest)
-        request.healing, request.border = None, BorderToken(healing.left, spelled, len(rest))
+        rest = data[len(healing.remaining) :]
+        value_tokens = self.token_masks.healer.spell(rest)
+        request.healing, request.border = None, BorderToken(healing.remaining, value_tokens, len(rest))
         if logprob is not None:  # one entry for each token that the client gets
-            first = msgspec.structs.replace(logprob, token_id=spelled[0])
-            request.unsent_logprobs += [first, *(TokenLogprob(other, 0.0) for other in spelled[1:])]
+            first = msgspec.structs.replace(logprob, token_id=value_tokens[0])
+            request.unsent_logprobs += [first, *(TokenLogprob(other, 0.0) for other in value_tokens[1:])]
         if request.matcher is None:
             return self._append_token(request, token, is_last=True)
-        if not all(request.matcher.accept(part) for part in spelled):
+        if not all(request.matcher.accept(part) for part in value_tokens):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
         return self._finish(request, self._append_with_forced(request, [token]))
 

@@ -75,7 +75,7 @@ class TokenMaskBuilder:
             _set_bit(words, request.forced_queue[0])
             return
         if request.healing is not None:
-            self.healer.fill_mask(request.healing.left, request.matcher, words)
+            self.healer.fill_mask(request.healing.remaining, request.matcher, words)
             return
         if request.matcher is None:
             words.fill(-1)

@@ -60,27 +60,23 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
     contains,
     count_properties,
 )
-MAX_PARTS = 50_000
+MAX_PARTS = 50_000  # subschemas that are rewritten, each as often as it is used
 MAX_NESTING = 400
 MAX_WARNINGS = 16
-MAX_PATTERNS = 24
-_COPIED_KEYWORDS: tuple[str, ...] = (
-    "type",
-    "minLength",
-    "maxLength",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
+MAX_PATTERNS = 24  # disjoint patterns that replace overlapping patternProperties
+_COPIED_KEYWORDS = (
+    *("type", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minItems", "maxItems", "required", "minProperties", "maxProperties", "uniqueItems"),
 )
-_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties", "uniqueItems")
 
 
 @dataclass(frozen=True)
 class RewrittenSchema:
-    """An equivalent schema in the compiler's keywords, and the pointers of the keywords that `lenient` dropped.
+    """The result of a rewrite.
 
-    `warnings`: one sentence for each format that is not known.
+    schema: an equivalent schema in the compiler's keywords.
+    unchecked: the JSON pointers of the keywords that `lenient` dropped.
+    warnings: one sentence for each unknown format.
     """
 
     schema: SchemaObject
@@ -96,8 +92,13 @@ def rewrite_schema(
     strict_formats: bool = False,
     keeps_unique_items: bool = False,
 ) -> RewrittenSchema:
-    """Returns schema `text` in the compiler's keywords. Raises GrammarError with the JSON pointer of a keyword that
-    has no equivalent there. `keeps_unique_items`: the caller enforces the `uniqueItems` that are left.
+    """Rewrites the schema `text`, which is JSON, in the compiler's keywords.
+
+    annotations: treat unknown keywords as annotations. lenient: drop keywords without an equivalent, and do not raise.
+    strict_formats: treat an unknown format like a keyword without an equivalent, instead of warning.
+    keeps_unique_items: leave `uniqueItems` in the result, for the caller to enforce.
+
+    Raises GrammarError with the JSON pointer of a keyword that has no equivalent.
 
     >>> rewrite_schema('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
@@ -127,20 +128,22 @@ def _bounded_recursion() -> Iterator[None]:
 
 
 class _Rewriter:
+    """Rewrites one document. The argument `at` of its methods is the JSON pointer of the schema, for error texts."""
+
     def __init__(
         self, document: SchemaDocument, annotations: bool, lenient: bool, strict_formats: bool = False
     ) -> None:
         self._document, self._annotations, self._lenient = document, annotations, lenient
         self._strict_formats = strict_formats
-        self._unknown_formats: dict[str, str] = {}
-        self._unchecked: dict[str, None] = {}
-        self._definitions: dict[str, Schema] = {}
-        self._names: dict[int, str] = {}
+        self._unknown_formats: dict[str, str] = {}  # JSON pointer -> format
+        self._unchecked: dict[str, None] = {}  # JSON pointers of dropped keywords, in order
+        self._definitions: dict[str, Schema] = {}  # the `$defs` of the result
+        self._names: dict[int, str] = {}  # id of a `$ref` target -> its name in `$defs`
         self._parts = self._nesting = 0
 
     def rewrite_document(self) -> RewrittenSchema:
         for at, part in subschemas(self._document.schema, ""):
-            self._check_names(part, at)
+            self._check_keywords(part, at)
         schema = self._schema(self._document.schema, "", frozenset())
         if schema is False:
             raise GrammarError("no value satisfies this schema", "")
@@ -164,8 +167,8 @@ class _Rewriter:
             return rewritten
         return {**rewritten, "$defs": self._definitions}
 
-    def _check_names(self, part: SchemaObject, at: str) -> None:
-        """Refuses or drops unknown and unsupported keywords, and checks the values of the others."""
+    def _check_keywords(self, part: SchemaObject, at: str) -> None:
+        """Rejects or drops unknown and unsupported keywords, and checks the values of the others."""
         for name in list(part):
             if name in ASSERTIONS:
                 check_keyword_value(name, part[name], at)
@@ -191,9 +194,10 @@ class _Rewriter:
                 self._unchecked[f"{at}/{escape_pointer_token(name)}"] = None
 
     def _schema(self, schema: Schema, at: str, active_references: frozenset[int]) -> Schema:
-        """Returns `schema` rewritten.
+        """Returns the rewritten schema.
 
-        `active_references`: the ids of the `$ref` targets entered for the same value; a reference to one never ends.
+        `active_references`: the ids of the `$ref` targets through which the same value is being checked. A reference to
+        one of them is an endless loop.
         """
         at = self._document.pointer(schema, at)
         if isinstance(schema, bool):
@@ -201,7 +205,7 @@ class _Rewriter:
         self._parts += 1
         self._nesting += 1
         if self._parts > MAX_PARTS or self._nesting > MAX_NESTING:
-            raise GrammarError("written out, the schema is too large", at)
+            raise GrammarError("with its references expanded, the schema is too large", at)
         rewritten: SchemaObject = {
             name: value for name, value in schema.items() if name in ASSERTIONS or name == "discriminator"
         }
@@ -212,21 +216,23 @@ class _Rewriter:
         return emitted
 
     def _apply_rule(self, rewrite: RewriteRule, schema: SchemaObject, at: str) -> SchemaObject:
+        """Applies a rule; with `lenient`, again after each drop of keywords that it does not support."""
         for _ in range(len(schema) + 1):
             try:
                 rewritten = rewrite(schema, self._document)
                 return schema if rewritten is None else rewritten
-            except UnsupportedKeywords as objection:
+            except UnsupportedKeywords as error:
                 schema = dict(schema)
-                named = [name for name in objection.keywords if name in schema]
+                named = [name for name in error.keywords if name in schema]
                 if not named:
-                    named = [objection.keywords[0].partition("/")[0]]
+                    named = [error.keywords[0].partition("/")[0]]
                 if not self._lenient:
-                    raise GrammarError(objection.reason, f"{at}/{objection.keywords[0]}") from None
-                self._reject_or_drop(objection.reason, at, schema, *named)
+                    raise GrammarError(error.reason, f"{at}/{error.keywords[0]}") from None
+                self._reject_or_drop(error.reason, at, schema, *named)
         return schema
 
     def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
+        """Returns a schema, to which all rules were applied, in the compiler's keywords."""
         if "enum" in schema and not schema["enum"]:
             return False
         out: SchemaObject = {
@@ -235,8 +241,8 @@ class _Rewriter:
         conjuncts: list[Schema] = []
         if "enum" in schema:
             conjuncts.append(self._enum(schema, at))
-        conjuncts += self._text_patterns(schema, at)
-        self._children(schema, out, at)
+        conjuncts += self._string_patterns(schema, at)
+        self._object_and_array_parts(schema, out, at)
         if "$ref" in schema:
             conjuncts.append(self._reference(schema["$ref"], at, active_references))
         conjuncts += [
@@ -254,8 +260,8 @@ class _Rewriter:
     def _enum(self, schema: SchemaObject, at: str) -> Schema:
         try:
             check_enum_texts(schema["enum"])
-        except UnsupportedKeywords as objection:
-            self._reject_or_drop(objection.reason, at, dict(schema), "enum")
+        except UnsupportedKeywords as error:
+            self._reject_or_drop(error.reason, at, dict(schema), "enum")
             return True
         return {"enum": schema["enum"]}
 
@@ -266,8 +272,8 @@ class _Rewriter:
         rewritten = [branch for branch in rewritten if branch is not False]
         return {"anyOf": rewritten} if len(rewritten) > 1 else rewritten[0] if rewritten else False
 
-    def _text_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
-        """Returns `pattern` and `format`, as patterns of the whole text."""
+    def _string_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
+        """Returns schemas with the patterns for `pattern` and `format`, anchored at both ends."""
         patterns: list[Schema] = []
         for name in ("pattern", "format"):
             if name not in schema or (name == "format" and schema[name] not in FORMATS):
@@ -279,25 +285,28 @@ class _Rewriter:
                 self._reject_or_drop(error.reason, at, dict(schema), name)
         return patterns
 
-    def _children(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+    def _object_and_array_parts(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Rewrites the schemas of an object's properties and an array's items."""
-        fresh: frozenset[int] = frozenset()
+        no_references: frozenset[int] = frozenset()
         for name in ("items", "additionalProperties"):
             if name in schema:
-                out[name] = self._schema(schema[name], f"{at}/{name}", fresh)
+                out[name] = self._schema(schema[name], f"{at}/{name}", no_references)
         if "prefixItems" in schema:
             listed = enumerate(schema["prefixItems"])
-            out["prefixItems"] = [self._schema(inner, f"{at}/prefixItems/{i}", fresh) for i, inner in listed]
+            out["prefixItems"] = [self._schema(inner, f"{at}/prefixItems/{i}", no_references) for i, inner in listed]
         if "properties" in schema:
             named = schema["properties"].items()
             out["properties"] = {
-                n: self._schema(s, f"{at}/properties/{escape_pointer_token(n)}", fresh) for n, s in named
+                n: self._schema(s, f"{at}/properties/{escape_pointer_token(n)}", no_references) for n, s in named
             }
         if schema.get("patternProperties"):
-            self._patterns(schema, out, at)
+            self._pattern_properties(schema, out, at)
 
-    def _patterns(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """Rewrites patternProperties to disjoint patterns of whole names that match no listed name."""
+    def _pattern_properties(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+        """Rewrites patternProperties to disjoint patterns, anchored at both ends.
+
+        The schemas of patterns that match a name in `properties` are added to that property instead.
+        """
         rewritten: dict[str, Schema] = {}
         try:
             _check_complements(schema)
@@ -306,7 +315,7 @@ class _Rewriter:
                 rewritten[f"^(?:{plain})$"] = self._schema(
                     inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
                 )
-            self._add_matched(schema, out, at)
+            self._apply_patterns_to_names(schema, out, at)
             if any(
                 inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
                 for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
@@ -321,23 +330,22 @@ class _Rewriter:
             rewritten = _merge_patterns(rewritten)
         out["patternProperties"] = rewritten
 
-    def _add_matched(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """Adds the schema of a matching pattern to each listed name."""
+    def _apply_patterns_to_names(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+        """Adds to each property in `out` the schemas of the patterns that match its name."""
         for name, inner in list(out.get("properties", {}).items()):
-            for pattern, demanded in schema["patternProperties"].items():
+            for pattern, pattern_schema in schema["patternProperties"].items():
                 if matches(pattern, name):
-                    more = self._schema(
-                        demanded, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
-                    )
+                    pointer = f"{at}/patternProperties/{escape_pointer_token(pattern)}"
+                    more = self._schema(pattern_schema, pointer, frozenset())
                     inner = False if inner is False or more is False else {"allOf": [inner, more]}
-                    out["properties"][name] = inner if inner is not False else False
+                    out["properties"][name] = inner
 
     def _reference(self, reference: Any, at: str, active_references: frozenset[int]) -> Schema:
         target = self._document.resolve_reference(reference, f"{at}/$ref")
         if isinstance(target, bool):
             return target
         if id(target) in active_references:
-            raise GrammarError("the reference refers to itself without anything in between", f"{at}/$ref")
+            raise GrammarError("the reference leads back to itself for the same value", f"{at}/$ref")
         name = self._names.get(id(target))
         if name is None:
             name = self._names[id(target)] = f"d{len(self._names)}"
@@ -347,7 +355,7 @@ class _Rewriter:
 
 
 def _check_complements(schema: SchemaObject) -> None:
-    """Raises GrammarError if it depends on the complement of a pattern that has none which names match no pattern."""
+    """Raises GrammarError if the rewrite needs the complement of a pattern whose complement is not known."""
     patterns, is_open = schema["patternProperties"], schema.get("additionalProperties", True) is not False
     if any(map(is_narrowed, patterns)) and (is_open or len(patterns) > 1 or schema.get("properties")):
         raise GrammarError(
@@ -355,13 +363,13 @@ def _check_complements(schema: SchemaObject) -> None:
         )
 
 
-def _separate_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
-    """Replaces patterns that overlap by disjoint ones: a name that two of them match must match both schemas.
+def _separate_patterns(patterns: dict[str, Schema]) -> dict[str, Schema]:
+    """Replaces patterns that overlap by disjoint ones. The schema for names that two of them match requires both.
 
     Raises GrammarError if the automata or the number of patterns become too large.
     """
     separate: list[tuple[str, Schema]] = []
-    for pattern, inner in found.items():
+    for pattern, inner in patterns.items():
         rest = pattern[4:-2]
         for known, schema in list(separate):
             both = intersect(known, rest).pattern
@@ -377,9 +385,9 @@ def _separate_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
     return {f"^(?:{plain})$": schema for plain, schema in separate}
 
 
-def _merge_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
-    """Joins patterns with equal schemas into one pattern, so that they may overlap."""
+def _merge_patterns(patterns: dict[str, Schema]) -> dict[str, Schema]:
+    """Joins patterns with equal schemas into one pattern, because patterns may not overlap."""
     groups: dict[str, tuple[list[str], Schema]] = {}
-    for pattern, inner in found.items():
+    for pattern, inner in patterns.items():
         groups.setdefault(repr(inner), ([], inner))[0].append(pattern[1:-1])
-    return {f"^(?:{'|'.join(patterns)})$": inner for patterns, inner in groups.values()}
+    return {f"^(?:{'|'.join(group)})$": inner for group, inner in groups.values()}

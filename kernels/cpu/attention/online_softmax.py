@@ -1,11 +1,12 @@
 """The online softmax of attention (Milakov and Gimelshein 2018) over blocks of 64 positions, in powers of two.
 
-Probabilities are 2 ** (score - running maximum). A lane's running maximum moves only when a score exceeds it by more
+Probabilities are 2 ** (score - running maximum). A lane's running maximum changes only when a score exceeds it by more
 than 8, so accumulators are rarely rescaled and probabilities stay below 2 ** 8. The running sum adds the probabilities
-before they are rounded to bfloat16, 32 positions at a time: first those 16 apart, then halves, then the sum so far.
+before they are rounded to bfloat16, 32 positions at a time, as a tree: positions i and i + 16, i and i + 8, and so on;
+the result is added to the sum so far.
 
-The update exists for 1, 4 and 16 lanes (`online_softmax_update`, `_x4`, `_x16`): one lane has its scores side by side,
-the others have a position's scores side by side. All three give a lane the same bits.
+The update exists for 1, 4 and 16 lanes (`online_softmax_update`, `_x4`, `_x16`). Scores are [positions] for one lane,
+and [positions, lanes] for more. All three versions compute the same bits for a lane.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
 MASKED_SCORE, INITIAL_MAX = -1e30, -1e20  # the score of a masked position; the running maximum before any score
-RESCALE_LOG2 = 8.0  # how far a score must exceed the running maximum to move it
+RESCALE_LOG2 = 8.0  # how far a score must exceed the running maximum to replace it
 LOG2_E = 1.4426950408889634
 
 
 def _rounded_bits(b: Any, prob: Any) -> Any:
-    """Returns the bits of a probability, rounded so that their upper half is the nearest bfloat16."""
+    """Returns the bits of a float32 probability, rounded so that their upper 16 are the nearest bfloat16."""
     return b.add(b.bitcast(prob, v.I32X16), v.constant(v.I32X16, 0x8000))
 
 
 def _update_max(b: Any, old_max: Any, block_max: Any, scales: Any) -> tuple[Any, Any, Any]:
-    """Returns, for vectors of lanes, the new running maxima, the rescaling factors, and which lanes have moved."""
+    """Returns the new running maxima, the rescaling factors, and whether the maximum moved, for a vector of lanes."""
     best = v.maximum(b, old_max, b.fmul(block_max, scales))
     moves = b.fcmp_ordered(">", best, b.fadd(old_max, v.constant(v.F32X16, RESCALE_LOG2)))
     new_max = b.select(moves, best, old_max)
@@ -57,10 +58,10 @@ def online_softmax_update(
     accumulators: Any,
     parts: Any,
 ) -> Any:
-    """Updates one lane with one block: scores [64] of positions [begin, end) become probabilities, the others 0.
+    """Updates one lane with one block: replaces scores [64] of positions [begin, end) by probabilities, others by 0.
 
-    `scale` includes the factor log2(e). `running_max` and `running_sum` are addresses of one float32 each, and
-    `accumulators` [16 * parts] is rescaled if the maximum moves.
+    `scale` includes the factor log2(e). `running_max` and `running_sum` are addresses of one float32 each.
+    `accumulators` [16 * parts] are rescaled if the maximum moves.
     """
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -101,9 +102,10 @@ def merge_partial(
     to_sum: Any,
     parts: Any,
 ) -> Any:
-    """Merges one lane's state, accumulators [16 * parts], into its state over other positions at the `to_` addresses.
+    """Merges a lane's state over some positions into its state over other positions, at the `to_` addresses.
 
-    Both are rescaled to the larger maximum. A lane that has seen no position (its sum is 0) changes nothing.
+    Both accumulators, [16 * parts], are rescaled to the larger maximum. A state without positions (its sum is 0)
+    changes nothing.
     """
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -161,10 +163,10 @@ def online_softmax_update_x16(
     count: Any,
     out: Any,
 ) -> Any:
-    """Updates `count` lanes: scores [32 * chunks, 16] become probabilities, bfloat16 [16, 64] at `out`.
+    """Updates `count` lanes: writes the probabilities of scores [32 * chunks, 16] to `out`, bfloat16 [16, 64].
 
-    `running_max` and `running_sum` [16], `accumulators` [16, 16 * parts]. Lanes from `count` on are computed too, but
-    their accumulators are not rescaled.
+    `running_max` and `running_sum` [16], `accumulators` [16, 16 * parts]. The lanes from `count` to 15 are computed
+    too, but their accumulators are not rescaled. The memory of the scores is overwritten.
     """
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -264,7 +266,7 @@ def _store_x4(b: Any, x: Any, address: Any) -> None:
 
 
 def _reduce_quarters(b: Any, x: Any, combine: Any) -> Any:
-    """Combines the four quarters of a vector, halves first; every quarter of the result holds the same."""
+    """Combines the four quarters of a vector: 0 with 2, 1 with 3, then both. Each quarter of the result is the same."""
     for step in (8, 4):
         rotated = ir.Constant(v.I32X16, [(lane + step) % v.LANES for lane in range(v.LANES)])
         x = combine(x, b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), rotated))
@@ -308,7 +310,7 @@ def _online_softmax_x4(
 
 
 def _transpose_x4(b: Any, probs: list[Any]) -> list[Any]:
-    """Transposes rounded probabilities, vectors of [4 positions, 4 lanes], to 4 lanes of bfloat16 [32 positions]."""
+    """Transposes rounded probabilities: 8 vectors [4 positions, 4 lanes] to 4 vectors of bfloat16 [32 positions]."""
     words = v.vector(v.I16, 2 * v.LANES)
     pick = [2 * (NARROW_LANES * q + lane) + 1 for lane in range(NARROW_LANES) for q in range(8)]
     eights = [
@@ -331,9 +333,9 @@ def _quarters(which: tuple[int, ...]) -> Any:
 
 
 def _exp_pairs(b: Any, scores: Any, scales: Any, negative_max: Any) -> Any:
-    """Replaces scores [32, 16] by probabilities, those of positions 2 i and 2 i + 1 paired in row 2 i.
+    """Replaces scores [32, 16] by probabilities and returns their sums [16].
 
-    Returns their sums [16].
+    Row 2 i then holds those of positions 2 i and 2 i + 1, as pairs of bfloat16.
     """
 
     def pair(k: int) -> list[Any]:
@@ -345,7 +347,7 @@ def _exp_pairs(b: Any, scores: Any, scales: Any, negative_max: Any) -> Any:
         return probs
 
     def halves(first: int, step: int) -> list[Any]:
-        """Sums positions first, first + step, ... by halves; and likewise those after each of them."""
+        """Returns two sums, as trees: of positions first, first + step, ..., and of the position after each."""
         if step == CHUNK_POSITIONS:
             return pair(first)
         both = halves(first, 2 * step), halves(first + step, 2 * step)
@@ -356,7 +358,7 @@ def _exp_pairs(b: Any, scores: Any, scales: Any, negative_max: Any) -> Any:
 
 
 def _rescale_moved(b: Any, moves: Any, count: Any, factors: Any, accumulators: Any, parts: Any) -> None:
-    """Multiplies accumulators [lanes, 16 * parts] by factors [16], for the moved ones of the first `count` lanes."""
+    """Multiplies accumulators [lanes, 16 * parts] by factors [16] for those of the first `count` lanes that moved."""
     moved = b.bitcast(moves, ir.IntType(16))
     moved = b.and_(moved, b.trunc(b.sub(b.shl(v.I64(1), count), v.I64(1)), moved.type))
     any_ = b.icmp_unsigned("!=", moved, ir.Constant(moved.type, 0))

@@ -1,10 +1,11 @@
-"""Computes one KV split for a tile of lanes, reading blocks that several sequences share once.
+"""Computes one KV split for a tile of lanes. Blocks of KV that several sequences share are read once for all of them.
 
-A tile's segments form a trie of their page tables. The traversal walks it depth first with an explicit stack: the
-segments of a node go through their shared blocks together, then each child goes on alone, the last child first. Every
-lane meets its own blocks in order, by an online softmax, so its bits do not depend on which sequences share its prefix.
+A lane is one query head of one new token. The page tables of a tile's segments form a trie, which is traversed depth
+first with an explicit stack: the segments below a node attend to their shared blocks together, then each child
+separately, the last child first. Every lane attends to its blocks in order, with an online softmax, so its bits do not
+depend on which sequences share its prefix.
 
-In the workspace the lanes of one key head lie side by side, then those of the next key head.
+The workspace holds all lanes of one key head, then all of the next.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCa
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.vector_ops import address_of, to_bfloat16
 
-WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # what is done with a lane's result at the end of its split
+WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # values of `on_end`: what happens to the results of a split
 
 
 class TileSlice(NamedTuple):
@@ -58,7 +59,7 @@ def _segment(batch: AttentionBatch, segment: int) -> Any:
     return np.int64(batch.segments[field]), np.int64(batch.segments[field + 1]), np.int64(batch.segments[field + 2])
 
 
-# Loops instead of slices: assigning to a slice compiles some forty functions that word an error about shapes.
+# Loops, because slice assignment makes numba compile some forty functions that format an error message about shapes.
 @inner_njit
 def _fill_floats(address: int, count: int, value: float) -> None:
     array = float32_array(address, count)
@@ -107,7 +108,7 @@ def _load_queries(
     batch: AttentionBatch,
     ws: AttentionWorkspace,
 ) -> None:
-    """Loads one key head's lanes, from workspace lane `lane` on."""
+    """Loads the queries of one key head, whose first lane in the workspace is `lane`."""
     head_dim, qkv_channels, first_lane = heads.head_dim, qkv.shape[1], lane
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
@@ -131,7 +132,7 @@ def _load_queries(
 
 @inner_njit
 def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> None:
-    """Stores a query, float32 [D], rounded to bfloat16. Packed queries are transposed 16 lanes at a time."""
+    """Stores a query, float32 [D] at the address `query`, rounded to bfloat16. Packs queries 16 lanes at a time."""
     head_dim = ws.head_dim
     if isa == F32:
         f32_kernel.round_to_bf16(query, ws.queries + 4 * lane * head_dim, head_dim // 16)
@@ -143,7 +144,7 @@ def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> Non
 
 @inner_njit
 def first_visible_block(tile_slice: TileSlice, ws: AttentionWorkspace) -> Any:
-    """Returns the first block that any lane of the tile sees."""
+    """Returns the index of the first block that is visible to any lane of the tile."""
     kv_begins = int32_array(ws.kv_begins, ws.capacity)
     lowest = np.int64(kv_begins[0])
     for lane in range(1, tile_slice.lanes):
@@ -165,9 +166,10 @@ def attend_split(
     ws: AttentionWorkspace,
     out: QuantizedActivations,
 ) -> None:
-    """Attends all lanes of the tile to the split that begins at `begin_block`, then does `on_end` with their results.
+    """Computes the attention of all lanes of the tile to the split that begins at `begin_block`.
 
-    `partials` is the address of one slot for each key head of the slice, of `partial_lanes` lanes each.
+    `on_end`: what happens to the results. `partials`: the address of one slot for each key head of the slice, with room
+    for `partial_lanes` lanes, where partial results are stored or merged.
     """
     stack, lane_starts = int64_array(ws.stack, 3 * ws.capacity), int32_array(ws.lane_starts, ws.capacity + 1)
     stack[0], stack[1], stack[2], depth = tile_slice.begin_segment, tile_slice.end_segment, begin_block, 1
@@ -193,7 +195,7 @@ def attend_split(
 def _shared_end_block(
     first: int, last: int, tile_slice: TileSlice, batch: AttentionBatch, ws: AttentionWorkspace
 ) -> Any:
-    """Returns the block at which the page tables of the segments diverge, or the end of the longest one."""
+    """Returns the first block in which the page tables of the segments differ, or the end of the longest one."""
     lane_starts, kv_ends = int32_array(ws.lane_starts, ws.capacity + 1), int32_array(ws.kv_ends, ws.capacity)
     end = np.int64(0)
     for segment in range(first, last):
@@ -217,12 +219,12 @@ def _attend_shared_blocks(
     batch: AttentionBatch,
     ws: AttentionWorkspace,
 ) -> None:
-    """Attends all lanes of the segments to a range of blocks, which lie in the pages of the first segment."""
+    """Computes the attention of all lanes of the segments to a range of blocks in the pages of the first segment."""
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
     lane = np.int64(lane_starts[first - tile_slice.begin_segment])
     end_lane = np.int64(lane_starts[last - tile_slice.begin_segment])
-    # The positions that any lane sees, and within them those that all lanes see.
+    # [any_begin, any_end) is visible to at least one lane, [all_begin, all_end) to all of them.
     any_begin, all_begin, all_end, any_end = kv_begins[lane], kv_begins[lane], kv_ends[lane], kv_ends[lane]
     for i in range(lane, end_lane):
         any_begin, all_begin = min(any_begin, kv_begins[i]), max(all_begin, kv_begins[i])
@@ -234,15 +236,17 @@ def _attend_shared_blocks(
         head_bytes = heads.head_dim
     channels = (heads_in_slice * head_bytes + 63) // 64 * 32
     scale = np.float32(heads.scale * online_softmax.LOG2_E)
-    offset, first_block = tile_slice.kv_head * head_bytes, max(begin_block, any_begin // KV_BLOCK)
-    all_heads = KvSource(pages, batch.page_shift, cache.slot_bytes, cache.keys + offset, cache.values + offset, 0)
+    first_block, slice_offset = max(begin_block, any_begin // KV_BLOCK), tile_slice.kv_head * head_bytes
+    all_heads = KvSource(
+        pages, batch.page_shift, cache.slot_bytes, cache.keys + slice_offset, cache.values + slice_offset, 0
+    )
     for block in range(first_block, end_block):
         base = block * KV_BLOCK
         count = min(KV_BLOCK, any_end - base)
         needs_mask = base < all_begin or base + KV_BLOCK > all_end
         if isa != AMX or block == first_block:
             prefetch_block(isa, base, count, channels, all_heads)
-        if isa == AMX and block + 1 < end_block:  # prefetches the next block while this one is computed
+        if isa == AMX and block + 1 < end_block:  # the next block, while this one is computed
             prefetch_block(isa, base + KV_BLOCK, min(KV_BLOCK, any_end - base - KV_BLOCK), channels, all_heads)
         for i in range(heads_in_slice):
             offset, to_scale = i * head_bytes, 0
@@ -279,7 +283,7 @@ def _finalize_segment(
 ) -> None:
     """Writes, stores or merges the results of a segment, whose lanes begin at `first_lane` of each key head.
 
-    This must happen before the next segment is computed: its last vectors may overwrite lanes that are done.
+    This must happen before the next segment is computed, whose last vectors may overwrite these lanes.
     """
     _, _, count = _segment(batch, segment)
     lanes, head_dim = count * heads.q_per_kv, heads.head_dim
@@ -313,7 +317,7 @@ def _merge_lanes(
     to_max: int,
     to_sum: int,
 ) -> None:
-    """Merges the state of consecutive lanes into the state at the `to_` addresses."""
+    """Merges the softmax state of consecutive lanes into the state at the `to_` addresses."""
     for lane in range(lanes):
         online_softmax.merge_partial(
             accumulators + 4 * lane * head_dim,

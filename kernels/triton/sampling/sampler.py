@@ -1,14 +1,14 @@
 """Samples one token per row: greedy, temperature, top-k, top-p, min-p, seeded, without sorting the vocabulary.
 
-    _adjust_logits_kernel  [chunks, rows]  adjusts the logits, finds each chunk's maximum     (logit_adjustments.py)
-    _sum_weights           [chunks, rows]  sums integer weights, counts tokens in 256 bins of likelihood
-    _find_cutoff           [rows]          the last bin that can be kept, and where each chunk's candidates go
+    _adjust_logits_kernel  [chunks, rows]  adjusts the logits, finds the maximum of each chunk (logit_adjustments.py)
+    _sum_weights           [chunks, rows]  sums integer weights, counts the tokens in each of 256 bins of likelihood
+    _find_cutoff           [rows]          finds the last bin with candidates, and where each chunk's candidates begin
     _gather_candidates     [chunks, rows]  writes the candidates, in order of token id
     _pick_token            [rows]          finds the exact thresholds among the candidates, and the token
 
-Weights are integers, so sums do not depend on their order or split, and a token depends on its row alone. A row with
-more than CANDIDATES candidates (a flat nucleus) is searched in place, which is slower. `reference.sampling` explains
-the sampling rule.
+Candidates are the tokens that the filters may keep. Weights are integers, so that sums do not depend on order or split,
+and a token depends on its row alone. If a row has more than CANDIDATES candidates (a flat distribution), all its tokens
+are searched instead, which is slower. `reference.sampling` explains the sampling rule.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PIVOTS = 8  # thresholds that one pass of `find_threshold` tries
 
 @dataclass(frozen=True)
 class SamplingWorkspace:
-    """Scratch memory of `sample` for up to B rows of V tokens in S chunks. A captured graph owns one."""
+    """Scratch memory of `sample` for up to B rows of V tokens in S chunks. Each captured CUDA graph owns one."""
 
     adjusted: torch.Tensor  # [B, V] float32
     chunk_max: torch.Tensor  # [B, S] float32
@@ -54,13 +54,15 @@ class SamplingWorkspace:
     chunk_weights: torch.Tensor  # [B, S] int64
     likelihood_bins: torch.Tensor  # [B, S, BINS] int32
     candidate_starts: torch.Tensor  # [B, S] int32
-    summary: torch.Tensor  # [B, 3] int32: candidates, last bin kept, tokens of nonzero weight
+    summary: (
+        torch.Tensor
+    )  # [B, 3] int32: number of candidates, last bin with candidates, number of tokens with nonzero weight
     values: torch.Tensor  # [B, CANDIDATES] float32, adjusted logits
     ids: torch.Tensor  # [B, CANDIDATES] int32
 
     @classmethod
     def allocate(cls, rows: int, vocab: int, device: torch.device) -> SamplingWorkspace:
-        """Takes about 4 V + 1,100 S + 32,768 bytes per row."""
+        """Allocates about 4 V + 1,100 S + 32,768 bytes per row."""
         chunks = triton.cdiv(vocab, chunk_size(vocab))
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -120,11 +122,11 @@ def _sum_weights(
     x = tl.load(adjusted_ptr + row * adjusted_stride + token, mask=token < vocab, other=float("-inf"))
     power = log2_ratio_to_max(x, max_logit, inverse_temperature(temperature))
     weight = integer_weight(power)
-    at = row * num_chunks + chunk
-    tl.store(chunk_weights_ptr + at, tl.sum(weight, axis=0))
+    entry = row * num_chunks + chunk
+    tl.store(chunk_weights_ptr + entry, tl.sum(weight, axis=0))
     if _is_filtered(top_k, tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)):
         counts = tl.histogram(_bin_of(power, NUM_BINS), NUM_BINS, mask=weight > 0)
-        tl.store(likelihood_bins_ptr + at * NUM_BINS + tl.arange(0, NUM_BINS), counts)
+        tl.store(likelihood_bins_ptr + entry * NUM_BINS + tl.arange(0, NUM_BINS), counts)
 
 
 @triton.jit
@@ -151,29 +153,31 @@ def _find_cutoff(
     if not _is_filtered(top_k, top_p, min_p):
         return
     chunk, bin_index = tl.arange(0, CHUNKS), tl.arange(0, NUM_BINS)
-    at = row * num_chunks + chunk
-    there = chunk < num_chunks
-    counts_at = likelihood_bins_ptr + at[:, None] * NUM_BINS + bin_index[None, :]
-    counts = tl.load(counts_at, mask=there[:, None], other=0)  # [CHUNKS, BINS]
+    entry = row * num_chunks + chunk
+    is_chunk = chunk < num_chunks
+    bins_ptr = likelihood_bins_ptr + entry[:, None] * NUM_BINS + bin_index[None, :]
+    counts = tl.load(bins_ptr, mask=is_chunk[:, None], other=0)  # [CHUNKS, BINS]
     row_counts = tl.sum(counts, axis=0)  # [BINS]
     num_nonzero = tl.sum(row_counts, axis=0)
     has_top_k = (top_k > 0) & (top_k < num_nonzero)
-    cut = NUM_BINS - 1
+    last_bin = NUM_BINS - 1
     if has_top_k:
-        cut = tl.minimum(cut, tl.sum((tl.cumsum(row_counts, axis=0) < top_k).to(tl.int32), axis=0))
+        last_bin = tl.minimum(last_bin, tl.sum((tl.cumsum(row_counts, axis=0) < top_k).to(tl.int32), axis=0))
     if (top_p < 1.0) & (not has_top_k):
-        # A bin weighs at most its upper edge for each token; the tokens after the nucleus weigh (1 - top_p) of all.
-        total = tl.sum(tl.load(chunk_weights_ptr + at, mask=there, other=0), axis=0).to(tl.float32) / 1099511627776.0
+        # Each token of a bin weighs at most the bin's upper edge. The tokens outside the nucleus weigh at most
+        # (1 - top_p) of the total.
+        total = tl.sum(tl.load(chunk_weights_ptr + entry, mask=is_chunk, other=0), axis=0)
+        total = total.to(tl.float32) / 1099511627776.0  # the largest weight is 2^40
         upper_bounds = row_counts.to(tl.float32) * tl.exp2(-bin_index.to(tl.float32) / BINS_PER_OCTAVE)
-        tail = tl.cumsum(upper_bounds, axis=0, reverse=True)  # from each bin on
+        tail = tl.cumsum(upper_bounds, axis=0, reverse=True)  # the sum from each bin to the last
         excluded = (1.0 - top_p) * total * 0.9999
-        cut = tl.minimum(cut, tl.maximum(tl.sum((tail > excluded).to(tl.int32), axis=0) - 1, 0))
-    if (min_p > 0.0) & ((top_p >= 1.0) | (not has_top_k)):  # top-p is a share of all that top-k keeps
-        cut = tl.minimum(cut, (-tl.log2(min_p) * BINS_PER_OCTAVE + 0.001).to(tl.int32))
-    num_candidates = tl.sum(tl.where(bin_index[None, :] <= cut, counts, 0), axis=1)  # [CHUNKS]
-    tl.store(candidate_starts_ptr + at, tl.cumsum(num_candidates, axis=0) - num_candidates, mask=there)
+        last_bin = tl.minimum(last_bin, tl.maximum(tl.sum((tail > excluded).to(tl.int32), axis=0) - 1, 0))
+    if (min_p > 0.0) & ((top_p >= 1.0) | (not has_top_k)):  # top-p needs the weight of all tokens that top-k keeps
+        last_bin = tl.minimum(last_bin, (-tl.log2(min_p) * BINS_PER_OCTAVE + 0.001).to(tl.int32))
+    num_candidates = tl.sum(tl.where(bin_index[None, :] <= last_bin, counts, 0), axis=1)  # [CHUNKS]
+    tl.store(candidate_starts_ptr + entry, tl.cumsum(num_candidates, axis=0) - num_candidates, mask=is_chunk)
     tl.store(summary_ptr + row * 3, tl.sum(num_candidates, axis=0))
-    tl.store(summary_ptr + row * 3 + 1, cut)
+    tl.store(summary_ptr + row * 3 + 1, last_bin)
     tl.store(summary_ptr + row * 3 + 2, num_nonzero)
 
 
@@ -206,15 +210,70 @@ def _gather_candidates(
         return
     if tl.load(summary_ptr + row * 3) > CANDIDATES:
         return
-    cut = tl.load(summary_ptr + row * 3 + 1)
+    last_bin = tl.load(summary_ptr + row * 3 + 1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(adjusted_ptr + row * adjusted_stride + token, mask=token < vocab, other=float("-inf"))
     power = log2_ratio_to_max(x, max_logit, inverse_temperature(temperature))
-    keep = (_bin_of(power, NUM_BINS) <= cut) & (integer_weight(power) > 0)
+    keep = (_bin_of(power, NUM_BINS) <= last_bin) & (integer_weight(power) > 0)
     start = tl.load(candidate_starts_ptr + row * num_chunks + chunk)
-    to = row * CANDIDATES + start + tl.cumsum(keep.to(tl.int32), axis=0) - 1
-    tl.store(values_ptr + to, x, mask=keep)
-    tl.store(ids_ptr + to, token, mask=keep)
+    index = row * CANDIDATES + start + tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    tl.store(values_ptr + index, x, mask=keep)
+    tl.store(ids_ptr + index, token, mask=keep)
+
+
+@triton.jit
+def _first_argmax(chunk_max_ptr, chunk_argmax_ptr, row, num_chunks, max_logit, CHUNKS: tl.constexpr):
+    """Returns the first token with the largest logit."""
+    chunk = tl.arange(0, CHUNKS)
+    is_chunk = chunk < num_chunks
+    chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=is_chunk, other=float("-inf"))
+    chunk_argmax = tl.load(chunk_argmax_ptr + row * num_chunks + chunk, mask=is_chunk, other=0x7FFFFFFF)
+    return tl.min(tl.where(chunk_max == max_logit, chunk_argmax, 0x7FFFFFFF), axis=0)
+
+
+@triton.jit
+def _draw_by_threshold(source, count, max_logit, inverse, target, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
+    """Returns the index in `source` of the token where the weights, added from the largest logit, exceed `target`."""
+    key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)
+    tie_rank = (target - above) // weight_of_key(key, max_logit, inverse)  # which of the tokens with this logit
+    num_ties = tl.zeros((), tl.int64)
+    index = tl.zeros((), tl.int32)
+    for start in range(0, count, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        x = tl.load(source + offsets, mask=offsets < count, other=float("-inf"))
+        is_tie = ((order_key(x) == key) & (offsets < count)).to(tl.int64)
+        rank = num_ties + tl.cumsum(is_tie, axis=0) - is_tie
+        index = tl.maximum(index, tl.max(tl.where((is_tie == 1) & (rank == tie_rank), offsets, 0), axis=0))
+        num_ties += tl.sum(is_tie, axis=0)
+    return index
+
+
+@triton.jit
+def _draw_in_order(
+    row_ptr,
+    chunk_weights,
+    max_logit,
+    inverse,
+    hash_bits,
+    vocab,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Returns a token drawn from all tokens: where the weights, added in order of token id, exceed the target."""
+    target = draw_target(tl.sum(chunk_weights, axis=0), hash_bits)
+    drawn_chunk = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
+    weight_before = tl.sum(tl.where(tl.arange(0, CHUNKS) < drawn_chunk, chunk_weights, 0), axis=0)
+    token = drawn_chunk * CHUNK
+    first = drawn_chunk * CHUNK
+    for start in range(0, CHUNK, BLOCK):
+        offsets = first + start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + offsets, mask=offsets < vocab, other=float("-inf"))
+        weight = integer_weight(log2_ratio_to_max(x, max_logit, inverse))
+        is_before = (weight_before + tl.cumsum(weight, axis=0)) <= target
+        token += tl.sum(is_before.to(tl.int32), axis=0)
+        weight_before += tl.sum(weight, axis=0)
+    return token
 
 
 @triton.jit
@@ -247,55 +306,34 @@ def _pick_token(
     top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
     max_logit, token = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
     if token == 0:
-        chunk = tl.arange(0, CHUNKS)
-        there = chunk < num_chunks
-        inverse = inverse_temperature(temperature)
         if _is_greedy(temperature, top_k):
-            chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=there, other=float("-inf"))
-            chunk_argmax = tl.load(chunk_argmax_ptr + row * num_chunks + chunk, mask=there, other=0x7FFFFFFF)
-            token = tl.min(tl.where(chunk_max == max_logit, chunk_argmax, 0x7FFFFFFF), axis=0)
+            token = _first_argmax(chunk_max_ptr, chunk_argmax_ptr, row, num_chunks, max_logit, CHUNKS)
         else:
+            inverse = inverse_temperature(temperature)
             hash_bits = hash_seed_step(tl.load(seed_ptr + row), tl.load(step_ptr + row))
-            chunk_weights = tl.load(chunk_weights_ptr + row * num_chunks + chunk, mask=there, other=0)
-            total = tl.sum(chunk_weights, axis=0)
+            chunk = tl.arange(0, CHUNKS)
+            chunk_weights = tl.load(chunk_weights_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=0)
             if _is_filtered(top_k, top_p, min_p):
                 source, count = adjusted_ptr + row * adjusted_stride, vocab
                 num_candidates = tl.load(summary_ptr + row * 3)
                 if num_candidates <= CANDIDATES:
                     source, count = values_ptr + row * CANDIDATES, num_candidates
+                total = tl.sum(chunk_weights, axis=0)
                 num_nonzero = tl.load(summary_ptr + row * 3 + 2)
                 min_weight = (min_p * 1099511627776.0).to(tl.float32)  # the largest weight is 2^40
                 kept = filtered_weight(
                     source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_weight, BLOCK, PIVOTS
                 )
-                target = draw_target(kept, hash_bits)
-                key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)
-                tie_rank = (target - above) // weight_of_key(key, max_logit, inverse)  # which of equal logits
-                seen = tl.zeros((), tl.int64)
-                index = tl.zeros((), tl.int32)
-                for start in range(0, count, BLOCK):
-                    at = start + tl.arange(0, BLOCK)
-                    x = tl.load(source + at, mask=at < count, other=float("-inf"))
-                    match = ((order_key(x) == key) & (at < count)).to(tl.int64)
-                    rank = seen + tl.cumsum(match, axis=0) - match
-                    index = tl.maximum(index, tl.max(tl.where((match == 1) & (rank == tie_rank), at, 0), axis=0))
-                    seen += tl.sum(match, axis=0)
-                token = index
+                token = _draw_by_threshold(
+                    source, count, max_logit, inverse, draw_target(kept, hash_bits), BLOCK, PIVOTS
+                )
                 if num_candidates <= CANDIDATES:
-                    token = tl.load(ids_ptr + row * CANDIDATES + index)
+                    token = tl.load(ids_ptr + row * CANDIDATES + token)
             else:
-                target = draw_target(total, hash_bits)
-                here = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
-                running = tl.sum(tl.where(chunk < here, chunk_weights, 0), axis=0)
-                token = here * CHUNK
-                first = here * CHUNK
-                for start in range(0, CHUNK, BLOCK):
-                    at = first + start + tl.arange(0, BLOCK)
-                    x = tl.load(adjusted_ptr + row * adjusted_stride + at, mask=at < vocab, other=float("-inf"))
-                    weight = integer_weight(log2_ratio_to_max(x, max_logit, inverse))
-                    passed = (running + tl.cumsum(weight, axis=0)) <= target
-                    token += tl.sum(passed.to(tl.int32), axis=0)
-                    running += tl.sum(weight, axis=0)
+                token = _draw_in_order(
+                    adjusted_ptr + row * adjusted_stride, chunk_weights, max_logit, inverse, hash_bits, vocab,
+                    CHUNK, CHUNKS, BLOCK,
+                )  # fmt: skip
     tl.store(out_ptr + row, token)
 
 
@@ -306,10 +344,10 @@ def sample(
     out: torch.Tensor | None = None,
     workspace: SamplingWorkspace | None = None,
 ) -> torch.Tensor:
-    """As `reference.sampling.sample`: token ids [B] int32 from logits [B, V] of any float dtype.
+    """Like `reference.sampling.sample`: returns token ids [B] int32 for logits [B, V] of any float dtype.
 
-    `workspace` is for at least B rows of V tokens; by default one is allocated. `workspace.adjusted` holds the
-    adjusted logits afterwards. Raises ValueError where shapes do not fit.
+    `workspace` is for at least B rows of V tokens; by default one is allocated. Afterwards `workspace.adjusted` holds
+    the adjusted logits. Raises ValueError if shapes do not fit.
     """
     rows, vocab = check_logits(logits)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out

@@ -185,9 +185,9 @@ class CallTracker:
             if isinstance(call, GenerationRequest) and call.healing is not None:
                 self._restore_prompt(call.seq, call.healing)
             if isinstance(call, GenerationRequest) and call.params.exact and isinstance(reply, Failed):
-                self.cache.truncate_idle(call.seq, call.output_start)  # the prefix of a search is no output
+                self.cache.truncate_idle(call.seq, call.output_start)  # the prefix of a search is not output
             followed = call.followed_value if isinstance(call, GenerationRequest) else None
-            if followed is not None and followed.end is None:  # without a value, too, the text behind it follows
+            if followed is not None and followed.end is None:  # the text after the value follows even without a value
                 call.seq.tokens.extend(followed.following.tokens)
         ticket = call.ticket if isinstance(call, GenerationRequest) else None
         if ticket is not None and self._compiling.pop(ticket, None) is not None:
@@ -196,9 +196,9 @@ class CallTracker:
         self._on_call_finished(session)
 
     def _restore_prompt(self, seq: Sequence, healing: Healing) -> None:
-        """Gives an idle sequence back the tokens that were taken back, since no output followed them."""
+        """Restores the prompt tokens that token healing removed from an idle sequence, as no output followed them."""
         self.cache.truncate_idle(seq, healing.start)
-        seq.tokens.extend(healing.taken)
+        seq.tokens.extend(healing.removed)
 
     def _release_scoring_request(self, request: ScoringRequest) -> None:
         self.batch_scheduler.remove(request)

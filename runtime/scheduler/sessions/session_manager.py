@@ -70,14 +70,14 @@ class SessionManager:
         self.error_log = error_log
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
-        self._ready: list[Session] = []  # a stack, see `_advance`
-        self._programs: Counter[ProgramId] = Counter()  # sessions of each program
+        self._ready: list[Session] = []  # the stack of sessions that `_advance` works through
+        self._programs: Counter[ProgramId] = Counter()  # number of sessions of each program
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def sequences(self) -> list[Sequence]:
-        """Returns all sequences that exist, for the integrity check."""
+        """Returns all sequences of sessions and requests, for the integrity check."""
         session_seqs = [session.seq for session in self._sessions.values()]
         request_seqs = [request.seq for request in (*self.batch_scheduler.running, *self.batch_scheduler.waiting)]
         return list({id(seq): seq for seq in (*session_seqs, *request_seqs)}.values())
@@ -85,15 +85,15 @@ class SessionManager:
     # -- instructions -----------------------------------------------------------------------------
 
     def open(self, client: ClientId, message: Open) -> None:
-        """Opens a session. An invalid one is not opened; calls in it will fail because it does not exist."""
+        """Opens a session, unless a limit forbids it; calls in a session that was not opened fail."""
         key = SessionKey(client, message.session)
-        too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
-        if too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
+        is_name_too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
+        if is_name_too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return
         self._add(Session(key, message, self.max_length))
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
-        """Queues an instruction. It runs when those before it in the session are done."""
+        """Queues an instruction, which runs after those before it in its session."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
             if isinstance(message, SessionCall):
@@ -118,7 +118,7 @@ class SessionManager:
         self._advance(session)
 
     def _reject_overloaded(self, session: Session, message: SessionInstruction, text: str) -> None:
-        """Rejects an instruction that there is no room for; breaks its session, and the children of a fork."""
+        """Rejects an instruction that exceeds a limit. Sets the error of its session, and of a fork's children."""
         error = SessionError("overloaded", text)
         if isinstance(message, SessionCall):
             self._send(session.key.client, Failed(message.call, error.kind, text))
@@ -141,7 +141,7 @@ class SessionManager:
     def drop_client(self, client: ClientId) -> None:
         """Removes the sessions of a client that disconnected."""
         for session in [session for key, session in self._sessions.items() if key.client == client]:
-            self._remove_session(session, "the client is gone")
+            self._remove_session(session, "the client disconnected")
 
     def drop_after_error(self, client: ClientId, message: ClientMessage) -> None:
         """Handles an internal error while processing `message`: removes its session and answers its call."""
@@ -179,14 +179,14 @@ class SessionManager:
         if session.active_call is not None and session.active_call.call_id == call_id:
             self.calls.fail(session.active_call, kind, text, breaks_session=breaks_session)
             return
-        call = session.queue.pop_call(call_id, self._text_instead)
+        call = session.queue.pop_call(call_id, self._replacement_of)
         if call is not None:
             self.calls.reject(session, call_id, kind, text)
             if breaks_session:
                 self._set_error(session, SessionError(kind, text))
 
-    def _text_instead(self, call: SessionCall) -> Append | None:
-        """Returns what takes the place of a queued call that is not made: the text that was to follow its value."""
+    def _replacement_of(self, call: SessionCall) -> Append | None:
+        """Returns the instruction that replaces a removed call: it appends the text that was to follow the value."""
         if not isinstance(call, Generate) or not call.followed_by:
             return None
         return Append(call.session, [int(token) for token in self.vocabulary.encode(call.followed_by)])
@@ -194,10 +194,10 @@ class SessionManager:
     # -- running instructions ---------------------------------------------------------------------
 
     def _advance(self, session: Session) -> None:
-        """Runs the session's queued instructions until a call becomes active, and those of its new children as well.
+        """Runs the queued instructions of a session, and of the children that they fork, until a call becomes active.
 
-        Instructions may call this method again. The inner call only pushes its session on `_ready`, so that a chain of
-        forks does not recurse.
+        An instruction may call this method again. The inner call only pushes its session on `_ready`, so that a chain
+        of forks does not recurse.
         """
         self._ready.append(session)
         if len(self._ready) > 1:
@@ -270,7 +270,7 @@ class SessionManager:
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        healing = self._take_back(session, message)
+        healing = self._remove_healed_tokens(session, message)
         request = GenerationRequest(session.owner, session.seq, message.call, params, seed)
         request.healing = healing
         self.calls.start(session, request)
@@ -283,25 +283,25 @@ class SessionManager:
             self.calls.submit_grammar(request, message.constraint)
             return
         if not (params.logprobs or params.has_penalties):
-            # Draft verification returns no logprobs, and its penalties would not count the draft tokens before.
+            # Verification of draft tokens returns no logprobs, and its penalties do not count earlier draft tokens.
             request.ngram_proposer = NgramProposer()
         self.batch_scheduler.add(request)
 
-    def _take_back(self, session: Session, message: Generate) -> Healing | None:
-        """Removes the last tokens of the text that token healing takes back; None if there are none."""
+    def _remove_healed_tokens(self, session: Session, message: Generate) -> Healing | None:
+        """Removes the last prompt tokens that token healing will sample again. Returns None if there are none."""
         params = message.sampling
-        wish = self.config.token_healing if params.token_healing is None else params.token_healing
-        if not (wish and message.plain_bytes and params.max_tokens) or params.prompt_logprobs_from is not None:
+        is_enabled = self.config.token_healing if params.token_healing is None else params.token_healing
+        if not (is_enabled and message.plain_bytes and params.max_tokens):
             return None
-        if params.exact:
+        if params.exact or params.prompt_logprobs_from is not None:
             return None
-        last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # one token is never taken back
+        last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # the first token always stays
         count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)
         if not count:
             return None
-        taken, start = last[-count:], len(session.seq) - count
+        removed, start = last[-count:], len(session.seq) - count
         self.cache.truncate_idle(session.seq, start)
-        return Healing(start, taken, b"".join(self.vocabulary.token_bytes[token] for token in taken))
+        return Healing(start, removed, b"".join(self.vocabulary.token_bytes[token] for token in removed))
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
         if not self.calls.is_active(request):
@@ -325,7 +325,7 @@ class SessionManager:
             self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:
-        for child in message.children[:MAX_FORK_CHILDREN]:  # calls in further children fail: they do not exist
+        for child in message.children[:MAX_FORK_CHILDREN]:  # others are not opened, so that calls in them fail
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
                 self._add(Session(key, parent.open_message, self.max_length, fork_parent=parent.key))
@@ -340,7 +340,7 @@ class SessionManager:
         return materialized
 
     def _pending_children(self, parent: Session, message: Fork) -> list[Session]:
-        """The children without a text. A name that a fork of another session has taken first is not among them."""
+        """Returns the children of a fork that have no text yet, without those that another session opened first."""
         keys = dict.fromkeys(SessionKey(parent.key.client, child) for child in message.children[:MAX_FORK_CHILDREN])
         children = [self._sessions.get(key) for key in keys]
         pending = [child for child in children if child is not None and not child.is_materialized]
@@ -357,7 +357,7 @@ class SessionManager:
         self._advance(session)
 
     def _remove_session(self, session: Session, reason: str) -> None:
-        """Removes the session. Its open calls fail as aborted, and so do children that wait for its text."""
+        """Removes a session. Its calls, and those of children that still wait for its text, fail as "aborted"."""
         queued = session.queue.clear()
         if session.active_call is not None:
             self.calls.fail(session.active_call, "aborted", reason)

@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import (
-    MAX_LOGIT_BIAS,
     NAMES,
     PARAMS,
     SamplingParams,
@@ -19,6 +18,7 @@ from plait.runtime.sampling_params import (
     name_in,
     sampling_params,
 )
+from plait.runtime.sampling_values import MAX_LOGIT_BIAS
 from plait.runtime.server.errors import invalid
 
 

@@ -57,7 +57,7 @@ def wait_for(pool: CompilePool, tickets: list[int]) -> dict[int, Grammar | Gramm
 
 
 def pids(pool: CompilePool) -> list[int]:
-    return [child.pid for child in pool._children]
+    return [child.pid for child in pool._workers]
 
 
 def has_ended(pid: int) -> bool:
@@ -106,10 +106,10 @@ def test_a_job_ends_before_its_answer_is_due(small: Vocabulary) -> None:
     try:
         ticket = pool.submit(BOMB)
         give_up = monotonic() + PATIENCE_S
-        while not pool._children.jobs and monotonic() < give_up:
+        while not pool._workers.jobs and monotonic() < give_up:
             pool.collect()
             sleep(0.01)
-        (job,) = pool._children.jobs
+        (job,) = pool._workers.jobs
         assert job.answer_by <= monotonic() + 900
         pool.cancel(ticket)
     finally:
@@ -263,12 +263,12 @@ def test_memory_is_bounded_after_expensive_specs(small: Vocabulary) -> None:
     pool.start()
     try:
         wait_for(pool, [pool.submit(Regex("warm"))])
-        (child,) = pool._children
+        (child,) = pool._workers
         fresh, own = child.resident_bytes(), psutil.Process().memory_info().rss
         for name, make in EXPENSIVE_SPECS.items():
             with contextlib.suppress(GrammarError):
                 wait_for(pool, [pool.submit(make())])
-            assert all(child.resident_bytes() <= fresh + MAX_GROWTH_BYTES + (8 << 20) for child in pool._children), name
+            assert all(child.resident_bytes() <= fresh + MAX_GROWTH_BYTES + (8 << 20) for child in pool._workers), name
         assert psutil.Process().memory_info().rss <= own + (64 << 20)
     finally:
         pool.close()
@@ -336,7 +336,7 @@ def test_a_worker_that_cannot_start_fails_its_tickets(small: Vocabulary, monkeyp
             assert "start" in answer.reason
         sleep(0.05)
         pool.collect()
-        assert len(pool._children) <= 1
+        assert len(pool._workers) <= 1
     finally:
         pool.close()
 
@@ -346,11 +346,11 @@ def test_without_start_eagerly_the_first_job_starts_a_worker(small: Vocabulary) 
     pool.start()
     try:
         pool.collect()
-        assert not pool._children
+        assert not pool._workers
         for pattern in ("a+", "b+"):  # the second job uses the same worker
             ticket = pool.submit(Regex(pattern))
             assert not isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
-            assert len(pool._children) == 1
+            assert len(pool._workers) == 1
     finally:
         pool.close()
 
@@ -364,7 +364,7 @@ pool.submit(Regex("a"))
 while not (answers := pool.collect()):
     pass
 assert pool.cache.get(Regex('a')), answers
-print(next(iter(pool._children)).pid, flush=True)
+print(next(iter(pool._workers)).pid, flush=True)
 sys.stdin.read()
 os._exit(1)
 """

@@ -109,7 +109,7 @@ def make_pool(
 ) -> tuple[CompilePool, ListedWorkers]:
     pool = CompilePool(vocabulary, workers=workers, spares=1, cache_bytes=cache_bytes, start_eagerly=False)
     listed = ListedWorkers(workers + 1)
-    pool._children = listed  # type: ignore[assignment]
+    pool._workers = listed  # type: ignore[assignment]
     pool._is_warm = True
     pool.start()
     return pool, listed
@@ -390,7 +390,7 @@ def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) ->
             cancelled.add(ticket)
         else:
             tickets.add(ticket)
-        workers = [child for child in real._children if child.pid]
+        workers = [child for child in real._workers if child.pid]
         if workers and rng.random() < 0.4:
             os.kill(rng.choice(workers).pid, signal.SIGKILL)
         processes += [p for p in psutil.Process().children(recursive=True) if p not in (*processes, *others)]
@@ -405,25 +405,25 @@ def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) ->
 def test_the_spare_replaces_a_killed_worker(real: CompilePool) -> None:
     collect_until(real, {real.submit(Regex("a"), "a")})
     give_up = monotonic() + PATIENCE_S
-    while sum(child.is_ready for child in real._children) < 3:
+    while sum(child.is_ready for child in real._workers) < 3:
         assert monotonic() < give_up
         real.collect()
         sleep(0.005)
-    before = [child.pid for child in real._children]
+    before = [child.pid for child in real._workers]
     bomb = real.submit(JsonSchema({"oneOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25)]}), "a")
-    (running,) = [child.pid for child, job in real._children._jobs.items() if job is not None]
+    (running,) = [child.pid for child, job in real._workers._jobs.items() if job is not None]
     real.cancel(bomb)
-    after = [child.pid for child in real._children if child.is_ready]
+    after = [child.pid for child in real._workers if child.is_ready]
     assert sorted([*after, running]) == sorted(before), "two that were forked ahead are ready"
     assert not isinstance(collect_until(real, {ticket := real.submit(Regex("b"), "b")})[ticket], GrammarError)
 
 
 def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:
     collect_until(real, {real.submit(Regex("a"), "a")})
-    template = real._children._template
+    template = real._workers._template
     assert template is not None
     os.kill(template.pid, signal.SIGKILL)
-    for child in list(real._children):
+    for child in list(real._workers):
         if child.pid:
             os.kill(child.pid, signal.SIGKILL)
     give_up, number, answer = monotonic() + PATIENCE_S, count(1), None

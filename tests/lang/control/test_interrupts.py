@@ -24,6 +24,7 @@ def slow(town: str = "Ulm") -> str:
 
 @plait.function
 def plain(s, i=0):
+    time.sleep(0.3)  # CPython misses a signal between the main thread's last bytecode and its blocking system call
     slow()
 
 @plait.function

@@ -89,6 +89,6 @@ def test_large_work_runs_in_another_thread(is_large):
 def test_too_many_prompts_are_refused_before_they_are_tokenized(prompt):
     state = SimpleNamespace(settings=SimpleNamespace(max_choices=128))  # a use of its client would fail
     body = CompletionRequest(model="default", prompt=prompt, n=2)
-    with pytest.raises(ApiError, match="prompts times answers must not exceed 128") as caught:
+    with pytest.raises(ApiError, match="prompts times choices must not exceed 128") as caught:
         asyncio.run(_check(body, state, "", ""))
     assert caught.value.param == "prompt"

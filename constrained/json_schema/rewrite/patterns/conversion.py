@@ -1,6 +1,7 @@
 """Converts patterns of JSON Schema (ECMA 262, searched) to plain patterns that match the whole text.
 
-A pattern is first translated to Python's syntax with ECMA's meaning, because Python's parser builds the tree.
+A pattern is first translated to Python's syntax, with ECMA's meaning, and parsed by Python's parser. `source` is always
+the translated pattern, and `items` are nodes of its parse tree.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from plait.constrained.regex.pattern_algebra import TOO_LARGE, intersect
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, parse_regex
 from plait.constrained.specs import GrammarError
 
-MAX_LENGTH = 100_000
-MAX_ARMS = 64
-MAX_IN_PARTS = 400  # characters of a pattern whose parts beside lookaround are combined, where all of it is too large
-MAX_JOINED = 1_000  # characters of one pattern that replaces several
+MAX_LENGTH = 100_000  # characters of a plain pattern, with repeats written out
+MAX_ALTERNATIVES = 64
+MAX_TO_INTERSECT = 400  # characters of a pattern with lookaround that is converted by intersection: this is slow
+MAX_SINGLE = 1_000  # characters of a plain pattern above which several simpler ones replace it
 ANY = "[\\U00000000-\\U0010ffff]"
+_ANY_TEXT = PlainPattern(f"{ANY}*", 1, 1)
 _ASSERTION = re.compile(r"\(\?<?[=!]|\^|\\[ZbB]")
 
 
@@ -30,60 +32,61 @@ def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
     >>> ecma_to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
     """
-    translated = to_python_syntax(pattern)
-    return _plain(_parsed(translated), translated)
+    source = to_python_syntax(pattern)
+    return _plain(_parse(source), source)
 
 
 @lru_cache(maxsize=512)
 def ecma_to_plain_patterns(pattern: str) -> tuple[PlainPattern, ...]:
-    """Returns plain patterns that a text matches all, exactly if `pattern` is found in it: one, unless that is large.
+    """Returns plain patterns all of which match a text if and only if `pattern` is found in it.
 
-    Proof: a text matches ^(?=A)B exactly if it matches ^(?=A) and ^B.
+    There is one of them, unless it would be large and `pattern` begins with lookahead: a text matches ^(?=A)B if and
+    only if it matches ^(?=A) and ^B.
 
     >>> [len(ecma_to_plain_patterns(pattern)) for pattern in ("^(?=a).b$", "^(?!.*ab).{1,99}$")]
     [1, 2]
     """
-    translated = to_python_syntax(pattern)
-    items = _without_groups(_parsed(translated))
-    ahead = [str(op).startswith("ASSERT") and value[0] > 0 for op, value in items[1:]]
-    num_ahead = [*ahead, False].index(False)
-    is_split = bool(num_ahead) and _is_anchor(items[0], "AT_BEGINNING")
+    source = to_python_syntax(pattern)
+    items = _inline_lookaround_groups(_parse(source))
+    is_lookahead = [str(op).startswith("ASSERT") and value[0] > 0 for op, value in items[1:]]
+    num_lookaheads = [*is_lookahead, False].index(False)
+    can_split = bool(num_lookaheads) and _is_anchor(items[0], "AT_BEGINNING")
     try:
         plain = ecma_to_plain_pattern(pattern)
-        if not is_split or len(plain.pattern) <= MAX_JOINED:
+        if not can_split or len(plain.pattern) <= MAX_SINGLE:
             return (plain,)
     except GrammarError as error:
-        if error.reason not in (TOO_LARGE, TOO_MANY_STATES) or not is_split:
+        if error.reason not in (TOO_LARGE, TOO_MANY_STATES) or not can_split:
             raise
-    parts = [[items[0], one] for one in items[1 : num_ahead + 1]]
-    return tuple(_plain(part, translated) for part in [*parts, [items[0], *items[num_ahead + 1 :]]])
+    anchor, lookaheads, rest = items[0], items[1 : num_lookaheads + 1], items[num_lookaheads + 1 :]
+    return tuple(_plain(part, source) for part in [*([anchor, one] for one in lookaheads), [anchor, *rest]])
 
 
-def _parsed(translated: str) -> list[Any]:
+def _parse(source: str) -> list[Any]:
     try:
-        return list(parse_regex(translated))
+        return list(parse_regex(source))
     except re.error as error:
         raise GrammarError(f"the pattern is invalid: {error.msg}") from None
     except (OverflowError, RecursionError):
         raise GrammarError("the pattern is too large or nested too deeply") from None
 
 
-def _plain(items: list[Any], translated: str) -> PlainPattern:
+def _plain(items: list[Any], source: str) -> PlainPattern:
     if _has_lookaround(items):
         try:
-            return with_lookaround(items, translated)
+            return with_lookaround(items, source)
         except GrammarError as error:
-            if error.reason != TOO_LARGE or len(translated) > MAX_IN_PARTS:
+            if error.reason != TOO_LARGE or len(source) > MAX_TO_INTERSECT:
                 raise
     try:
-        arms = [_unanchored(arm, translated) for arm in _alternatives(items)]
+        arms = [_plain_alternative(arm, source) for arm in _alternatives(items)]
     except (OverflowError, RecursionError):
         raise GrammarError("the pattern is too large or nested too deeply") from None
     except GrammarError:
-        if not _ASSERTION.search(translated):
+        if not _ASSERTION.search(source):
             raise
-        return with_lookaround(items, translated)
-    plain = arms[0] if len(arms) == 1 else _any_of(arms)
+        return with_lookaround(items, source)
+    plain = _union(arms)
     if plain.length > MAX_LENGTH:
         raise GrammarError("the pattern is too large once its repeats are written out")
     return plain
@@ -99,29 +102,31 @@ def _has_lookaround(items: list[Any]) -> bool:
     )
 
 
-def _any_of(arms: list[PlainPattern]) -> PlainPattern:
+def _union(arms: list[PlainPattern]) -> PlainPattern:
+    if len(arms) == 1:
+        return arms[0]
     pattern = "|".join(f"(?:{arm.pattern})" for arm in arms)
     return PlainPattern(f"(?:{pattern})", sum(arm.length for arm in arms), sum(arm.weight for arm in arms))
 
 
-def _unanchored(items: list[Any], spelled: str) -> PlainPattern:
+def _plain_alternative(items: list[Any], source: str) -> PlainPattern:
     """Returns one alternative as a pattern of the whole text: any text may surround it where it is not anchored."""
-    starts = bool(items) and _is_anchor(items[0], "AT_BEGINNING")
-    ends = bool(items) and _is_anchor(items[-1], "AT_END")
-    items = _without_groups(items)
+    has_start = bool(items) and _is_anchor(items[0], "AT_BEGINNING")
+    has_end = bool(items) and _is_anchor(items[-1], "AT_END")
+    items = _inline_lookaround_groups(items)
     if any(str(op).startswith("ASSERT") for op, _ in items):
-        return _with_lookaround(items, spelled, starts, ends)
-    inner = PlainPatternWriter(spelled).sequence(items, re.ASCII, True, True)
-    before, after = "" if starts else f"{ANY}*", "" if ends else f"{ANY}*"
+        return _intersected(items, source, has_start, has_end)
+    inner = PlainPatternWriter(source).sequence(items, re.ASCII, True, True)
+    before, after = "" if has_start else f"{ANY}*", "" if has_end else f"{ANY}*"
     return PlainPattern(f"{before}{inner.pattern}{after}", inner.length + 2, inner.weight + 2)
 
 
-def _without_groups(items: list[Any]) -> list[Any]:
-    """Returns `items` with those of plain groups that contain lookaround in place of the groups."""
+def _inline_lookaround_groups(items: list[Any]) -> list[Any]:
+    """Replaces each group without flags that contains lookaround by its contents."""
     flat: list[Any] = []
     for op, value in items:
         if str(op) == "SUBPATTERN" and not value[1] and not value[2]:
-            inner = _without_groups(list(value[3]))
+            inner = _inline_lookaround_groups(list(value[3]))
             has_lookaround = any(str(inner_op).startswith("ASSERT") for inner_op, _ in inner)
             flat += inner if has_lookaround else [(op, value)]
         else:
@@ -129,62 +134,58 @@ def _without_groups(items: list[Any]) -> list[Any]:
     return flat
 
 
-def _with_lookaround(items: list[Any], spelled: str, starts: bool, ends: bool) -> PlainPattern:
-    """Returns an alternative with lookaround between its parts, outside of groups, as a pattern of the whole text.
+def _intersected(items: list[Any], source: str, has_start: bool, has_end: bool) -> PlainPattern:
+    """Converts an alternative that has lookaround outside of groups, by intersection of the parts beside it.
 
-    Proof: a text matches P(?=A)Q exactly if it is a text of P before one of Q that begins with a text of A, and
-    P(?<=B)Q if the text of P ends with one of B. P and Q reach to the ends of the text. Lookbehind after lookahead
-    that is not at the start would have to see the part before it, and is refused.
+    A text matches P(?=A)Q, where P and Q reach to the ends of the text, if and only if it is a text of P followed by
+    one of Q that begins with a text of A. It matches P(?<=B)Q if and only if that text of P ends with a text of B.
+    Lookbehind after lookahead could reach into P, so it is refused unless P is empty. `has_start` and `has_end` say
+    whether `items` begin and end with an anchor.
     """
     parts = [item for item in items if str(item[0]) != "AT"]
-    if len(items) - len(parts) != starts + ends:
+    if len(items) - len(parts) != has_start + has_end:
         raise GrammarError("lookaround beside anchors in the middle of the pattern is not supported")
-    before = PlainPattern("" if starts else f"{ANY}*", 1, 1)
-    for at, (op, value) in enumerate(parts):
+    before = PlainPattern("" if has_start else f"{ANY}*", 1, 1)
+    for index, (op, value) in enumerate(parts):
+        is_negated = str(op) == "ASSERT_NOT"
         if not str(op).startswith("ASSERT"):
-            before = _concatenated(before, _written([parts[at]], spelled))
+            before = _concatenate(before, _plain_sequence([parts[index]], source))
         elif value[0] < 0:
-            behind = _concatenated(PlainPattern(f"{ANY}*", 1, 1), _written(list(value[1]), spelled))
-            before = intersect(before.pattern, behind.pattern, negated=str(op) == "ASSERT_NOT")
+            lookbehind = _concatenate(_ANY_TEXT, _plain_sequence(list(value[1]), source))
+            before = intersect(before.pattern, lookbehind.pattern, negated=is_negated)
         else:
-            rest = parts[at + 1 :]
-            is_start = starts and all(str(inner).startswith("ASSERT") for inner, _ in parts[:at])
-            if not is_start and any(str(inner).startswith("ASSERT") and seen[0] < 0 for inner, seen in rest):
+            rest = parts[index + 1 :]
+            is_first = has_start and all(str(earlier).startswith("ASSERT") for earlier, _ in parts[:index])
+            if not is_first and any(str(later).startswith("ASSERT") and args[0] < 0 for later, args in rest):
                 raise GrammarError("lookbehind after lookahead is not supported")
-            after = (
-                _with_lookaround([("AT", "AT_BEGINNING"), *rest], spelled, True, False)
-                if not ends
-                else _ending(rest, spelled)
-            )
-            ahead = _looked_at(list(value[1]), spelled, is_start)
-            after = intersect(after.pattern, ahead.pattern, negated=str(op) == "ASSERT_NOT")
-            return _concatenated(before, after)
-    return before if ends else _concatenated(before, PlainPattern(f"{ANY}*", 1, 1))
+            anchored = [("AT", "AT_BEGINNING"), *rest, *([("AT", "AT_END")] if has_end else [])]
+            after = _intersected(anchored, source, True, has_end)
+            lookahead = _lookahead_pattern(list(value[1]), source, is_first)
+            return _concatenate(before, intersect(after.pattern, lookahead.pattern, negated=is_negated))
+    return before if has_end else _concatenate(before, _ANY_TEXT)
 
 
-def _ending(rest: list[Any], spelled: str) -> PlainPattern:
-    """Returns the parts behind a lookahead of a pattern that is anchored at its end."""
-    return _with_lookaround([("AT", "AT_BEGINNING"), *rest, ("AT", "AT_END")], spelled, True, True)
+def _lookahead_pattern(items: list[Any], source: str, is_first: bool) -> PlainPattern:
+    """Returns a pattern of all texts that begin with what a lookahead matches.
 
-
-def _looked_at(items: list[Any], spelled: str, is_start: bool) -> PlainPattern:
-    """Returns the texts that begin with what a lookahead matches; `^` in it holds if the lookahead `is_start`."""
+    `is_first` says whether the lookahead is at the start of the text, where `^` in it matches.
+    """
     arms = []
     for arm in _alternatives(items):
-        starts = bool(arm) and _is_anchor(arm[0], "AT_BEGINNING")
-        if starts and not is_start:
+        has_start = bool(arm) and _is_anchor(arm[0], "AT_BEGINNING")
+        if has_start and not is_first:
             raise GrammarError("^ in lookahead is supported at the start of the pattern only")
-        ends = bool(arm) and _is_anchor(arm[-1], "AT_END")
-        inner = _written(arm[starts : len(arm) - ends], spelled)
-        arms.append(inner if ends else _concatenated(inner, PlainPattern(f"{ANY}*", 1, 1)))
-    return arms[0] if len(arms) == 1 else _any_of(arms)
+        has_end = bool(arm) and _is_anchor(arm[-1], "AT_END")
+        inner = _plain_sequence(arm[has_start : len(arm) - has_end], source)
+        arms.append(inner if has_end else _concatenate(inner, _ANY_TEXT))
+    return _union(arms)
 
 
-def _written(items: list[Any], spelled: str) -> PlainPattern:
-    return PlainPatternWriter(spelled).sequence(items, re.ASCII, False, False)
+def _plain_sequence(items: list[Any], source: str) -> PlainPattern:
+    return PlainPatternWriter(source).sequence(items, re.ASCII, False, False)
 
 
-def _concatenated(one: PlainPattern, other: PlainPattern) -> PlainPattern:
+def _concatenate(one: PlainPattern, other: PlainPattern) -> PlainPattern:
     pattern = "".join(f"(?:{part.pattern})" for part in (one, other) if part.pattern)
     return PlainPattern(pattern, one.length + other.length, one.weight + other.weight)
 
@@ -194,23 +195,18 @@ def _is_anchor(item: Any, kind: str) -> bool:
 
 
 def _alternatives(items: list[Any]) -> list[list[Any]]:
-    """Expands `items` into alternatives whose anchors are at their ends, also those from groups at the ends."""
-    for place in (0, -1) if items else ():
-        op, value = str(items[place][0]), items[place][1]
-        rest = (items[1:], None) if place == 0 else (None, items[:-1])
-        if op == "SUBPATTERN" and not value[1] and not value[2] and _has_anchor(items[place]):
-            return _alternatives(_joined(rest, list(value[3])))
-        if op == "BRANCH" and _has_anchor(items[place]):
-            expanded = [arm for inner in value[1] for arm in _alternatives(_joined(rest, list(inner)))]
-            if len(expanded) > MAX_ARMS:
+    """Expands a group with anchors at either end of `items`, so that each alternative has its anchors at its ends."""
+    for index in (0, len(items) - 1) if items else ():
+        before, item, after = items[:index], items[index], items[index + 1 :]
+        op, value = str(item[0]), item[1]
+        if op == "SUBPATTERN" and not value[1] and not value[2] and _has_anchor(item):
+            return _alternatives([*before, *value[3], *after])
+        if op == "BRANCH" and _has_anchor(item):
+            expanded = [arm for inner in value[1] for arm in _alternatives([*before, *inner, *after])]
+            if len(expanded) > MAX_ALTERNATIVES:
                 raise GrammarError("the pattern has too many anchored alternatives")
             return expanded
     return [items]
-
-
-def _joined(rest: tuple[list[Any] | None, list[Any] | None], inner: list[Any]) -> list[Any]:
-    after, before = rest
-    return [*(before or []), *inner, *(after or [])]
 
 
 def _has_anchor(item: Any) -> bool:

@@ -14,9 +14,10 @@ _NARROWED = re.compile(r"\\[pPbB]")
 
 
 def is_narrowed(pattern: str) -> bool:
-    """Returns whether a pattern has Unicode properties or word boundaries: its complement is not known.
+    """Returns whether a pattern has Unicode properties or word boundaries.
 
-    It is made to match only what it matches in all dialects, and so might its complement match too much.
+    Its conversion matches only what it matches in every regex dialect, so the complement of the conversion may match
+    too much.
     """
     return _NARROWED.search(pattern) is not None
 
@@ -49,7 +50,7 @@ def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
         a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (left, right))
         if len(a.states) * len(b.states) > MAX_PAIRS:
             return False
-        return bool((a & b).empty())  # its isdisjoint() returns True for patterns that share texts
+        return bool((a & b).empty())  # interegular's isdisjoint() returns True for some patterns that share texts
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
         return False
 
@@ -64,25 +65,27 @@ def literal(text: str) -> str:
 
 
 def complement_pattern(texts: list[str]) -> str:
-    """Returns a plain pattern of every text but these, built from their prefix tree.
+    """Returns a plain pattern of every text but `texts`.
 
-    A text differs from all of `texts` exactly if it ends at an inner node where none of them ends, or takes a
-    character that no branch of its node has.
+    It follows their prefix tree (trie). A text differs from all of them if and only if it ends at a node where none of
+    them ends, or continues with a character that its node has no branch for.
 
     >>> complement_pattern(["a"])
     '(?:(?:[^\\\\U00000061][\\\\U00000000-\\\\U0010ffff]*)?|a[\\\\U00000000-\\\\U0010ffff]+)'
     """
-    return _leave_trie(sorted(set(texts)))
+    return _complement_of_sorted(sorted(set(texts)))
 
 
-def _leave_trie(texts: list[str]) -> str:
+def _complement_of_sorted(texts: list[str]) -> str:
+    """`texts`: the suffixes below one node of the prefix tree, sorted and distinct."""
     ends_here = texts[0] == ""
-    rest = texts[1:] if ends_here else texts
-    heads = sorted({text[0] for text in rest})
-    if not heads:
+    longer = texts[1:] if ends_here else texts
+    first_chars = sorted({text[0] for text in longer})
+    if not first_chars:
         return f"{ANY}+"
-    strays = "".join(f"\\U{ord(head):08x}" for head in heads)
-    leaving = f"[^{strays}]{ANY}*"
-    arms = [leaving if ends_here else f"(?:{leaving})?"]
-    arms += [literal(head) + _leave_trie([text[1:] for text in rest if text[0] == head]) for head in heads]
+    escaped = "".join(f"\\U{ord(char):08x}" for char in first_chars)
+    other_char = f"[^{escaped}]{ANY}*"
+    arms = [other_char if ends_here else f"(?:{other_char})?"]
+    for char in first_chars:
+        arms.append(literal(char) + _complement_of_sorted([text[1:] for text in longer if text[0] == char]))
     return f"(?:{'|'.join(arms)})"

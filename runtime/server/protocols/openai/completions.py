@@ -1,4 +1,4 @@
-"""`/v1/completions`: continues texts or token lists, each with one or many answers.
+"""`/v1/completions`: completes one or several prompts, given as text or token ids, with `n` choices each.
 
 Source: https://platform.openai.com/docs/api-reference/completions.
 """
@@ -49,7 +49,7 @@ from plait.runtime.server.protocols.shared import check_token_ids, checked_count
 
 router = APIRouter()
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # as in OpenAI's API
 MAX_LOGPROBS = 20
 MAX_BEST_OF = 20
 
@@ -65,9 +65,9 @@ class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TextLogprobs(msgspec.Struct):
-    """Per token: its text, logprob, likeliest tokens and offset in the text (characters).
+    """For each token: its text, logprob, most likely tokens, and offset in the text in characters.
 
-    The first token of an echoed prompt has no logprob, so its entries are null.
+    The first token of an echoed prompt has no logprob, so its logprob and its most likely tokens are null.
     """
 
     tokens: list[str]
@@ -86,7 +86,7 @@ class CompletionChoice(msgspec.Struct):
 class Completion(msgspec.Struct):
     """OpenAI's completion object, or one chunk of a stream.
 
-    `usage`: in a stream with `include_usage` null in all chunks but the last, which has no choices.
+    `usage`: in a stream with `include_usage`, it is null in all chunks but the last, which has no choices.
     """
 
     id: str
@@ -100,7 +100,10 @@ class Completion(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CheckedCompletion:
-    """A checked request. `submissions` and `echoes` are per prompt; an echo is the text that the answer begins with."""
+    """A checked request. `submissions` and `echoes` have one entry per prompt.
+
+    An echo is the text that each choice begins with: the prompt, or "" without `echo`.
+    """
 
     head: ResponseHead
     submissions: list[Submission]
@@ -114,7 +117,7 @@ class CheckedCompletion:
 
 @router.post("/v1/completions", **documented(CompletionRequest, Completion, stream=True))
 async def create_completion(request: Request) -> Response:
-    """Continues a text. Streams when `stream` is true."""
+    """Completes texts. Streams if `stream` is true."""
     body = await read_json(request, CompletionRequest)
     state = state_of(request)
     state.check_model(body.model)
@@ -134,8 +137,8 @@ async def create_completion(request: Request) -> Response:
 async def _check(body: CompletionRequest, state: AppState, tenant: str, completion_id: str) -> CheckedCompletion:
     n, best_of = _checked_counts(body, state.settings.max_choices)
     constraint, constraint_param = constraint_of(body)
-    if _num_prompts(body) * best_of > state.settings.max_choices:  # before they are tokenized
-        raise invalid(f"prompts times answers must not exceed {state.settings.max_choices}", "prompt")
+    if _num_prompts(body) * best_of > state.settings.max_choices:  # checked before the prompts are tokenized
+        raise invalid(f"prompts times choices must not exceed {state.settings.max_choices}", "prompt")
     prompts = await _prompts(body, state.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
@@ -163,7 +166,7 @@ async def _check(body: CompletionRequest, state: AppState, tenant: str, completi
 
 
 def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int]:
-    """(n, best_of), and checks of the fields that depend on nothing else."""
+    """Returns n and best_of. Raises ApiError if they, or other fields that need no context, are invalid."""
     if body.suffix:
         raise unsupported("suffix", "is not supported: this server has no fill-in-the-middle")
     n = checked_count(body.n, max_choices)
@@ -179,14 +182,14 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
 
 
 def _num_prompts(body: CompletionRequest) -> int:
-    """The number of prompts; 1 for a list of token ids, and for one that mixes them with texts, which is refused."""
+    """Returns the number of prompts; 1 for a list of token ids, and for an invalid mix of token ids and texts."""
     prompts = body.prompt
     is_one = not isinstance(prompts, list) or any(isinstance(item, int) for item in prompts)
     return 1 if is_one else len(prompts or ())
 
 
 async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[int], str]]:
-    """(token ids, text) of each prompt."""
+    """Returns the token ids and the text of each prompt."""
     prompts: Any = body.prompt
     if isinstance(prompts, str) or (prompts and all(isinstance(item, int) for item in prompts)):
         prompts = [prompts]
@@ -198,7 +201,8 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
         if isinstance(prompt, str):
             ids, text = await tokenize(client, [(prompt, False)]), prompt
         elif isinstance(prompt, list):
-            remaining_context(client.model.context_length, prompt, param)  # first: a body may hold millions of tokens
+            # The length is checked first, since a body may have millions of tokens.
+            remaining_context(client.model.context_length, prompt, param)
             check_token_ids(prompt, client.model.vocab_size, param)
             ids, text = prompt, client.tokenizer.decode(prompt)
             await yield_after_prompt(ids)
@@ -231,19 +235,19 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
 
 
 def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]:
-    """The n with the highest mean logprob of their tokens."""
+    """Returns the n results with the highest mean logprob of their tokens."""
     if len(results) == n:
         return results
 
-    def mean(result: CallResult) -> float:
+    def mean_logprob(result: CallResult) -> float:
         values = [entry.logprob for entry in result.logprobs or []]
         return sum(values) / len(values) if values else 0.0
 
-    return sorted(results, key=mean, reverse=True)[:n]
+    return sorted(results, key=mean_logprob, reverse=True)[:n]
 
 
 class _CompletionStream(StreamWriter):
-    """Writes the chunks of all choices, and at the end the usage if it is requested."""
+    """Writes the chunks of all choices and, if it was requested, a last chunk with the usage."""
 
     def __init__(self, client: Client, checked: CheckedCompletion, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle = client, checked, handle
@@ -289,7 +293,7 @@ def _events(client: Client, checked: CheckedCompletion) -> AsyncGenerator[bytes,
 
 
 class _ChoiceWriter:
-    """Texts and logprobs of one choice, update by update; the echoed prompt comes first."""
+    """Converts the updates of one choice to texts and logprobs. The first text begins with the echoed prompt."""
 
     def __init__(
         self, client: Client, checked: CheckedCompletion, prompt: int, prompt_logprobs: Sequence[TokenLogprob]
@@ -311,7 +315,7 @@ class _ChoiceWriter:
         return text, self._logprobs(entries) if entries or update.finished else None
 
     def write_result(self, result: CallResult) -> tuple[str, TextLogprobs | None]:
-        """`write` of a finished call's one update."""
+        """Converts a finished call as one update."""
         return self.write(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
 
     def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs:
