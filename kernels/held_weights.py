@@ -7,17 +7,17 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.quantized_matrix import Floats, Grid, QuantizedMatrix
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight, pack_int4
+from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, pack_int4
 
 STEP = 32  # input channels that must share a scale
 
 
-def weight_bits(weight: QuantizedWeight) -> int:
+def weight_bits(weight: Int4Weight | Int8Weight) -> int:
     """Bits of a weight's codes."""
     return 4 if isinstance(weight, Int4Weight) else 8
 
 
-def hold(matrix: QuantizedMatrix, device: torch.device | str = "cpu") -> QuantizedWeight | None:
+def hold(matrix: QuantizedMatrix, device: torch.device | str = "cpu") -> Int4Weight | Int8Weight | None:
     """The same weight for the products on a device; None if no form holds it.
 
     None: groups of other sizes than multiples of 32, integers of 8 bits around another number than 128, groups in any

@@ -14,7 +14,7 @@ import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape, PrefixSharingCost
-from plait.kernels.quantized_weights import LinearWeight
+from plait.kernels.quantized_weights import LinearWeight, SimpleWeight
 from plait.kernels.sampling_inputs import LogitAdjustments, SamplingInputs
 
 # (x [T, K], weight [N, K], bias [N] or None) -> [T, N]
@@ -89,7 +89,7 @@ class Kernels:
     """
 
     linear: LinearOp
-    dequantize_rows: Callable[[LinearWeight, torch.Tensor, torch.dtype], torch.Tensor]
+    dequantize_rows: Callable[[SimpleWeight, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -15,8 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-INT4_SPAN = 64
-_SPAN_PAIR = 2 * INT4_SPAN  # kernels process two spans at a time
+from plait.kernels.gguf_weights import (
+    SPAN,
+    SPAN_PAIR,
+    GGUFWeight,
+    concat_gguf_outputs,
+    dequantize_gguf,
+    select_gguf_outputs,
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,25 @@ class Float8Weight(Int8Weight):
     """As `Int8Weight`; the values are the bits of float8 e4m3fn, [N, K] uint8, all of them numbers."""
 
 
-QuantizedWeight = Int4Weight | Int8Weight
-LinearWeight = torch.Tensor | QuantizedWeight  # a weight [N, K] in any format
+QuantizedWeight = Int4Weight | Int8Weight | GGUFWeight
+SimpleWeight = torch.Tensor | QuantizedWeight  # a weight [N, K] in one format
+
+
+@dataclass(frozen=True)
+class StackedWeight:
+    """Weights [N, K] in different formats, whose outputs are concatenated."""
+
+    parts: tuple[SimpleWeight, ...]
+
+
+LinearWeight = SimpleWeight | StackedWeight
+
+
+def num_outputs(weight: SimpleWeight) -> int:
+    """Returns N of a weight [N, K]."""
+    if isinstance(weight, torch.Tensor):
+        return len(weight)
+    return len(weight.values) if isinstance(weight, Int8Weight) else weight.out_features
 
 
 def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, group: int) -> Int4Weight:
@@ -75,10 +98,8 @@ def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
         raise ValueError(
             f"scales {tuple(scales.shape)} do not fit weights {tuple(integers.shape)} in groups of {group}"
         )
-    extra = -in_features % _SPAN_PAIR
-    spans = pad(integers.to(torch.uint8), (0, extra), value=8).view(
-        out_features, -1, 2, INT4_SPAN // 2
-    )  # [N, S, 2, 32]
+    extra = -in_features % SPAN_PAIR
+    spans = pad(integers.to(torch.uint8), (0, extra), value=8).view(out_features, -1, 2, SPAN // 2)  # [N, S, 2, 32]
     packed = spans[:, :, 0] | (spans[:, :, 1] << 4)
     groups = -(-(in_features + extra) // group)
 
@@ -123,7 +144,7 @@ def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int])
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
     """Returns the float32 weight [N, K], its columns in the order of the inputs."""
     spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2)  # [S, N, 2, 32]
-    codes = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * INT4_SPAN)
+    codes = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * SPAN)
     codes = codes[:, : weight.in_features]
 
     def of_inputs(values: torch.Tensor) -> torch.Tensor:
@@ -177,7 +198,25 @@ def quantize_int8(weight: torch.Tensor) -> Int8Weight:
     return Int8Weight((weight.float() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
 
 
-def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
+def dequantize(weight: QuantizedWeight) -> torch.Tensor:
+    """Returns the float32 weight [N, K], its columns in the order of the inputs."""
+    if isinstance(weight, GGUFWeight):
+        return dequantize_gguf(weight)
+    return dequantize_int4(weight) if isinstance(weight, Int4Weight) else dequantize_int8(weight)
+
+
+def stack_outputs(parts: Sequence[SimpleWeight]) -> LinearWeight:
+    """Concatenates the output channels of weights with the same inputs: as one weight where their formats allow it."""
+    stacked: list[SimpleWeight] = []
+    for part in parts:
+        try:
+            stacked[-1:] = [concat_outputs([*stacked[-1:], part])]
+        except ValueError:
+            stacked.append(part)
+    return stacked[0] if len(stacked) == 1 else StackedWeight(tuple(stacked))
+
+
+def concat_outputs(parts: Sequence[SimpleWeight]) -> SimpleWeight:
     """Concatenates the output channels of weights with the same inputs. ValueError if their formats differ.
 
     4-bit weights with and without minima fit together: -8 times the scale is a minimum.
@@ -187,8 +226,11 @@ def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     int4_parts = [part for part in parts if isinstance(part, Int4Weight)]
     int8_parts = [part for part in parts if isinstance(part, Int8Weight)]
+    gguf_parts = [part for part in parts if isinstance(part, GGUFWeight)]
     if len(tensors) == len(parts):
         return torch.cat(tensors)
+    if len(gguf_parts) == len(parts):
+        return concat_gguf_outputs(gguf_parts)
     if len(int4_parts) == len(parts) and all(_fit(int4_parts[0], part) for part in int4_parts):
         return _concat_int4_outputs(int4_parts)
     if len(int8_parts) == len(parts):
@@ -196,7 +238,7 @@ def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
         if len(kinds) == 1:
             scales = torch.cat([part.scales for part in int8_parts], dim=-1)
             return replace(int8_parts[0], values=torch.cat([part.values for part in int8_parts]), scales=scales)
-    raise ValueError("weights in different forms cannot be stacked")
+    raise ValueError("weights in different forms cannot be one weight")
 
 
 def _fit(first: Int4Weight, second: Int4Weight) -> bool:
@@ -215,10 +257,12 @@ def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
     return replace(parts[0], packed=packed, scales=torch.cat([part.scales for part in parts], dim=1), minima=minima)
 
 
-def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
+def select_outputs(weight: SimpleWeight, rows: torch.Tensor) -> SimpleWeight:
     """Returns the weight [n, K] of the output channels `rows` [n], in that order and in the same format."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
+    if isinstance(weight, GGUFWeight):
+        return select_gguf_outputs(weight, rows)
     if isinstance(weight, Int8Weight):
         return replace(weight, values=weight.values[rows], scales=weight.scales[..., rows])
     minima = None if weight.minima is None else weight.minima[:, rows]

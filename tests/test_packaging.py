@@ -21,7 +21,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # model with packed weights on a CPU, serves it or checks it may be here.
 NEED_TORCH = (
     *("plait.kernels.triton.", "plait.kernels.reference.", "plait.runtime.executor.gpu."),
-    *("plait.kernels.cpu.attention.torch_op", "plait.kernels.gguf_dequantize", "plait.kernels.kernel_selection"),
+    *(
+        "plait.kernels.cpu.attention.torch_op",
+        "plait.kernels.gguf_dequantize",
+        "plait.kernels.gguf_weights",
+        "plait.kernels.kernel_selection",
+    ),
     *("plait.kernels.kv_cache", "plait.kernels.layout", "plait.kernels.operators", "plait.kernels.quantized_weights"),
     *(
         "plait.kernels.held_weights",

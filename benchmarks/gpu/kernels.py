@@ -22,6 +22,8 @@ import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
+from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
+from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
 from plait.kernels.reference import float32_ops, matmul, ops
 from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
@@ -127,13 +129,23 @@ def sampling_cases() -> Iterator[Case]:
         )
 
 
-def quantized_cases() -> Iterator[Case]:
-    from plait.kernels.triton.linear import quantized_matmul
+def random_gguf_weight(name: str, outs: int, channels: int) -> GGUFWeight:
+    """Blocks of random bytes, but with a scale (and minimum) of 2^-12 in every block."""
+    values, size = GGUF_BLOCK_SHAPES[name]
+    blocks = torch.randint(0, 256, (outs * channels // values, size), dtype=torch.uint8, device=DEVICE)
+    first, last = (0, 4) if name == "Q4_K" else (208, 210)
+    blocks[:, first:last:2], blocks[:, first + 1 : last : 2] = 0x00, 0x0C
+    return weight_from_gguf(blocks, name, (outs, channels))
 
-    for outs, channels in ((64, 128),) if DRY else ((4096, 4096), (28672, 4096), (4096, 14336)):
+
+def quantized_cases() -> Iterator[Case]:
+    from plait.kernels.triton.linear import quantized_linear, quantized_matmul
+
+    for outs, channels in ((64, 256),) if DRY else ((4096, 4096), (28672, 4096), (4096, 14336)):
         dense = randn(outs, channels, dtype=torch.float32)
         four = {group: quantized_weights.quantize_int4(dense, group) for group in (32, 128)}
         eight = quantized_weights.quantize_int8(dense)
+        k_formats = {name: random_gguf_weight(name, outs, channels) for name in ("Q4_K", "Q6_K")}
         for rows in (1, 20) if DRY else (1, 16, 64, 4096):
             x = randn(rows, channels)
             small = rows <= 64
@@ -143,6 +155,16 @@ def quantized_cases() -> Iterator[Case]:
                     lambda x=x, w=weight: quantized_matmul.int4_matmul(x, w),
                     lambda x=x, w=weight: matmul.int4_matmul(x, w),
                     outs * channels * (0.5 + 2 / group) if small else 2.0 * rows * outs * channels,
+                    "B" if small else "FLOP",
+                )
+            for name, weight in k_formats.items():
+                yield Case(
+                    f"{name}, {rows} x {channels} -> {outs}",
+                    lambda x=x, w=weight: quantized_linear.linear(x, w),
+                    lambda x=x, w=weight: matmul.gguf_matmul(x, w),
+                    sum(t.nbytes for t in vars(weight).values() if isinstance(t, torch.Tensor))
+                    if small
+                    else 2.0 * rows * outs * channels,
                     "B" if small else "FLOP",
                 )
             yield Case(

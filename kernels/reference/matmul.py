@@ -9,13 +9,18 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from plait.kernels.gguf_weights import GGUFWeight, dequantize_gguf
 from plait.kernels.operators import DenseLinearOp, ExpertRouting, LinearOp, max_num_blocks
 from plait.kernels.quantized_weights import (
     Int4Weight,
     Int8Weight,
     LinearWeight,
+    SimpleWeight,
+    StackedWeight,
+    dequantize,
     dequantize_int4,
     dequantize_int8,
+    num_outputs,
     select_outputs,
     unscaled_values,
 )
@@ -37,6 +42,13 @@ def int8_matmul(
     return _finish((x.float() @ unscaled_values(weight).T) * weight.scales, bias, x.dtype, out)
 
 
+def gguf_matmul(
+    x: torch.Tensor, weight: GGUFWeight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `int4_matmul`."""
+    return _finish(x.float() @ dequantize_gguf(weight).to(x.dtype).float().T, bias, x.dtype, out)
+
+
 def _finish(
     product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, out: torch.Tensor | None
 ) -> torch.Tensor:
@@ -48,24 +60,26 @@ def make_linear(dense: DenseLinearOp = functional.linear) -> LinearOp:
     """Returns a linear layer for weights in any format: `dense` for tensors, else the products above."""
 
     def product(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(weight, StackedWeight):
+            sizes = [num_outputs(part) for part in weight.parts]
+            biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+            return torch.cat([product(x, part, each) for part, each in zip(weight.parts, biases, strict=True)], dim=1)
         if isinstance(weight, torch.Tensor):
             return dense(x, weight, bias)
+        if isinstance(weight, GGUFWeight):
+            return gguf_matmul(x, weight, bias)
         return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
 
     return product
 
 
-def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns the output channels `rows` [n] of a weight [N, K], dequantized to `dtype`: [n, K].
 
     A weight that is a tensor keeps its dtype.
     """
-    if isinstance(weight, torch.Tensor):
-        return weight[rows]
     selected = select_outputs(weight, rows)
-    if isinstance(selected, Int4Weight):
-        selected = dequantize_int4(selected)
-    return (dequantize_int8(selected) if isinstance(selected, Int8Weight) else selected).to(dtype)
+    return selected if isinstance(selected, torch.Tensor) else dequantize(selected).to(dtype)
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:

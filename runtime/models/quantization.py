@@ -17,7 +17,8 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
-GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # GGUF types that GPU kernels read directly -> bits
+# GGUF types that GPU kernels read directly -> bits
+GPU_NATIVE_FORMATS = dict(Q2_K=2, Q3_K=3, Q4_0=4, Q4_1=4, Q4_K=4, Q5_0=5, Q5_1=5, Q5_K=5, Q6_K=6, Q8_0=8)
 LoadProgress = Callable[[float], None]
 
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gguf_blocks import random_blocks
 
 from plait.kernels import quantized_weights
+from plait.kernels.gguf_dequantize import dequantize as gguf_dequantize
+from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
+from plait.kernels.quantized_weights import StackedWeight
 from plait.kernels.reference import float32_ops, matmul
 from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
@@ -102,6 +106,21 @@ def test_quantized_matmul_equals_the_reference(rows: int, dtype: torch.dtype) ->
     assert relative_error(quantized_matmul.int8_matmul(x, int8), matmul.int8_matmul(x, int8)) < 3e-3
 
 
+@pytest.mark.parametrize("rows", [1, 17, 65, 600])
+@pytest.mark.parametrize("name", CODE_BITS)
+def test_gguf_blocks_are_multiplied_and_dequantized(name: str, rows: int) -> None:
+    from plait.kernels.triton.linear import quantized_linear
+
+    blocks, shape = random_blocks(name, 6144, 4096, 0), (6144, 4096)
+    weight, values, x = weight_from_gguf(blocks, name, shape), gguf_dequantize(blocks, name, shape), randn(rows, 4096)
+    ids = torch.tensor([6143, 0, 77], dtype=torch.int32, device="cuda")
+    assert relative_error(quantized_linear.dequantize_rows(weight, ids, BF16), values[ids.long()]) < 3e-3
+    expected = x.float() @ values.to(BF16).float().T
+    assert relative_error(quantized_linear.linear(x, weight), expected) < 3e-3
+    stacked = StackedWeight((weight, values[:99].to(BF16)))
+    assert relative_error(quantized_linear.linear(x, stacked), torch.cat([expected, expected[:, :99]], dim=1)) < 3e-3
+
+
 @pytest.mark.parametrize("rows", [1, 64, 200, 600])
 def test_quantized_linear_layers_in_a_captured_graph(rows: int) -> None:
     from plait.kernels.triton.linear import quantized_linear
@@ -113,6 +132,7 @@ def test_quantized_linear_layers_in_a_captured_graph(rows: int) -> None:
         quantized_weights.quantize_int4(dense, 32, with_minima=True),
         int8,
         quantized_weights.Int8Weight(int8.values, scales),
+        weight_from_gguf(random_blocks("Q6_K", 6144, 4096, 0), "Q6_K", (6144, 4096)),
     ):
         x, ids = randn(rows, 4096), torch.zeros(rows, dtype=torch.int32, device="cuda")
 

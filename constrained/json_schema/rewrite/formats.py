@@ -41,19 +41,28 @@ def _international(pattern: str) -> str:
 _VAR_CHAR = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
 _VAR = rf"{_VAR_CHAR}(?:\.?{_VAR_CHAR})*(?:\*|:[1-9][0-9]{{0,3}})?"
 _URI_TEMPLATE = rf"(?:[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=-]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&]?{_VAR}(?:,{_VAR}){{0,30}}\}})*"
-# Regular expressions that ECMA 262 and Python allow alike: ASCII, groups nested up to two deep, no lookaround.
+# Labels of precomposed letters that RFC 5892 allows, from left to right; the Punycode of 10 fits into 63 characters.
+_IDN_LETTERS = (
+    r"\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03ce\u0430-\u045f"
+    r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+)
+_IDN_LABEL = rf"(?:{_LABEL}|[a-z0-9{_IDN_LETTERS}](?:-?[a-z0-9{_IDN_LETTERS}]){{0,9}})"
+# Regular expressions that ECMA 262 and Python allow alike: ASCII, groups nested up to two deep, simple lookbehind.
 _ESCAPE = r"\\[dDwWsSnrtfv^$.*+?()\[\]{}|/\\]"
 _RANGE = rf"(?:a-z|A-Z|0-9|[A-Za-z0-9_ .,:;=!@#%*+?/'()$]|{_ESCAPE})"
 _TIMES = r"(?:[*+?]|\{(?:[0-9]{1,2},?|[01],[1-9][0-9]?|2,(?:[2-9]|[1-9][0-9])|3,(?:[3-9]|[1-9][0-9]))\})\??"
 _ATOM = rf"(?:[A-Za-z0-9_ ,:;=!@#%&~'<>\"-]|\.|\[\^?{_RANGE}+-?\]|{_ESCAPE})"
 
 
-def _alternatives(atom: str) -> str:
-    return rf"(?:{atom}(?:{_TIMES})?|[|^$])*"
+def _alternatives(atom: str, group: str = "") -> str:
+    """Returns a pattern of regular expressions of atoms, groups of `group`, lookahead of `group`, and lookbehind."""
+    bare = rf"[|^$]|\(\?<[=!]{_ATOM}{{1,20}}\)"  # takes no quantifier
+    if group:
+        atom = rf"(?:{atom}|\((?:\?:)?{group}\))"
+        bare += rf"|\(\?[=!]{group}\)"
+    return rf"(?:{atom}(?:{_TIMES})?|{bare})*"
 
 
-_GROUP = rf"\((?:\?:)?{_alternatives(_ATOM)}\)"
-_OUTER_GROUP = rf"\((?:\?:)?{_alternatives(f'(?:{_ATOM}|{_GROUP})')}\)"
 _STEP = r"/(?:[^~/\u0000-\u001f]|~[01])*"
 _PERIOD = "(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
 _CLOCK = "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
@@ -75,10 +84,10 @@ FORMATS: dict[str, str] = {
 """ECMA patterns, to be matched against the whole text."""
 FORMATS |= {
     "idn-email": rf"[A-Za-z0-9_+{_LETTERS}](?:[.-]?[A-Za-z0-9_+{_LETTERS}]){{0,31}}@{_HOST}",
-    "idn-hostname": FORMATS["hostname"],
+    "idn-hostname": rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}",
     "iri": _international(_URI),
     "uri-reference": _URI_REFERENCE,
     "iri-reference": _international(_URI_REFERENCE),
     "uri-template": _URI_TEMPLATE,
-    "regex": _alternatives(f"(?:{_ATOM}|{_OUTER_GROUP})"),
+    "regex": _alternatives(_ATOM, _alternatives(_ATOM, _alternatives(_ATOM))),
 }

@@ -80,9 +80,13 @@ def write(path: Path | None, code: bytes) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # the code is compiled again by the next process
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        temporary.replace(path)
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            temporary.replace(path)
+        except OSError:  # a full disk, for example
+            temporary.unlink(missing_ok=True)
+            raise
         for old in path.parent.iterdir():
             if old.suffix != ".lock" and time.time() - old.stat().st_mtime > MAX_UNUSED_S:
                 old.unlink()

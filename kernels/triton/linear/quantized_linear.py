@@ -12,7 +12,18 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from plait.kernels.quantized_weights import Float8Weight, Int4Weight, LinearWeight, QuantizedWeight, in_input_order
+from plait.kernels.gguf_weights import GGUFWeight
+from plait.kernels.quantized_weights import (
+    Float8Weight,
+    Int4Weight,
+    LinearWeight,
+    QuantizedWeight,
+    SimpleWeight,
+    StackedWeight,
+    in_input_order,
+    num_outputs,
+)
+from plait.kernels.triton.linear.gguf_matmul import dequantize_gguf, gguf_matmul
 from plait.kernels.triton.linear.quantized_matmul import float8_over_256, int4_matmul, int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
@@ -23,12 +34,32 @@ def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = No
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N]; [M, N] in x's dtype."""
     if isinstance(weight, torch.Tensor):
         return functional.linear(x, weight, bias)
+    if not isinstance(weight, StackedWeight):
+        return _quantized_linear(x, weight, bias, None)
+    out = torch.empty((len(x), sum(map(num_outputs, weight.parts))), dtype=x.dtype, device=x.device)
+    first = 0
+    for part in weight.parts:
+        last = first + num_outputs(part)
+        part_bias, part_out = None if bias is None else bias[first:last], out[:, first:last]
+        if isinstance(part, torch.Tensor):
+            part_out.copy_(functional.linear(x, part, part_bias))
+        else:
+            _quantized_linear(x, part, part_bias, part_out)
+        first = last
+    return out
+
+
+def _quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
     if len(x) > MAX_FUSED_DEQUANT_ROWS:
-        return _dequantize_then_matmul(x, weight, bias)
-    return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
+        return _dequantize_then_matmul(x, weight, bias, out)
+    if isinstance(weight, GGUFWeight):
+        return gguf_matmul(x, weight, bias, out)
+    return int4_matmul(x, weight, bias, out) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias, out)
 
 
-def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """As `reference.matmul.dequantize_rows`; for a quantized weight, `rows` [n] are contiguous int32 or int64."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
@@ -36,11 +67,14 @@ def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype
     return in_input_order(wide, weight) if isinstance(weight, Int4Weight) else wide
 
 
-def _dequantize_then_matmul(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    outs = _num_outputs(weight)
+def _dequantize_then_matmul(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    outs = num_outputs(weight)
     if isinstance(weight, Int4Weight) and weight.order is not None:
         x = x[:, weight.order]
-    out = torch.empty((len(x), outs), dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty((len(x), outs), dtype=x.dtype, device=x.device)
     step = max(64, DEQUANT_CHUNK_ELEMENTS // x.shape[1])
     for first in range(0, outs, step):
         last = min(outs, first + step)
@@ -49,14 +83,12 @@ def _dequantize_then_matmul(x: torch.Tensor, weight: QuantizedWeight, bias: torc
     return out if bias is None else out.add_(bias)
 
 
-def _num_outputs(weight: QuantizedWeight) -> int:
-    return weight.out_features if isinstance(weight, Int4Weight) else len(weight.values)
-
-
 def _dequantize(
     weight: QuantizedWeight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K], in the weight's order."""
+    if isinstance(weight, GGUFWeight):
+        return dequantize_gguf(weight, rows, first, count, dtype)
     channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
     grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))
@@ -64,13 +96,13 @@ def _dequantize(
         return out
     if isinstance(weight, Int4Weight):
         _dequantize_int4[grid](
-            weight.packed, weight.scales, weight.minima, weight.table, rows, out, first, count, _num_outputs(weight),
+            weight.packed, weight.scales, weight.minima, weight.table, rows, out, first, count, num_outputs(weight),
             channels, GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None,
             HAS_ROWS=rows is not None, num_warps=4,
         )  # fmt: skip
     else:
         _dequantize_int8[grid](
-            weight.values, weight.scales, rows, out, first, count, _num_outputs(weight), channels,
+            weight.values, weight.scales, rows, out, first, count, num_outputs(weight), channels,
             GROUP=weight.group if weight.is_grouped else 0, IS_FLOAT8=isinstance(weight, Float8Weight),
             HAS_ROWS=rows is not None, num_warps=4,
         )  # fmt: skip

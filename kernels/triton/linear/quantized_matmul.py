@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.quantized_weights import INT4_SPAN, Float8Weight, Int4Weight, Int8Weight
+from plait.kernels.gguf_weights import SPAN, SPAN_PAIR
+from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight
 from plait.kernels.triton.attention.tile_config import gpu_spec
 
 TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads in flight for its bandwidth
@@ -48,7 +49,7 @@ def quantized_matmul_config(rows: int, out_features: int, pairs: int, capability
 
 
 @triton.jit
-def _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
+def finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
     """Stores the transposed tile acc [BN, BM]: the result, or one split's partial sums in float32."""
     inside = (n < outs)[:, None] & (m < rows)[None, :]
     to = out_ptr + m[None, :].to(tl.int64) * out_stride + n[:, None]
@@ -120,7 +121,7 @@ def _int4_matmul(
                 else:
                     wide = (nibble.to(tl.float32, bitcast=True) - 8388616.0) * scale
                 acc = tl.dot(wide.to(x.dtype), x, acc)
-    _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
+    finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
 
 
 @triton.jit
@@ -169,7 +170,7 @@ def _int8_matmul(
     if not GROUP:
         scale = tl.load(scales_ptr + n, mask=n < outs, other=0.0) * (256.0 if IS_FLOAT8 else 1.0)
         acc *= scale[:, None]
-    _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
+    finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
 
 
 @triton.jit
@@ -188,10 +189,10 @@ def int4_matmul(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """As `reference.matmul.int4_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
-    out = _check(x, weight.in_features, weight.out_features, bias, out)
-    pairs = len(weight.packed) * INT4_SPAN // 128
+    out = check_operands(x, weight.in_features, weight.out_features, bias, out)
+    pairs = len(weight.packed) * SPAN // SPAN_PAIR
     x = x if weight.order is None else x[:, weight.order]
-    _launch(_int4_matmul, (weight.packed, weight.scales, weight.minima, weight.table), x, bias, out, pairs,
+    launch(_int4_matmul, (weight.packed, weight.scales, weight.minima, weight.table), x, bias, out, pairs,
             GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_TABLE=weight.table is not None)  # fmt: skip
     return out
 
@@ -201,16 +202,17 @@ def int8_matmul(
 ) -> torch.Tensor:
     """As `reference.matmul.int8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out_features, in_features = weight.values.shape
-    out = _check(x, in_features, out_features, bias, out)
-    _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
+    out = check_operands(x, in_features, out_features, bias, out)
+    launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
             STEP=64 if not weight.is_grouped or weight.group % 64 == 0 else 32,
             GROUP=weight.group if weight.is_grouped else 0, IS_FLOAT8=isinstance(weight, Float8Weight))  # fmt: skip
     return out
 
 
-def _check(
+def check_operands(
     x: torch.Tensor, in_features: int, out_features: int, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
+    """Returns `out`, or memory for it. Raises ValueError if shapes, strides or dtypes are not those of a product."""
     if x.dim() != 2 or x.shape[1] != in_features or x.stride(1) != 1:
         raise ValueError(f"expected x [M, {in_features}] with K contiguous, not {tuple(x.shape)}")
     if x.dtype not in (torch.bfloat16, torch.float16):
@@ -225,7 +227,7 @@ def _check(
     return out
 
 
-def _launch(
+def launch(
     kernel: triton.JITFunction,
     weight: tuple[torch.Tensor | None, ...],
     x: torch.Tensor,
@@ -234,6 +236,7 @@ def _launch(
     pairs: int,
     **constants: int,
 ) -> None:
+    """Runs a kernel with the parameters of `_int8_matmul`, the tensors of `weight` in place of its, on all tiles."""
     rows, outs = out.shape
     if not rows or not outs:
         return

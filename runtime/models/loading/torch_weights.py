@@ -10,14 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
+from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
 from plait.kernels.held_weights import hold, weight_bits
 from plait.kernels.quantized_weights import (
     LinearWeight,
+    SimpleWeight,
     concat_outputs,
     int4_from_gguf,
     int8_from_gguf,
     quantize_int4,
     quantize_int8,
+    stack_outputs,
 )
 from plait.runtime.config import WeightFormat
 from plait.runtime.models.checkpoint_interface import Checkpoint
@@ -36,27 +39,16 @@ class TorchWeightLoader:
         self._weights, self._weight_format, self._dtype, self._device = weights, weight_format, dtype, device
 
     def load_matrix(self, *names: str) -> LinearWeight:
-        """The named matrices as one, concatenated along the outputs.
+        """The named matrices as one, concatenated along the outputs; in parts where they are stored differently.
 
-        With "as-stored", all of them are converted to the dtype unless all are stored with equally many bits (4 or 8),
-        and those of quantized safetensors unless all are stored alike.
+        Those of quantized safetensors are all converted to the dtype unless each of them can be held as it is stored.
         """
         max_bits = WEIGHT_BITS.get(self._weight_format, 8)
         if (published := self._load_published(names, max_bits)) is not None:
             return published
-        native_bits = [self._native_bits(name, max_bits) for name in names]
-        if native_bits[0] and set(native_bits) == {native_bits[0]}:
-            return concat_outputs([self._load_native(name) for name in names])
-        if self._weight_format == "int4":
-            names_and_bits = zip(names, native_bits, strict=True)
-            return concat_outputs(
-                [self._load_native(name) if bits else self._load_quantized(name, 4) for name, bits in names_and_bits]
-            )
-        if self._weight_format == "int8":
-            return concat_outputs([self._load_quantized(name, 8) for name in names])
-        return concat_outputs([self._load_unquantized(name) for name in names])
+        return stack_outputs([self._load_one(name, max_bits) for name in names])
 
-    def load_output_head(self, name: str) -> LinearWeight:
+    def load_output_head(self, name: str) -> SimpleWeight:
         """The output head, or an embedding that is tied to it."""
         if (published := self._load_published([name], 8)) is not None:
             return published
@@ -64,11 +56,17 @@ class TorchWeightLoader:
             return self._load_native(name)
         return self._load_quantized(name, 8) if self._weight_format in WEIGHT_BITS else self._load_unquantized(name)
 
-    def load_embedding(self, name: str) -> LinearWeight:
+    def load_embedding(self, name: str) -> SimpleWeight:
         """An embedding that is only looked up. It is not rounded, as that would save no time."""
         return self._load_native(name) if self._native_bits(name, 8) else self._load_unquantized(name)
 
-    def _load_published(self, names: Sequence[str], max_bits: int) -> LinearWeight | None:
+    def _load_one(self, name: str, max_bits: int) -> SimpleWeight:
+        if self._native_bits(name, max_bits):
+            return self._load_native(name)
+        bits = WEIGHT_BITS.get(self._weight_format)
+        return self._load_unquantized(name) if bits is None else self._load_quantized(name, bits)
+
+    def _load_published(self, names: Sequence[str], max_bits: int) -> SimpleWeight | None:
         """Matrices of quantized safetensors as one, as they are stored; None if no form holds all of them."""
         if self._weight_format == "bf16" or not all(self._weights.is_quantized(name) for name in names):
             return None
@@ -94,14 +92,16 @@ class TorchWeightLoader:
     def _load_unquantized(self, name: str) -> torch.Tensor:
         return self._weights.tensor(name, self._dtype, self._device)
 
-    def _load_native(self, name: str) -> LinearWeight:
+    def _load_native(self, name: str) -> SimpleWeight:
         stored_type, blocks, (outs, channels) = self._weights.raw_blocks(name)
         device_blocks = torch.from_numpy(blocks).to(self._device)
         if stored_type == "Q8_0":
             return int8_from_gguf(device_blocks, (outs, channels))
+        if stored_type in CODE_BITS:
+            return weight_from_gguf(device_blocks, stored_type, (outs, channels))
         return int4_from_gguf(device_blocks, stored_type, (outs, channels))
 
-    def _load_quantized(self, name: str, bits: int) -> LinearWeight:
+    def _load_quantized(self, name: str, bits: int) -> SimpleWeight:
         weight = self._weights.tensor(name, torch.float32, self._device)
         slices = torch.split(weight, max(1, QUANTIZE_CHUNK // weight.shape[1]))
         if bits == 8:

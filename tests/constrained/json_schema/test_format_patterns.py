@@ -19,16 +19,20 @@ VALIDATORS = {
     for name in FORMATS
 }
 EXAMPLES = {
-    "regex": r"^\d{3}-\d{2,4}$ (a|b(?:c)*)+? [^\]x-] [\w.-]+@x ^(?:[0-9]{1,3}\.){3}[0-9]{1,3}$ ^[A-Za-z_]\w*$ a{1,}",
+    "regex": r"^\d{3}-\d{2,4}$ (a|b(?:c)*)+? [^\]x-] [\w.-]+@x ^(?:[0-9]{1,3}\.){3}[0-9]{1,3}$ ^[A-Za-z_]\w*$ a{1,}"
+    r" ^(?=.*\d)(?!.*[_])\w{8,}$ (?<!a)b(?<=[bc]x) (?:a(?=b|c))*",
     "uri-template": "/{a} http://x.org/{+p}{?b*,c:3}{&d} {#x,hello} {/var:1,var} %20 {;x,y} {a.b} {%41}",
     "iri": "https://a.org/é?ü#ö http://a.org:80/ urn:x:y",
     "iri-reference": "/é a/b#ü //x.org/a ? #",
     "uri-reference": "../a?x #f ?q /a//b a;b=c",
     "idn-email": "jörg@b.org a.b@c.d",
+    "idn-hostname": "müller.de straße.example 例え.テスト 실례.com пример.org a-b.c",
 }
 
 
-@pytest.mark.parametrize("name", ["regex", "uri-template", "iri", "iri-reference", "uri-reference", "idn-email"])
+@pytest.mark.parametrize(
+    "name", ["regex", "uri-template", "iri", "iri-reference", "uri-reference", "idn-email", "idn-hostname"]
+)
 def test_what_a_pattern_allows_is_valid(name) -> None:
     @settings(max_examples=150, deadline=None)
     @given(st.from_regex(PATTERNS[name], fullmatch=True))
@@ -44,7 +48,7 @@ def test_what_a_pattern_allows_is_valid(name) -> None:
 
 @pytest.mark.parametrize(("name", "texts"), EXAMPLES.items())
 def test_common_texts_are_allowed(name, texts) -> None:
-    for text in (*texts.split(), *([] if name in ("iri", "idn-email") else [""])):
+    for text in (*texts.split(), *([] if name in ("iri", "idn-email", "idn-hostname") else [""])):
         assert PATTERNS[name].fullmatch(text), text
         assert VALIDATORS[name].is_valid(text), text
 

@@ -16,6 +16,7 @@ import triton_device as kernel_device
 from engine_runs import CPU, arrivals_of
 from engine_runs import MODELS as STEPPED
 from engine_runs import run as stepped
+from gguf_blocks import random_blocks
 from safetensors.torch import load_file
 from tiny_hf_models import all_logits, randomized, run, text, write_gguf
 from transformers import (
@@ -27,8 +28,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from plait.kernels.gguf_weights import GGUFWeight
 from plait.kernels.kernel_selection import select_kernels
-from plait.kernels.quantized_weights import Int4Weight, Int8Weight
+from plait.kernels.quantized_weights import Int4Weight, Int8Weight, StackedWeight
 from plait.kernels.triton.linear import quantized_linear
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
@@ -166,34 +168,44 @@ def test_logits_of_single_columns_equal_those_of_the_full_head(pair):
     assert torch.equal(some[0], all_columns[0]) and torch.isinf(some[1]).sum() == 94
 
 
-@pytest.mark.parametrize("stored", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("stored", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
     write_gguf(
         make_model(LlamaForCausalLM, dict(tie_word_embeddings=stored == "Q8_0")), tmp_path / "model.gguf", stored
     )
     ours, reference = on_triton(tmp_path / "model.gguf", "as-stored"), on_torch(tmp_path / "model.gguf")
-    kind = Int8Weight if stored == "Q8_0" else Int4Weight
+    kind = {"Q8_0": Int8Weight, "Q5_0": GGUFWeight, "Q5_1": GGUFWeight}.get(stored, Int4Weight)
     assert {type(weight) for _, weight in matrices(ours.model)} == {kind}
     assert isinstance(ours.model.embedding, kind) and isinstance(ours.model.head, kind)
     check(SimpleNamespace(ours=ours, reference=reference, bound=BOUND["float16"]), [(text(9, 1), range(9), 0, 9, 0)])
 
 
-def test_concatenated_matrices_of_mixed_formats(tmp_path, monkeypatch):
-    """q and k with 4 bits, v with 8: unquantized with as-stored, 4 bits with int4, 8 with int8; others keep 4 bits."""
-    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "model.gguf", "Q4_0")
-    reference, mixed = on_torch(tmp_path / "model.gguf"), open_checkpoint(tmp_path / "model.gguf")
-    own = type(mixed).stored_type
-    monkeypatch.setattr(type(mixed), "stored_type", lambda self, name: "Q6_K" if "v_proj" in name else own(self, name))
-    for weight_format, kind, bound in (
-        ("as-stored", torch.Tensor, 0.01),
-        ("int4", Int4Weight, 0.2),
-        ("int8", Int8Weight, 0.05),
-    ):
-        ours = on_triton(tmp_path / "model.gguf", weight_format)
-        types = dict(matrices(ours.model))
-        assert isinstance(types["qkv"], kind) and isinstance(types["down"], Int4Weight)
-        rows = [(text(9, 1), range(9), 0, 9, 0)]
-        check(SimpleNamespace(ours=ours, reference=reference, bound=bound), rows)
+def q4_k_m(model):
+    """Blocks for the model's matrices, mixed as in files of that name: v, down and the head have 6 bits, others 4."""
+    for seed, (name, weight) in enumerate(model.named_parameters()):
+        if weight.dim() == 2:
+            stored = "Q6_K" if any(part in name for part in ("v_proj", "down", "lm_head")) else "Q4_K"
+            yield name, (random_blocks(stored, *weight.shape, seed).cpu().numpy().reshape(len(weight), -1), stored)
+
+
+@pytest.mark.parametrize("weight_format", ["as-stored", "int8", "int4"])
+def test_a_mixture_of_k_formats(tmp_path, weight_format):
+    """All are held as stored, q, k and v in two parts; with int4, those of 6 bits are rounded."""
+    more = dict(tie_word_embeddings=False, hidden_size=256, intermediate_size=256)
+    model = make_model(LlamaForCausalLM, more)
+    write_gguf(model, tmp_path / "model.gguf", "Q4_0", stored=dict(q4_k_m(model)))
+    ours, reference = on_triton(tmp_path / "model.gguf", weight_format), on_torch(tmp_path / "model.gguf")
+    types = {name: type(weight) for name, weight in matrices(ours.model)}
+    rounded = weight_format == "int4"
+    assert types == {
+        "qkv": StackedWeight,
+        "output": GGUFWeight,
+        "gate_up": GGUFWeight,
+        "down": Int4Weight if rounded else GGUFWeight,
+    }
+    assert {type(weight) for weight in (ours.model.embedding, ours.model.head)} == {GGUFWeight}
+    bound = 0.3 if rounded else BOUND["float16"]
+    check(SimpleNamespace(ours=ours, reference=reference, bound=bound), [(text(9, 1), range(9), 0, 9, 0)])
 
 
 def test_decode_in_device_buffers_gives_the_same_tokens(tmp_path):
@@ -237,16 +249,16 @@ def test_weight_formats_on_a_gpu_are_chosen_or_rejected(tmp_path):
     ):
         make_model(family, more).save_pretrained(tmp_path / name)
     write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "own.gguf", "Q4_1")
-    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "five.gguf", "Q5_0")
+    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "floats.gguf", "F16")
 
     def chosen(name, weight_format, dtype="bfloat16", device="cuda"):
         return choose_weight_format(open_checkpoint(tmp_path / name), dtype, device, weight_format)
 
     assert chosen("own.gguf", "auto")[:2] == chosen("llama", "auto")[:2] == ("bf16", False)
     assert chosen("own.gguf", "as-stored")[:2] == ("as-stored", False)
-    for name in ("llama", "five.gguf"):
+    for name in ("llama", "floats.gguf"):
         assert chosen(name, "as-stored").weight_format == "bf16"
-        assert "no matrix is stored as Q4_0, Q4_1, Q8_0" in chosen(name, "as-stored").reason
+        assert "no matrix is stored as Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, " in chosen(name, "as-stored").reason
     assert "the output head to int8" in chosen("llama", "int4").reason
     for name, dtype, device, reason in (
         ("moe", "bfloat16", "cuda", "no GPU kernel multiplies the experts of qwen3_moe"),

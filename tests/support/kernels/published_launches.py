@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from operator_launches import BF16, F16, F32, NO_PRODUCT, empty, i32, int8
 from operator_launches import int4 as gguf_int4
 from ptx_compile import Job, record_launches
 
+from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
+from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.linear import quantized_linear, quantized_matmul
@@ -32,8 +36,23 @@ def float8(outs: int, channels: int, group: int) -> Float8Weight:
     return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32)
 
 
+def gguf_blocks(name: str, outs: int, channels: int) -> GGUFWeight:
+    """A weight of a GGUF format: with the tensors of a small one's dtypes in the shapes of a large one's."""
+    values, size = GGUF_BLOCK_SHAPES[name]
+    small = weight_from_gguf(torch.zeros(2 * 256 // values * size, dtype=torch.uint8), name, (2, 256))
+
+    def grown(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        inner = (outs, *tensor.shape[2:]) if tensor is small.packed else (*tensor.shape[1:-1], outs)
+        return empty(len(tensor) * channels // 256, *inner, dtype=tensor.dtype)
+
+    tensors = {name: grown(value) for name, value in vars(small).items() if isinstance(value, torch.Tensor)}
+    return replace(small, **tensors, in_features=channels)
+
+
 def linears(rows: int, weight: QuantizedWeight, dtype: torch.dtype) -> None:
-    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    channels = weight.values.shape[1] if isinstance(weight, Int8Weight) else weight.in_features
     quantized_linear.linear(empty(rows, channels, dtype=dtype), weight, None)
     quantized_linear.dequantize_rows(weight, i32(rows), dtype)
 
@@ -54,6 +73,14 @@ CASES = {
     "fp8 in blocks, 256 rows": (256, float8(4096, 4096, 128), F16),
     "fp8 in blocks, a prompt": (4096, float8(4096, 4096, 128), BF16),
     "fp8 per output, 256 rows": (256, float8(4096, 4096, 0), BF16),
+    **{
+        f"{name}, {rows} rows": (rows, gguf_blocks(name, 4096, 14336), BF16)
+        for name in ("Q4_K", "Q6_K")
+        for rows in (1, 24, 256)
+    },
+    "Q3_K, one row": (1, gguf_blocks("Q3_K", 6144, 4096), BF16),
+    "Q5_0, 64 rows": (64, gguf_blocks("Q5_0", 6144, 4096), F16),
+    "Q5_K, 256 rows": (256, gguf_blocks("Q5_K", 6144, 4096), F16),
 }
 NEWEST_ONLY = {  # those that operator_launches compiles for older chips
     "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),

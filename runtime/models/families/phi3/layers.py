@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plait.kernels.quantized_weights import select_outputs
+from plait.kernels.quantized_weights import StackedWeight, select_outputs
 from plait.runtime.models.decoder import MLP, Decoder, MoE, Projection
 from plait.runtime.models.rope import partial_rotary_permutation
 
@@ -24,6 +24,7 @@ class Phi3Decoder(Decoder):
             partial_rotary_permutation(config.effective_rotary_dim, config.head_dim), device=self.device
         )
         rows[:rotated_heads] = rows[:rotated_heads, order]
+        assert not isinstance(weight, StackedWeight)  # it is one matrix of the file
         return select_outputs(weight, rows.flatten()), bias
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:

@@ -86,6 +86,13 @@ def test_altered_and_cut_files_are_not_read(folder, position) -> None:
     assert object_code.read(path) is None
 
 
+def test_a_file_that_cannot_be_completed_leaves_nothing(folder) -> None:
+    path = folder / "code.o"
+    path.mkdir()  # so that the finished file cannot be moved there
+    object_code.write(path, b"code")
+    assert list(folder.iterdir()) == [path]
+
+
 def test_writing_deletes_what_no_start_has_read_for_a_month(folder) -> None:
     old, used = folder / "old.o", folder / "used.o"
     for path in (old, used):

@@ -19,7 +19,8 @@ def test_no_product_spills_registers_or_lacks_tensor_cores() -> None:
     assert [(r.case, r.kernel, r.arch, fault) for r in reports for fault in r.faults()] == []
     assert {r.arch for r in reports if r.wants_tensor_core} == {80, 90, 100}
     products = [r for r in reports if r.wants_tensor_core]
-    assert {r.kernel for r in products} == {"_int4_matmul", "_int8_matmul"} and len(products) == 3 * 10 + 3
+    assert {r.kernel for r in products} == {"_int4_matmul", "_int8_matmul", "_gguf_matmul"}
+    assert len(products) == 3 * 19 + 3
     for arch, tensor_core in ((80, "mma"), (90, "wgmma"), (100, "tcgen05")):
         assert {r.tensor_core for r in products if r.arch == arch} == {tensor_core}
     assert max(r.registers for r in products) <= 255

@@ -136,7 +136,7 @@ def test_concatenated_weights_keep_their_values(parts, seed):
     weights = [random_weight(weight_format, outs, 160, seed + i) for i, (weight_format, outs) in enumerate(parts)]
     formats = {weight_format for weight_format, _ in parts}
     if len(formats) > 1:
-        with pytest.raises(ValueError, match="cannot be stacked"):
+        with pytest.raises(ValueError, match="cannot be one weight"):
             quantized_weights.concat_outputs(weights)
         return
     combined, row_ids = (
