@@ -109,6 +109,7 @@ class DecoderWeights:
     heads: HeadLayout
     eps: float
     activation: int
+    logit_scale: float = 1.0
     experts: Experts | None = None
 
 
@@ -182,7 +183,8 @@ class CpuDecoder:
         count, channels = hidden.shape
         out = self._logits_buffer(count, len(head.data) * TILE_OUTPUTS)
         args = self._head_args
-        args.set(arg.HEAD_IN, np.ascontiguousarray(hidden))
+        scale = np.float32(self.weights.logit_scale)
+        args.set(arg.HEAD_IN, np.ascontiguousarray(hidden if scale == 1 else hidden * scale))
         args.set(arg.HEAD_OUT, out)
         for i, array in enumerate(self._activation_buffer(count, channels)):
             args.set(arg.HEAD_ACTIVATIONS + i, array, count)

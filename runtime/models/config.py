@@ -38,7 +38,9 @@ class ModelConfig:
       layers that `sliding_layers` marks, or to all layers if that is empty.
     - `sliding_rope_theta`: the rotary base of the layers with a window, if it differs from `rope_theta`.
     - `rotary_dim`: the number of leading dimensions of a head that rotate; 0 for all.
+    - `unrotated_layers`: marks the layers without rotary embeddings; empty if there are none.
     - `attention_scale`: the factor of attention scores; 0 for 1 / sqrt(head_dim).
+    - `embedding_scale`, `logit_scale`: the factors of embeddings and of logits.
     - `has_lm_head`: False if the files have no output head. The embedding then takes its place, and the model can
       embed texts but not generate.
 
@@ -65,7 +67,10 @@ class ModelConfig:
     sliding_layers: tuple[bool, ...] = ()
     sliding_rope_theta: float | None = None
     rotary_dim: int = 0
+    unrotated_layers: tuple[bool, ...] = ()
     attention_scale: float = 0.0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     experts: MoEConfig | None = None
     has_lm_head: bool = True
 
@@ -78,10 +83,16 @@ class ModelConfig:
         checked_float("rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)
         if self.num_heads % self.num_kv_heads:
             raise CorruptModel(f"{self.num_heads} heads are not a multiple of {self.num_kv_heads} KV heads")
-        if len(self.sliding_layers) not in (0, self.num_layers):
-            raise CorruptModel(f"{len(self.sliding_layers)} attention types for {self.num_layers} layers")
+        for marks, name in (
+            (self.sliding_layers, "attention types"),
+            (self.unrotated_layers, "marks of rotary layers"),
+        ):
+            if len(marks) not in (0, self.num_layers):
+                raise CorruptModel(f"{len(marks)} {name} for {self.num_layers} layers")
         if self.attention_scale:
             checked_float("attention scale", self.attention_scale, 0.0, 1e6)
+        checked_float("embedding scale", self.embedding_scale, 0.0, 1e6)
+        checked_float("logit scale", self.logit_scale, 0.0, 1e6)
         self._check_rotary()
         if self.experts is not None:
             _check_experts(self.experts, self.num_layers)
@@ -114,6 +125,22 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """The number of latest positions that a query of this layer attends to; None for all."""
         return self.sliding_window if self.is_sliding(layer) else None
+
+    def rope_table(self, layer: int) -> int:
+        """The index of the layer's rotary frequencies in `rope_frequencies`."""
+        if self.unrotated_layers and self.unrotated_layers[layer]:
+            return len(self.rope_frequencies()) - 1
+        return int(self.is_sliding(layer) and self.sliding_rope_theta is not None)
+
+    def rope_frequencies(self) -> list[tuple[tuple[float, ...], float]]:
+        """Radians per position of the rotating pairs, and the factor of their cos and sin: those of most layers, those
+        of layers with a window and a rotary base of their own, and those of layers without rotary embeddings."""
+        frequencies = [(self.inverse_frequencies(), self.rope_scaling.attention_factor if self.rope_scaling else 1.0)]
+        if self.sliding_rope_theta is not None:
+            frequencies.append((self.sliding_inverse_frequencies(), 1.0))
+        if any(self.unrotated_layers):
+            frequencies.append(((), 1.0))
+        return frequencies
 
     def inverse_frequencies(self) -> tuple[float, ...]:
         """Radians per position of each rotary pair, [effective_rotary_dim / 2], scaling included."""

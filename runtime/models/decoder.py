@@ -130,7 +130,8 @@ class Decoder:
             return self.unconverted_logits(hidden).float()
         if self.communicator.rank.size > 1:
             return self.logits(hidden)[:, columns]
-        return self.kernels.linear(hidden, self.kernels.dequantize_rows(self.head, columns, self.dtype), None).float()
+        head = self.kernels.dequantize_rows(self.head, columns, self.dtype)
+        return self.kernels.linear(hidden * self.config.logit_scale, head, None).float()
 
     def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden [n, C] in the model's dtype."""
@@ -143,18 +144,26 @@ class Decoder:
 
     def rank_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden [n, C] for the tokens `vocabulary`, in the model's dtype."""
-        return self.kernels.linear(hidden, self.head, None)
+        scale = self.config.logit_scale
+        return self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None)
 
     # -- steps ------------------------------------------------------------------------------------
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of embeddings."""
+        return self.config.embedding_scale
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings [T, C] of token_ids [T]."""
         if self.communicator.rank.size == 1:
-            return self.kernels.dequantize_rows(self.embedding, token_ids, self.dtype)
-        first, end = self.vocabulary
-        is_here = (token_ids >= first) & (token_ids < end)
-        rows = self.kernels.dequantize_rows(self.embedding, (token_ids - first) * is_here, self.dtype)
-        return self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
+            rows = self.kernels.dequantize_rows(self.embedding, token_ids, self.dtype)
+        else:
+            first, end = self.vocabulary
+            is_here = (token_ids >= first) & (token_ids < end)
+            rows = self.kernels.dequantize_rows(self.embedding, (token_ids - first) * is_here, self.dtype)
+            rows = self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
     def row_parallel(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
         """A linear layer whose inputs are split among the ranks: x [T, K / ranks] -> [T, C]."""
@@ -268,7 +277,7 @@ class Decoder:
             output=self.load_projection(f"{prefix}.self_attn.o_proj"),
             head_norm=self._head_norm(f"{prefix}.self_attn"),
             window=config.window(index),
-            rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
+            rope_table=config.rope_table(index),
         )
 
     def load_qkv(self, prefix: str) -> Projection:
@@ -297,15 +306,8 @@ class Decoder:
 
 
 def build_rope_tables(config: ModelConfig, device: torch.device) -> list[CosSin]:
-    """(cos, sin) tables [context_length, D // 2] float32.
-
-    The first table is the model's; a second one follows if the layers with a sliding window have their own base.
-    """
-    attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
-    tables = [_build_rope_table(config, config.inverse_frequencies(), attention_factor, device)]
-    if config.sliding_rope_theta is not None:
-        tables.append(_build_rope_table(config, config.sliding_inverse_frequencies(), 1.0, device))
-    return tables
+    """(cos, sin) tables [context_length, D // 2] float32, one for each of `ModelConfig.rope_frequencies`."""
+    return [_build_rope_table(config, frequencies, factor, device) for frequencies, factor in config.rope_frequencies()]
 
 
 def _build_rope_table(

@@ -17,7 +17,6 @@ class PackedLayer:
 
     - `norms`: the weights' names, before and after attention, before and after the MLP; None: there is no such norm.
     - `activation`: of the gate of the MLP; "gelu" is its tanh approximation.
-    - `scales_embedding`: whether embeddings are multiplied by the root of their size.
     - `unit_norms`: whether safetensors files store the norms' weights less 1.
     - `fused_matrices`: whether q, k and v are stored as one matrix, and gate and up as one. Only then may a part of a
       head's dimensions rotate.
@@ -25,7 +24,6 @@ class PackedLayer:
 
     norms: tuple[str, str | None, str, str | None] = ("input_layernorm", None, "post_attention_layernorm", None)
     activation: Literal["silu", "gelu"] = "silu"
-    scales_embedding: bool = False
     unit_norms: bool = False
     fused_matrices: bool = False
 

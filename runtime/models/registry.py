@@ -25,6 +25,8 @@ FAMILY_NAMES = (
     "qwen3_moe",
     "gemma3",
     "phi3",
+    "smollm3",
+    "granite",
 )
 
 

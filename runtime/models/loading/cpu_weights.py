@@ -123,7 +123,7 @@ class PackedWeightLoader:
             down=self.load_packed(f"{mlp}.down_proj"),
             post_mlp_norm=post_mlp_norm,
             window=config.window(index),
-            rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
+            rope_table=config.rope_table(index),
             router=router,
         )
 
@@ -211,7 +211,7 @@ def _load_weights(
         raise ValueError(f"the packed decoder does not use {min(loader.unused)} of the family {config.architecture}")
     return DecoderWeights(
         embedding=embedding,
-        embedding_scale=config.hidden_size**0.5 if layer.scales_embedding else 1.0,
+        embedding_scale=config.embedding_scale,
         layers=layers,
         norm=norm,
         head=head,
@@ -221,6 +221,7 @@ def _load_weights(
         ),
         eps=config.rms_norm_eps,
         activation=ACTIVATIONS[layer.activation],
+        logit_scale=config.logit_scale,
         experts=None
         if config.experts is None
         else Experts(config.experts.num_experts, config.experts.experts_per_token, config.experts.normalize_topk),
@@ -243,15 +244,8 @@ def _check_rotary(config: ModelConfig, layer: PackedLayer) -> None:
 
 
 def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
-    """cos and sin [context_length, D / 2] float32 of complete heads.
-
-    A second table follows if the layers with a sliding window have their own base.
-    """
-    factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
-    tables = [_build_rope_table(config, config.inverse_frequencies(), factor)]
-    if config.sliding_rope_theta is not None:
-        tables.append(_build_rope_table(config, config.sliding_inverse_frequencies(), 1.0))
-    return tables
+    """cos and sin [context_length, D / 2] float32 of complete heads, for each of `ModelConfig.rope_frequencies`."""
+    return [_build_rope_table(config, frequencies, factor) for frequencies, factor in config.rope_frequencies()]
 
 
 def _build_rope_table(config: ModelConfig, frequencies: Sequence[float], factor: float) -> tuple[Floats, Floats]:

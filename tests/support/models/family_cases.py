@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 from transformers import (
     Gemma3ForCausalLM,
+    GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     Phi3ForCausalLM,
@@ -19,6 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
+    SmolLM3ForCausalLM,
 )
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=128)
@@ -46,6 +48,9 @@ TWO_ROPE_BASES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+GRANITE_FACTORS = dict(
+    embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3, logits_scaling=8.0
+)
 CONFIG_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e6}
 CONFIG_LONGROPE = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
 
@@ -205,6 +210,33 @@ FAMILY_CASES = {
             "partial rotation": dict(tie_word_embeddings=True, rope_parameters=ROPE | {"partial_rotary_factor": 0.75}),
         },
         gguf_variants=("LongRoPE, short", "partial rotation"),
+    ),
+    "smollm3": FamilyCase(
+        model_class=SmolLM3ForCausalLM,
+        settings=GQA | dict(num_hidden_layers=5, pad_token_id=0, tie_word_embeddings=True),
+        config_json={"no_rope_layers": [1, 0, 1, 1] * 2, "tie_word_embeddings": False},
+        gguf_arch=gguf.MODEL_ARCH.SMOLLM3,
+        packed_variants={"": dict(pad_token_id=0, num_hidden_layers=5)},
+        variants={
+            "listed layers, YaRN, window, biases": dict(
+                no_rope_layers=[0, 1, 1, 0, 1],
+                use_sliding_window=True,
+                sliding_window=9,
+                layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+                rope_parameters=YARN,
+                attention_bias=True,
+                tie_word_embeddings=False,
+            )
+        },
+    ),
+    "granite": FamilyCase(
+        model_class=GraniteForCausalLM,
+        settings=GQA | GRANITE_FACTORS,
+        config_json=GRANITE_FACTORS,
+        gguf_arch=gguf.MODEL_ARCH.GRANITE,
+        packed_variants={"": GRANITE_FACTORS},
+        variants={"biases, tied": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True)},
+        gguf_variants=("biases, tied",),
     ),
 }
 MODEL_CASES = [(family, variant) for family, case in FAMILY_CASES.items() for variant in ("", *case.variants)]

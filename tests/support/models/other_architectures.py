@@ -1,4 +1,4 @@
-"""Tiny random models of architectures for which plait has no family, built with transformers' config classes."""
+"""Tiny random models of the architectures that run by transformers, most without a family of plait's."""
 
 from __future__ import annotations
 

@@ -91,6 +91,9 @@ GGUF_ARCHITECTURES = {
 }
 
 
+PERMUTED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.GRANITE)  # rows of q and k
+
+
 def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None):
     """Writes the model with the keys, names and row order of llama.cpp's converter, using the gguf package.
 
@@ -115,6 +118,11 @@ def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None)
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == gguf.MODEL_ARCH.GRANITE:
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if arch == gguf.MODEL_ARCH.GEMMA3:
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     _write_rope(writer, model, head_dim)
@@ -153,9 +161,9 @@ def _write_tensors(writer, model, arch, kind, blocks):
             continue
         if arch == gguf.MODEL_ARCH.GEMMA3 and name.endswith("norm.weight"):
             value = value + 1
-        if arch == gguf.MODEL_ARCH.LLAMA and "q_proj" in name:
+        if arch in PERMUTED and "q_proj" in name:
             value = interleaved(value, config.num_attention_heads)
-        if arch == gguf.MODEL_ARCH.LLAMA and "k_proj" in name:
+        if arch in PERMUTED and "k_proj" in name:
             value = interleaved(value, config.num_key_value_heads)
         for part, array in _split(name, value.numpy()):
             stored = names.get_name(part, try_suffixes=(".weight", ".bias"))

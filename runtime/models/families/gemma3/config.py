@@ -51,6 +51,7 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
         sliding_layers=hf_config.layer_types(config, fields["num_layers"], lambda i: (i + 1) % pattern != 0),
         sliding_rope_theta=local_theta,
         attention_scale=scalar**-0.5,
+        embedding_scale=fields["hidden_size"] ** 0.5,
     )
 
 
@@ -89,6 +90,7 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
         sliding_layers=_gguf_sliding_layers(keys, num_layers),
         sliding_rope_theta=keys.get("rope.freq_base_swa", DEFAULT_SLIDING_ROPE_THETA),
         attention_scale=keys.get("attention.scale", 1.0 / math.sqrt(scalar)),
+        embedding_scale=fields["hidden_size"] ** 0.5,
     )
 
 
@@ -122,5 +124,5 @@ FAMILY = ModelFamily(
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
-    packed_layer=PackedLayer(LAYER_NORM_NAMES, "gelu", scales_embedding=True, unit_norms=True),
+    packed_layer=PackedLayer(LAYER_NORM_NAMES, "gelu", unit_norms=True),
 )

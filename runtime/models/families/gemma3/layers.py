@@ -22,10 +22,7 @@ class Gemma3Decoder(Decoder):
     @cached_property
     def embedding_scale(self) -> float:
         """sqrt(hidden_size), rounded to the dtype as in training."""
-        return torch.tensor(self.config.hidden_size**0.5).to(self.dtype).item()
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return super().embed(token_ids) * self.embedding_scale
+        return torch.tensor(self.config.embedding_scale).to(self.dtype).item()
 
     def layer_forward(
         self,
