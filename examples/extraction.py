@@ -1,4 +1,4 @@
-"""Extraction of facts from documents as typed objects: every answer parses and is read as an object of its class.
+"""Extracts facts from documents as typed objects: every answer is valid and is converted to an object of its class.
 
 The prompt begins with two examples, which are computed once for all documents. Without them a very small model guesses.
 """

@@ -1,8 +1,8 @@
 """One step of generative agents: the people of a village decide what to do next. Park et al. 2023, arXiv:2304.03442.
 
-All people decide in one batch. The rules, which all prompts share, are computed once, and so are the memories of a
-person, which that person's calls share. The numbers in the output are the weights of the memories: the probability that
-the person still thinks of it.
+All people decide in one batch. The rules are a prefix of all prompts and computed once; the memories of a person are a
+prefix of that person's calls. The number before each memory in the output is its weight: the probability that the
+person still thinks of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nested extraction: objects within lists within an object, from free text, read as dataclasses.
+"""Nested extraction from free text: objects within lists within an object, as dataclasses.
 
 The example in the prompt is computed once for all letters. Every answer is complete, whatever the model writes.
 """

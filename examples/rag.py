@@ -1,7 +1,7 @@
 """Answers from documents, with citations: a folder is chunked, embedded and searched; a regex makes the model cite.
 
 Needs the extra `rag` and the embedding model (docs/examples.md). all-MiniLM-L6-v2 (Wang et al. 2020, arXiv:2002.10957)
-computes the vectors; sqlite-vec stores and searches them. All excerpts are one prefix; the questions are branches.
+computes the vectors; sqlite-vec stores and searches them. The excerpts are one prefix; each question is a branch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tree of thoughts: several beginnings of a story are scored, and the best continue. Yao et al. 2023, arXiv:2305.10601.
 
-The paper's creative writing task in small: the last sentence is given, and a beginning is good if that sentence is
-likely after it. `select` scores that sentence in a fork of the branch, so no judgement has to be generated. The output
-shows the mean logprob of the sentence after one sentence of the story and after two. The text that branches share is
-computed once.
+A small version of the paper's creative writing task: the last sentence is given, and a beginning is good if that
+sentence is likely after it. `select` scores the sentence in a fork of the branch, so no judgement has to be generated.
+The output shows the mean logprob of the sentence after one sentence of the story and after two. The text that branches
+share is computed once.
 """
 
 from __future__ import annotations
