@@ -1,4 +1,4 @@
-"""Named groups of a gen as variables of programs on the embedded model."""
+"""Named groups as variables, and token budgets of grammar rules, in programs on the embedded model."""
 
 from __future__ import annotations
 
@@ -87,3 +87,15 @@ def test_traced_groups_can_be_used_in_later_text(runtime):
     state = program.compile().run(backend=runtime)
     assert f". The year was {state['year']}" in state.text()
     assert "groups year, month, time" in program.compile().mermaid()
+
+
+def test_a_rule_ends_after_its_token_budget(runtime):
+    grammar = 'start: "Why: " reason " So: " answer\nreason[max_tokens=6]: /[a-z ]+/\nanswer: "yes" | "no"\n'
+
+    @function
+    def program(s):
+        s += "Q: Is the sky blue?\n" + gen("x", lark=grammar, max_tokens=60)
+
+    value = program.run(backend=runtime, temperature=0)["x"]
+    reason, answer = re.fullmatch("Why: ([a-z ]+) So: (yes|no)", value).groups()
+    assert 1 <= len(plait.load_vocabulary().encode(" " + reason)) <= 8 and answer
