@@ -140,7 +140,7 @@ class QueueControl:
     def __init__(
         self, max_running: int, max_queue: int, max_queue_time_s: float, weights: Mapping[str, float] | None = None
     ) -> None:
-        self.max_running, self.capacity = max_running, max_running + max_queue
+        self.max_running, self.max_queue = max_running, max_queue
         self.max_queue_time_s, self.weights = max_queue_time_s, weights or {}
         self.calls: Counter[str] = Counter()  # waiting and running, by key
         self.waiting_calls: Counter[str] = Counter()
@@ -149,6 +149,15 @@ class QueueControl:
         self._last_idle = -BURST_S
         self._token_rate = BusyRate(TOKEN_WINDOW)
         self._end_rate = BusyRate(max_running)
+
+    @property
+    def capacity(self) -> int:
+        """The number of calls that may run or wait at once."""
+        return self.max_running + self.max_queue
+
+    def set_max_running(self, max_running: int) -> None:
+        """Sets how many calls the runtime runs at once, which is known when it has started."""
+        self.max_running = self._end_rate.window = max_running
 
     # -- events -----------------------------------------------------------------------------------
 
