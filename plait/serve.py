@@ -109,7 +109,11 @@ def _model_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the given options of `MODEL_OPTIONS` as settings of `Runtime`, and "replicas". Raises InputError."""
     given = {option: getattr(options, option.dest) for option in MODEL_OPTIONS.values()}
     try:
-        return {option.setting: option.checked(value) for option, value in given.items() if value not in (None, False)}
+        return {
+            option.setting: option.checked(value)
+            for option, value in given.items()
+            if value is not None and value is not False
+        }
     except InputError as error:
         raise InputError(f"--{error}") from None
 

@@ -213,7 +213,8 @@ class EnginePool:
             outcome.attach_to_loop()
             model.set_engine(outcome)
             self.on_load(model)
-            log.info("the model %s is loaded after %.1f s", model.name, time.monotonic() - began)
+            took_s, pid = time.monotonic() - began, outcome.client.model.server_pid
+            log.info("the model %s is loaded after %.1f s, process %d", model.name, took_s, pid)
             model.admit_waiters()
             if not model.num_running and model.keep_alive_s is not None:
                 self._unload_later(model, model.keep_alive_s)
