@@ -20,9 +20,10 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
-from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
 from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
+from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
+from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
 from plait.runtime.client.following_text import following_text
@@ -51,6 +52,12 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             output = branch.variables[str(gen.name)]
             branch.set(str(gen.name), ReasoningPart(output, tags, 1))
             branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
+        case GenWithCaptures(gen, spec, names):
+            execute(gen, branch, behind)
+            name = variables_of(gen)[:1]
+            value = branch.variables[name[0]] if name else branch.segments[-1]
+            for group in names:
+                branch.set(group, CapturedText(value, spec, group))
         case SystemWithTools():
             write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():

@@ -9,6 +9,7 @@ from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select, T, Typed
+from plait.lang.derived.captures import with_captures
 from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RegexGenKeywords, Stop, TypedGenKeywords
 from plait.lang.sampling_options import (
@@ -165,10 +166,11 @@ def gen(
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the
       text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
       the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
-      or JsonSchema(schema, lenient=True). Only one of them may be given. If `max_tokens` is reached first, the value
-      is incomplete (finish_reason "length"). Text that follows the gen in the same expression is part of the
-      constraint: the value ends only where this text can follow, and where the model prefers it
-      (docs/constraints.md).
+      or JsonSchema(schema, lenient=True). Only one of them may be given. Named groups of a regex, `(?P<year>[0-9]{4})`,
+      and rules of a Lark grammar with the attribute `capture` are variables too: s["year"] is the text of the group,
+      or None if it has no part in the value. If `max_tokens` is reached first, the value is incomplete (finish_reason
+      "length"). Text that follows the gen in the same expression is part of the constraint: the value ends only where
+      this text can follow, and where the model prefers it (docs/constraints.md).
     - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
       that lead to the end of the value are allowed. The call fails if no complete value fits.
     - `exact`: the constrained value is drawn from the model's own distribution, as if texts were sampled without the
@@ -242,7 +244,7 @@ def gen(
         raise InputError(f"{where}: exact needs a constraint, such as regex or json_schema")
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
-    return Gen(name, make_options(where, n=n, **sampling), spec)
+    return with_captures(where, Gen(name, make_options(where, n=n, **sampling), spec), spec)
 
 
 def _checked_dtype(where: str, dtype: object) -> type:
@@ -262,7 +264,7 @@ def _gen_with_reasoning(
     think_tokens: int | None,
     sampling: dict[str, Any],
 ) -> Expr:
-    from plait.lang.core.reasoning import think_first  # lazy: few programs need it
+    from plait.lang.derived.reasoning import think_first  # lazy: few programs need it
 
     if sampling["exact"]:
         raise InputError(f"{where}: think cannot be combined with exact")
@@ -270,7 +272,7 @@ def _gen_with_reasoning(
         value: Gen = _gen_typed(where, name, type_, n, None, sampling, has_reasoning=True)
     else:
         value = Gen(name, make_options(where, n=n, **sampling), constraint)
-    return think_first(where, value, think, think_tokens)
+    return with_captures(where, think_first(where, value, think, think_tokens), constraint)
 
 
 def _gen_tool_call(

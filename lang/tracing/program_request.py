@@ -177,7 +177,7 @@ class _Writer:
 
 
 _REASON_OF_NODE = {
-    "Append": "tools and separate_reasoning run in Python only",
+    "Append": "tools, named groups and separate_reasoning run in Python only",
     "SetVariable": "the body sets a variable",
     "BeginScope": "it uses var_scope",
     "Join": "a race, or branches that are not joined right after their fork",
