@@ -22,7 +22,7 @@ from plait.runtime.server.ops.tracing import export_spans
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 if TYPE_CHECKING:
-    from plait.runtime.server.engines.models_file import ModelSpec
+    from plait.runtime.server.engines.model_spec import ModelSpec
 
 KEEP = 3  # models that stay loaded
 SEND_BUFFER_BYTES = 1 << 17  # Linux reserves twice as much

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from plait.runtime.errors import DeadlineExceeded, ModelNotFound, PlaitError, RuntimeGone
 from plait.runtime.executor.host_machine import trim_heap
-from plait.runtime.server.engines.models_file import ModelSpec
+from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.pooled_model import Engine, PooledModel
 from plait.runtime.server.engines.start import start_engine
 from plait.runtime.server.errors import OVERLOADED, ApiError

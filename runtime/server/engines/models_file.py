@@ -14,7 +14,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ import yaml
 
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, ModelError
-from plait.runtime.executor.host_machine import host_kv_cache_budget, may_have_gpu
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.start import checked_devices
 from plait.runtime.similar_names import did_you_mean
 
@@ -34,42 +33,6 @@ DEFAULT_NAME = "default"  # of the first model, in every protocol
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to a name, and it is removed again
 MODEL_KEY = "model"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """One entry. model: as `plait serve MODEL` takes it, None for the embedded model. path: its located file or folder.
-
-    settings: of `Runtime`, and "replicas". where: the file and line, for messages.
-    """
-
-    name: str
-    model: str | None
-    path: Path
-    settings: Mapping[str, Any]
-    where: str
-
-    @property
-    def is_on_gpu(self) -> bool:
-        """Whether its runtime may use a GPU."""
-        device = str(self.settings.get("device", "auto"))
-        return device != "cpu" and (device != "auto" or may_have_gpu())
-
-    @property
-    def num_bytes(self) -> int:
-        """What it counts for --keep-memory-gb: the size of the model's files, and its KV cache, for each replica.
-
-        Raises InputError if the size of the cache is only known when the model is loaded.
-        """
-        files = self.path.glob("*.safetensors") if self.path.is_dir() else [self.path]
-        cache = self.settings.get("kv_memory_bytes")
-        if cache is None and self.is_on_gpu:
-            raise InputError(
-                f"{self.where}: with --keep-memory-gb a model on a GPU needs kv-memory-gb, "
-                "or its KV cache takes all free memory"
-            )
-        num_bytes = sum(file.stat().st_size for file in files) + (host_kv_cache_budget() if cache is None else cache)
-        return int(num_bytes * (self.settings.get("replicas") or 1))
 
 
 def read_models(path: Path, defaults: Mapping[str, Any] | None = None) -> list[ModelSpec]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Welcome
-from plait.runtime.server.engines.models_file import ModelSpec
+from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.served_model import ModelStatus, ServedModel
 from plait.runtime.server.errors import INTERNAL, ApiError
 from plait.runtime.server.http.request_queue import RequestQueue

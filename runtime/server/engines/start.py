@@ -10,7 +10,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import num_threads
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 
-if TYPE_CHECKING:  # loads torch-free but slow modules, which a server without replicas does not need before its start
+if TYPE_CHECKING:  # imported late, since a runtime without replicas loads while the modules of replicas are imported
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 
 MAX_REPLICAS = 64

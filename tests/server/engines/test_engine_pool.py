@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plait.runtime.errors import CorruptModel, DeadlineExceeded
 from plait.runtime.server.engines import engine_pool, pooled_model
 from plait.runtime.server.engines.engine_pool import EnginePool
-from plait.runtime.server.engines.models_file import ModelSpec
+from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.settings import server_settings
 
@@ -102,7 +102,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32), keep=st.integers(1, 3), fails=st.booleans(), keep_alive=st.sampled_from([None, 0.0])
 )

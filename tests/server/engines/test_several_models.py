@@ -1,9 +1,8 @@
-"""`plait serve --models` with two real models and small ones of random weights: every protocol, room, and faults."""
+"""`plait serve --models` with two real models and small ones of random weights: every protocol, and faults."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import shutil
@@ -11,86 +10,10 @@ import signal
 import time
 
 import httpx
-import ollama
-import psutil
 import pytest
 from asgi_server import wait_until
 from prometheus_scrape import scrape
-from served_process import Served
-from tiny_llama_gguf import write_small_model
-
-KEYS = {"alice": "a-key", "bob": "b-key"}
-CAPITAL = "The capital of France is"
-GREEDY = {"temperature": 0, "max_tokens": 4}
-NEVER_ENDS = {"prompt": "One, two,", "max_tokens": 900_000, "ignore_eos": True, "stream": True}
-
-
-class Models(Served):
-    """A server with the models of a file, which it writes."""
-
-    def __init__(self, folder, models: str, *options: object) -> None:
-        self.folder = folder
-        (folder / "models.yaml").write_text(models)
-        keys = folder / "keys"
-        keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-        super().__init__("--models", folder / "models.yaml", "--api-key-file", keys, "--open-metrics", *options)
-        self.http = httpx.Client(base_url=self.address, timeout=120, headers={"authorization": "Bearer a-key"})
-
-    def ask(self, path: str, **body) -> httpx.Response:
-        return self.http.post(path, json=body)
-
-    def text(self, model: str, prompt: str = CAPITAL, **fields) -> str:
-        """The text of a greedy completion."""
-        answer = self.ask("/v1/completions", model=model, prompt=prompt, **{**GREEDY, **fields})
-        assert answer.status_code == 200 and answer.json()["model"] == model, answer.text
-        return answer.json()["choices"][0]["text"]
-
-    def statuses(self) -> dict[str, str]:
-        return {model["id"]: model["status"] for model in self.http.get("/v1/models").json()["data"]}
-
-    def loaded(self) -> set[str]:
-        return {name for name, status in self.statuses().items() if status == "loaded"}
-
-    def of(self, name: str) -> dict:
-        """The entry of a model in /status."""
-        (model,) = [model for model in self.http.get("/status").json()["models"] if model["name"] == name]
-        return model
-
-    @contextlib.contextmanager
-    def stream(self, model: str):
-        """A stream that does not end by itself, after its first event."""
-        with self.http.stream("POST", "/v1/completions", json={**NEVER_ENDS, "model": model}) as answer:
-            lines = answer.iter_lines()
-            assert next(lines).startswith("data: "), answer.status_code
-            yield lines
-
-    def pid(self, name: str) -> int:
-        """The process of a model, from the last start in the log."""
-        starts = [line for line in self.lines if f"the model {name} is loaded" in line]
-        return int(starts[-1].split()[-1])
-
-    def runtimes(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
-
-    def end(self) -> int:
-        """Ends the server as a supervisor does. Returns its exit code."""
-        self.http.close()
-        runtimes = self.runtimes()
-        self.process.terminate()
-        code = self.wait()
-        assert wait_until(lambda: not any(map(psutil.Process.is_running, runtimes)))
-        self.close()
-        return code
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("several")
-    write_small_model(folder / "tiny.gguf", context=1 << 20)
-    shutil.copy(folder / "tiny.gguf", folder / "gone.gguf")
-    damaged = (folder / "tiny.gguf").read_bytes()
-    (folder / "damaged.gguf").write_bytes(damaged[: len(damaged) // 2])
-    return folder
+from served_models import CAPITAL, GREEDY, Models
 
 
 @pytest.fixture(scope="module")
@@ -320,74 +243,3 @@ def test_a_request_is_aborted_in_whichever_model_it_runs(served) -> None:
         answer = pool.submit(served.ask, "/generate", **body)
         assert wait_until(lambda: served.ask("/abort_request", rid="r").json()["aborted"] == 1)
         assert answer.result().json()["meta_info"]["finish_reason"]["type"] == "abort"
-
-
-# -- room for one -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def narrow(folder):
-    """Room for one of two models."""
-    narrow = Models(folder, "tiny: tiny.gguf\nsmol:\n", "--keep", 1, "--log-format", "text", "--drain-timeout", 1)
-    try:
-        yield narrow
-    finally:
-        narrow.close()
-
-
-def test_models_that_take_turns(narrow) -> None:
-    texts = [(narrow.text("tiny"), narrow.text("smol"), narrow.loaded()) for _ in range(2)]
-    assert texts[0] == texts[1] and texts[0][2] == {"smol"} and " Paris" in texts[0][1]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:  # mixed
-        answers = list(pool.map(narrow.text, ["tiny", "smol"] * 4))
-    assert answers == [*texts[0][:2]] * 4
-    assert len(narrow.runtimes()) == 1
-
-
-def test_a_stream_is_not_ended_for_another_model(narrow) -> None:
-    """The other model waits for it, and so do later requests of its own, which cannot keep it loaded for ever."""
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        with narrow.stream("tiny") as lines:
-            waiting = pool.submit(narrow.text, "smol")
-            assert wait_until(lambda: narrow.of("smol")["waiting"] == 1)
-            later = pool.submit(narrow.text, "tiny")
-            assert wait_until(lambda: narrow.of("tiny")["waiting"] == 1)
-            late = narrow.ask("/v1/completions", model="smol", prompt="a", timeout=0.2)
-            assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_exceeded"
-            body = {"model": "smol", "prompt": "a", "stream": True}
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{narrow.address}/v1/completions", json=body, headers=narrow.http.headers, timeout=0.5)
-            assert wait_until(lambda: narrow.of("smol")["waiting"] == 1)  # the one that left does not
-            for _ in range(3):
-                assert next(line for line in lines if line).startswith("data: ")
-            assert not waiting.done() and not later.done() and narrow.loaded() == {"tiny"}
-        assert " Paris" in waiting.result() and later.result()
-    assert wait_until(lambda: narrow.of("tiny")["requests"] == narrow.of("smol")["requests"] == 0)
-
-
-def test_ollama_loads_keeps_and_unloads(narrow) -> None:
-    client = ollama.Client(narrow.address, headers={"authorization": "Bearer a-key"})
-    assert client.generate("smol", "", keep_alive="10m").done_reason == "load"
-    (model,) = client.ps().models
-    assert model.model == "smol:latest" and 500 < model.expires_at.timestamp() - time.time() <= 600
-    assert {model.model for model in client.list().models} == {"tiny:latest", "smol:latest"}
-    assert client.chat("smol", [{"role": "user", "content": "Hi"}], options=ZERO, keep_alive=-1).done
-    assert client.ps().models[0].expires_at is None
-    assert client.generate("smol", "", keep_alive=0).done_reason == "unload"
-    assert wait_until(lambda: narrow.runtimes() == [])
-    assert client.generate("tiny:latest", "Hi", options=ZERO, keep_alive=0).done_reason == "length"
-    assert wait_until(lambda: narrow.runtimes() == [])
-    with pytest.raises(ollama.ResponseError, match="did you mean 'tiny'"):
-        client.generate("tinny", "Hi")
-
-
-def test_sigterm_ends_streams_waiting_requests_and_engines(narrow) -> None:
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with narrow.stream("tiny") as lines:
-            waiting = pool.submit(narrow.ask, "/v1/completions", model="smol", prompt="a")
-            assert wait_until(lambda: narrow.of("smol")["waiting"] == 1)
-            runtimes = narrow.runtimes()
-            narrow.process.terminate()
-            assert json.loads([line for line in lines if line][-1][6:])["error"]["code"] == "aborted"
-        assert waiting.result().status_code == 503 and waiting.result().json()["error"]["code"] == "draining"
-    assert narrow.wait() == 0 and wait_until(lambda: not any(map(psutil.Process.is_running, runtimes)))
