@@ -92,10 +92,12 @@ class EnginePool:
         self._advance()
 
     def set_keep_alive(self, model: PooledModel, seconds: float) -> None:
-        """Sets how long `model` stays loaded without requests, from its next one on or, if it has none, from now on.
+        """Sets how long `model` stays loaded without requests, until it is unloaded. Infinity: while there is room.
 
-        Infinity: as long as there is room.
+        Has no effect on a model that is not loaded. The time begins now if the model has no requests.
         """
+        if model.engine_state in ("unloaded", "unloading"):
+            return
         model.keep_alive_s = None if math.isinf(seconds) else seconds
         if model.engine_state != "loaded" or model.num_running:
             return

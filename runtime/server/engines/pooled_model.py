@@ -38,13 +38,15 @@ class PooledModel(ServedModel):
 
     num_running: requests that use the engine now. waiters: futures of those that wait for it. is_leaving: it takes no
     more requests, and is unloaded when the running ones have ended. keep_alive_s: how long it stays loaded without
-    requests, None for as long as there is room. unload_at: when that ends. Times are values of `time.monotonic()`.
+    requests, None for as long as there is room; a client may change it until the model is unloaded. unload_at: when
+    that ends. Times are values of `time.monotonic()`.
     """
 
     def __init__(
         self, spec: ModelSpec, settings: ServerSettings, num_bytes: int = 0, keep_alive_s: float | None = None
     ) -> None:
         self.spec, self.num_bytes, self.keep_alive_s = spec, num_bytes, keep_alive_s
+        self._default_keep_alive_s = keep_alive_s
         self.engine_state: Literal["unloaded", "loading", "loaded", "unloading"] = "unloaded"
         self.num_running, self.is_leaving, self.last_used = 0, False, 0.0
         self.waiters: deque[asyncio.Future[None]] = deque()
@@ -123,6 +125,7 @@ class PooledModel(ServedModel):
         engine, self.engine, self.backend = self.engine, None, None
         assert engine is not None
         self.engine_state, self.is_leaving = "unloading", False
+        self.keep_alive_s = self._default_keep_alive_s
         self.stop_timer()
         return engine
 

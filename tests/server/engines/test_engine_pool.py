@@ -324,6 +324,9 @@ def test_keep_alive_ends_an_idle_model_and_a_request_renews_it() -> None:
         await use(pool, host, b)
         pool.set_keep_alive(b, 0.0)
         await until(lambda: not host.running)
+        pool.set_keep_alive(b, 0.0)  # not for its next start
+        await use(pool, host, b)
+        assert b.keep_alive_s == 0.03 and b.unload_at is not None
 
     run_with(host, "ab", check, keep_alive_s=0.03)
 
