@@ -103,8 +103,8 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
     is_cut_by_budget = params.max_tokens < asked
-    if expr.retries:
-        _generate_with_retries(branch, expr, params, n, is_cut_by_budget)
+    if expr.retries or expr.draft_tokens:
+        _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens:
@@ -132,11 +132,17 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     branch.expect_known(followed_by)
 
 
-def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
-    from plait.lang.retries.retried_gen import begin_retried_gen  # lazy: few programs need it
+def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
+    """Starts a gen of several calls: with a draft before its value, or with retries after it."""
+    from plait.lang.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
+    from plait.lang.retries.retried_gen import begin_retried_gen
 
     if n > 1:
-        raise InputError("retries cannot be combined with n; use forks, one for each sample")
+        option = "retries" if expr.retries else "draft_then_constrain"
+        raise InputError(f"{option} cannot be combined with n; use forks, one for each sample")
+    if expr.draft_tokens:
+        begin_drafted_gen(branch, expr, params, _announce_call, is_cut_by_budget)
+        return
     begin_retried_gen(branch, expr, params, _announce_call, is_cut_by_budget)
 
 

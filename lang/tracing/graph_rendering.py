@@ -100,7 +100,7 @@ def _describe_expr(expr: Any) -> str:
                 if expr.value_format is not None
                 else _constraint_label(expr.constraint)
             )
-            retries = f"retries={expr.retries}" if expr.retries else ""
+            retries = f"retries={expr.retries}" if expr.retries else "after a draft" if expr.draft_tokens else ""
             return " ".join(filter(None, ["gen", expr.name, _short(rule), _options(expr.options), retries]))
         case Select():
             return " ".join(filter(None, ["select", expr.name, _short(json.dumps(expr.choices, ensure_ascii=False))]))
