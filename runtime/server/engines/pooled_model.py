@@ -103,6 +103,7 @@ class PooledModel(ServedModel):
 
     def admit_waiters(self) -> None:
         """Lets all waiting requests use the engine, which is loaded."""
+        self.last_used = time.monotonic() if self.waiters else self.last_used
         while self.waiters:
             waiter = self.waiters.popleft()
             if not waiter.done():
