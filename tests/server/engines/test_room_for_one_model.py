@@ -29,11 +29,10 @@ def narrow(folder):
 
 
 def test_models_that_take_turns(narrow) -> None:
-    texts = [(narrow.text("tiny"), narrow.text("smol"), narrow.loaded()) for _ in range(2)]
-    assert texts[0] == texts[1] and texts[0][2] == {"smol"} and " Paris" in texts[0][1]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:  # mixed
-        answers = list(pool.map(narrow.text, ["tiny", "smol"] * 2))
-    assert answers == [*texts[0][:2]] * 2
+    texts = [narrow.text("tiny"), narrow.text("smol")]
+    assert " Paris" in texts[1] and narrow.loaded() == {"smol"}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:  # mixed
+        assert list(pool.map(narrow.text, ["tiny", "smol"] * 2)) == texts * 2
     assert len(narrow.runtimes()) == 1
 
 
@@ -75,18 +74,13 @@ def test_ollama_loads_keeps_and_unloads(narrow) -> None:
 
 
 def test_one_of_the_models_has_replicas(narrow) -> None:
-    assert narrow.text("pair") == narrow.text("tiny") == narrow.text("pair")
+    assert narrow.text("tiny") == narrow.text("pair")
     entry = narrow.of("pair")
     assert [replica["state"] for replica in entry["replicas"]] == ["ready", "ready"] and len(narrow.runtimes()) == 2
     metrics = scrape(narrow.address)
     assert metrics["plait_runtime_up", ("model", "pair"), ("replica", "1")] == 1
     placed = [metrics["plait_router_placed_total", ("model", "pair"), ("replica", number)] for number in "01"]
     assert sum(placed) == 1
-    with narrow.stream("pair") as lines:
-        for runtime in narrow.runtimes():
-            runtime.kill()
-        assert json.loads([line for line in lines if line][-1][6:])["error"]["code"] == "runtime_gone"
-    assert narrow.text("pair") == narrow.text("tiny")
 
 
 def test_sigterm_ends_streams_waiting_requests_and_engines(narrow) -> None:
