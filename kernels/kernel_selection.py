@@ -45,6 +45,7 @@ def select_kernels(
         linear=make_linear(linear),
         dequantize_rows=dequantize_rows,
         rms_norm=ops.rms_norm,
+        rms_norm_in_place=ops.rms_norm_in_place,
         head_norm=ops.head_norm,
         rotary=ops.rotary,
         write_kv=ops.write_kv,

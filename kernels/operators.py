@@ -91,6 +91,7 @@ class Kernels:
     linear: LinearOp
     dequantize_rows: Callable[[SimpleWeight, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rms_norm_in_place: Callable[[torch.Tensor, torch.Tensor, float], None]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]

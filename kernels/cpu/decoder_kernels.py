@@ -211,8 +211,8 @@ def _before_attention(
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     linear(ctx, phase + 1, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv)
     apply_rope_and_write_kv(
-        ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], eps, cos[table], sin[table], heads,
-        batch, _layer_cache(settings, layer, index),
+        ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
+        cos[table], sin[table], heads, batch, _layer_cache(settings, layer, index),
     )  # fmt: skip
 
 

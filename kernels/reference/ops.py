@@ -25,6 +25,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (scaled.to(weight.dtype) * weight).to(x.dtype)
 
 
+def rms_norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Replaces x [T, C], whose rows may be strided, by its `rms_norm`."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`rms_norm` of each head: x [T, H, D] (rows may be strided), weight [H, D]. Returns [T, H, D]."""
     return rms_norm(x, weight, eps)

@@ -19,7 +19,7 @@ from plait.kernels.triton.attention.paged import paged_attention, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
-from plait.kernels.triton.norm import add_rms_norm, rms_norm
+from plait.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_in_place
 from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
 from plait.kernels.triton.sampling import logprobs, sampler
 from plait.kernels.triton.sampling.logit_adjustments import count_tokens
@@ -34,6 +34,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         linear=linear,
         dequantize_rows=dequantize_rows,
         rms_norm=rms_norm,
+        rms_norm_in_place=rms_norm_in_place,
         head_norm=ops.head_norm,
         rotary=ops.rotary,
         write_kv=ops.write_kv,

@@ -28,6 +28,7 @@ FAMILY_NAMES = (
     "smollm3",
     "granite",
     "mixtral",
+    "olmo2",
 )
 
 

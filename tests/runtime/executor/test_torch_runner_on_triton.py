@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton_device as kernel_device
 from tiny_hf_models import randomized, run, runner, text
-from transformers import Gemma3ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
@@ -40,6 +40,8 @@ MODELS = {
     "Qwen 3": (Qwen3ForCausalLM, QWEN3, "float32", "auto", 1e-4),
     "Qwen 3, fp8 KV": (Qwen3ForCausalLM, QWEN3, "float32", "fp8", 1e-4),
     "Qwen 3, experts": (Qwen3MoeForCausalLM, EXPERTS, "float16", "auto", 2e-2),
+    "OLMo 2": (Olmo2ForCausalLM, SHAPE | dict(pad_token_id=0), "float32", "auto", 1e-4),
+    "OLMo 2, bfloat16": (Olmo2ForCausalLM, SHAPE | dict(pad_token_id=0), "bfloat16", "auto", 0.1),
     "Gemma 3": (Gemma3ForCausalLM, GEMMA | dict(pad_token_id=0), "float32", "auto", 1e-4),
     "Gemma 3, bfloat16": (Gemma3ForCausalLM, GEMMA | dict(pad_token_id=0), "bfloat16", "auto", 0.15),
 }

@@ -119,6 +119,13 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
     assert config_from_gguf(uniform_int) == config_from_gguf(GGUF)
 
 
+def test_olmo3_is_refused_in_files_of_olmo2() -> None:
+    olmo = {key.replace("llama.", "olmo2."): value for key, value in GGUF.items()} | {"general.architecture": "olmo2"}
+    assert config_from_gguf(olmo).architecture == "olmo2"
+    with pytest.raises(UnsupportedModel, match="OLMo 3"):
+        config_from_gguf(olmo | {"olmo2.attention.sliding_window": 64})
+
+
 def test_experts_are_refused_in_a_family_without_them() -> None:
     granite = {key.replace("llama.", "granite."): value for key, value in GGUF.items()}
     with pytest.raises(UnsupportedModel, match="granite as a mixture of experts"):

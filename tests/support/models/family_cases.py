@@ -16,6 +16,7 @@ from transformers import (
     LlamaForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    Olmo2ForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
@@ -237,6 +238,23 @@ FAMILY_CASES = {
         gguf_arch=gguf.MODEL_ARCH.LLAMA,
         packed_variants={"": dict(num_local_experts=5, num_experts_per_tok=2)},
         variants={"window, all experts": dict(sliding_window=9, num_local_experts=3, num_experts_per_tok=3)},
+    ),
+    "olmo2": FamilyCase(
+        model_class=Olmo2ForCausalLM,
+        settings=GQA | dict(pad_token_id=0),
+        config_json={"rope_scaling": CONFIG_YARN},
+        gguf_arch=gguf.MODEL_ARCH.OLMO2,
+        packed_variants={
+            "": dict(pad_token_id=0),
+            "MHA": dict(pad_token_id=0, num_key_value_heads=4, tie_word_embeddings=True),
+        },
+        variants={
+            "one KV head, tied, biases": dict(
+                num_key_value_heads=1, tie_word_embeddings=True, attention_bias=True, rope_parameters=YARN
+            ),
+            "MHA": dict(num_key_value_heads=4, rope_parameters=LINEAR),
+        },
+        gguf_variants=("one KV head, tied, biases", "MHA"),
     ),
     "granite": FamilyCase(
         model_class=GraniteForCausalLM,

@@ -28,6 +28,7 @@ def test_tokens_are_those_of_one_process(ranks, family, folder, expected):
         ("qwen3_moe", "experts in some layers"),
         ("gemma3", "layer types, two rope bases, untied"),
         ("phi3", "partial rotation"),
+        ("olmo2", "one KV head, tied, biases"),  # norms over the heads of all ranks, one of them held twice
     ],
 )
 def test_logits_are_those_of_one_process(ranks, family, variant, folder):
