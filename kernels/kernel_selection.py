@@ -51,6 +51,7 @@ def select_kernels(
         write_kv=ops.write_kv,
         silu_and_multiply=ops.silu_and_multiply,
         gelu_tanh_and_multiply=ops.gelu_tanh_and_multiply,
+        soft_cap_in_place=ops.soft_cap_in_place,
         experts=partial(ops.experts if device.type == "cpu" else ops.experts_dense, linear=linear),
         paged_attention=attention,
         names={

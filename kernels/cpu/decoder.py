@@ -116,6 +116,7 @@ class DecoderWeights:
     activation: int
     joint_head_norms: bool = False
     logit_scale: float = 1.0
+    logit_softcap: float = 0.0
     experts: Experts | None = None
 
 
@@ -133,6 +134,7 @@ class CpuDecoder:
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._head_settings = np.zeros((1, arg.NUM_HEAD_SETTINGS), np.int64)
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
+        self._head_args.set(arg.HEAD_SOFT_CAP, np.array([weights.logit_softcap], np.float64))
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._args = self._model_args()
         self._token_capacity = 0
@@ -277,6 +279,7 @@ class CpuDecoder:
         for entry, value in (
             (arg.EMBEDDING_SCALE, weights.embedding_scale),
             (arg.SCORE_SCALE, heads.scale),
+            (arg.SOFT_CAP, heads.softcap),
             (arg.EPS, weights.eps),
         ):
             args.set(entry, np.array([value], np.float64))

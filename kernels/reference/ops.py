@@ -62,6 +62,11 @@ def gelu_tanh_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
+def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
+    """Replaces x [T, V] by cap * tanh(x / cap), computed in float32 (Gemma 2, arXiv 2408.00118)."""
+    x.copy_(cap * torch.tanh(x.float() / cap))
+
+
 def experts(
     x: torch.Tensor,
     weights: torch.Tensor,

@@ -135,7 +135,7 @@ class Decoder:
         if self.communicator.rank.size > 1:
             return self.logits(hidden)[:, columns]
         head = self.kernels.dequantize_rows(self.head, columns, self.dtype)
-        return self.kernels.linear(hidden * self.config.logit_scale, head, None).float()
+        return self._soft_capped(self.kernels.linear(hidden * self.config.logit_scale, head, None)).float()
 
     def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden [n, C] in the model's dtype."""
@@ -149,7 +149,13 @@ class Decoder:
     def rank_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden [n, C] for the tokens `vocabulary`, in the model's dtype."""
         scale = self.config.logit_scale
-        return self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None)
+        return self._soft_capped(self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None))
+
+    def _soft_capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Writes cap * tanh(logits / cap) to the logits, where the model has a cap."""
+        if self.config.logit_softcap:
+            self.kernels.soft_cap_in_place(logits, self.config.logit_softcap)
+        return logits
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -226,6 +232,7 @@ class Decoder:
         """Attention of h [T, C] with its projections; returns [T, C]. The new KV is written to the cache first."""
         config, kernels = self.config, self.kernels
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        softcap = config.attention_softcap or None
         qkv = kernels.linear(h, *attention.qkv)
         if attention.joint_norms is not None:
             self.norm_queries_and_keys(qkv, attention.joint_norms)
@@ -234,7 +241,7 @@ class Decoder:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
             attended = kernels.fused.attend(
-                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps
+                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps, softcap
             )
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
@@ -243,7 +250,7 @@ class Decoder:
         qk = kernels.rotary(qk, *cos_sin[attention.rope_table])
         kernels.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
         attended = kernels.paged_attention(
-            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window
+            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window, softcap=softcap
         )  # [T, H, D]
         return self.row_parallel(attended.reshape(len(h), heads * size), attention.output)
 

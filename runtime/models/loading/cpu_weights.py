@@ -221,12 +221,17 @@ def _load_weights(
         head=head,
         rope_tables=build_rope_tables(config),
         heads=HeadLayout(
-            config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
+            config.num_heads // config.num_kv_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.softmax_scale,
+            config.attention_softcap,
         ),
         eps=config.rms_norm_eps,
         activation=ACTIVATIONS[family.packed_layer.activation],
         joint_head_norms=family.joint_qk_norms,
         logit_scale=config.logit_scale,
+        logit_softcap=config.logit_softcap,
         experts=None
         if config.experts is None
         else Experts(config.experts.num_experts, config.experts.experts_per_token, config.experts.normalize_topk),

@@ -1,4 +1,4 @@
-"""The decoder of Gemma 3: norms in float32, scaled embeddings, GELU."""
+"""The decoder of Gemma 2 and 3: norms in float32, scaled embeddings, GELU."""
 
 from __future__ import annotations
 
