@@ -32,7 +32,7 @@ GROUPS = {
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map beam BeamHypothesis",
     "Tools": "Tool ToolCall ToolResult MCPServer agent AgentRun AgentStep",
-    "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
+    "Backends": "Runtime Engine Cluster RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "load_vocabulary set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded "
     "CallFailed CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded "
