@@ -106,7 +106,7 @@ def test_torch_and_triton_are_extras() -> None:
     assert not [name for name in PROJECT["dependencies"] if name.startswith(("torch", "triton"))]
     assert requirements("torch") == {"torch"}
     assert requirements("gpu") == {"torch", "triton"}
-    assert requirements("all") == {"torch", "triton", "transformers", "anthropic", "litellm", "mcp"}
+    assert requirements("all") == {"torch", "triton", "transformers", "anthropic", "litellm", "mcp", "pyarrow"}
     assert requirements("ray") == {"ray", "pyarrow"}
     assert requirements("test") >= {"torch", "triton", "ray"} and "torch" in requirements("rag")
 

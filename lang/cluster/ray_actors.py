@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from plait.lang.cluster.program_reference import check_not_importing
 from plait.lang.cluster.settings import Cluster
 from plait.runtime.errors import InputError, RuntimeGone
 
+CONNECT_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 200
 
 
@@ -58,14 +60,25 @@ def _connect(ray: Any, cluster: Cluster) -> None:
     if cluster.working_dir is not None:
         settings["runtime_env"] = {"working_dir": str(cluster.working_dir)}
     try:
+        if cluster.address == "auto":
+            _check_reachable(ray)
         with _on_loopback(ray) if is_local else nullcontext():
             ray.init(**settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         hint = "; `ray start --head` starts one on this machine" if cluster.address == "auto" else ""
         text = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise RuntimeGone(f"there is no Ray cluster at {cluster.address!r}{hint}: {text[0]:.300}") from error
     if is_local and ray.nodes()[0]["NodeManagerAddress"] not in ("127.0.0.1", "::1"):
         warnings.warn("this version of Ray listens on all network interfaces of this machine", stacklevel=2)
+
+
+def _check_reachable(ray: Any) -> None:
+    """Raises OSError if nothing listens at the address that Ray finds for "auto"; Ray would wait for minutes."""
+    find = getattr(ray._private.services, "canonicalize_bootstrap_address", None)
+    address = None if find is None else find("auto")
+    host, _, port = str(address).rpartition(":")
+    if host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 @contextmanager

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import cluster_programs
+import pyarrow
+import pyarrow.parquet
 import pytest
 from cluster_programs import Mood, Note
 
 import plait
 from plait import Cluster
+from plait.cli import main
 from plait.lang.cluster.ray_actors import _on_loopback, import_ray
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:an actor of the cluster ended")]
@@ -85,6 +93,80 @@ def test_a_prefix_is_computed_by_one_actor(cluster):
     alone = states[0].usage.prompt_tokens
     assert all(state.error() is None for state in states)
     assert computed < 5.5 * alone, (computed, alone)  # four documents, and what the questions add
+
+
+JOB = """
+import os, signal, sys, time
+sys.path.insert(0, {support!r})
+import plait
+import cluster_programs
+from plait.lang.control.batch_checkpoint import BatchCheckpoint
+
+kill_at, record = int(sys.argv[1]), BatchCheckpoint.record
+num_recorded = 0
+
+def record_and_kill(self, index, state):
+    global num_recorded
+    record(self, index, state)
+    num_recorded += 1
+    if num_recorded == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+BatchCheckpoint.record = record_and_kill
+items = [{{"number": number, "folder": {folder!r}}} for number in range(12)]
+cluster = plait.Cluster(model={model!r}, actors=1, cpus_per_actor=1, deterministic=True)
+states = cluster_programs.ask.run_batch(items, backend=cluster, resume={done!r}, seed=3, temperature=1.0, num_threads=2)
+print([state["answer"] for state in states])
+"""
+
+
+def test_a_job_that_is_killed_three_times_loses_nothing_and_repeats_nothing(ray, small_model, tmp_path):
+    done, script = tmp_path / "done.jsonl", tmp_path / "job.py"
+    script.write_text(JOB.format(support=str(SUPPORT), folder=str(tmp_path), model=str(small_model), done=str(done)))
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as in _on_loopback
+
+    def run(kill_at):
+        command = [sys.executable, "-P", str(script), str(kill_at)]
+        return subprocess.run(command, env=environment, cwd=SUPPORT, capture_output=True, text=True, timeout=60)
+
+    num_lines = []
+    for kill_at in (1, 4, 3):  # in the first items, in the middle, before the end
+        assert run(kill_at).returncode == -signal.SIGKILL
+        num_lines.append(len(done.read_text().splitlines()))
+    assert num_lines == [1, 5, 8]
+    before = done.read_text()
+    last = run(0)
+    assert last.returncode == 0, last.stderr
+    assert done.read_text().startswith(before) and len(done.read_text().splitlines()) == 12
+    items = [{"number": number, "folder": str(tmp_path)} for number in range(12)]
+    with plait.Runtime(str(small_model), deterministic=True, progress=False) as runtime:
+        local = cluster_programs.ask.run_batch(items, backend=runtime, seed=3, temperature=1.0)
+    assert last.stdout.strip() == str([state["answer"] for state in local])
+    keys = [json.loads(line)["key"] for line in done.read_text().splitlines()]
+    assert len(set(keys)) == 12
+    started = (tmp_path / "started").read_text().split()
+    assert len(started) <= 12 + 3 * 2 + 12, "what ran at a kill, two items at most, runs again"  # 12: the local batch
+
+
+def test_the_command_runs_the_rows_of_a_table(ray, small_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    pyarrow.parquet.write_table(pyarrow.table({"number": [1, 2], "then": [None, "raise"]}), tmp_path / "in.parquet")
+    command = ["batch", f"{SUPPORT / 'cluster_programs.py'}:ask", "--seed=1", f"--model={small_model}"]
+    command += [f"--input={tmp_path / 'in.parquet'}", f"--output={tmp_path / 'out.parquet'}"]
+    assert main([*command, "--cluster=auto", "--actors=1", "--cpus-per-actor=1"]) == 1
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    good, bad = table.to_pylist()
+    assert good["answer"] and good["note"] == {"number": 1, "mood": "calm"} and good["return"] and not good["error"]
+    assert "LookupError" in bad["error"] and bad["answer"] is None
+    assert "plait: 2 lines in" in capsys.readouterr().err
+
+
+def test_an_address_where_nothing_answers(tmp_path):
+    code = "import plait, cluster_programs as p; p.ask.run_batch([{'number': 1}], backend=plait.Cluster('auto'))"
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=SUPPORT, env=environment, capture_output=True, timeout=60)
+    assert b"RuntimeGone: there is no Ray cluster at 'auto'; `ray start --head` starts one on this" in done.stderr
 
 
 def test_wrong_addresses_and_sizes(ray, cluster, small_model, monkeypatch):
