@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import plait
+import plait.ray
 import plait.testing
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -64,6 +65,8 @@ def page() -> str:
         parts += [_entry(plait, name) for name in names.split()]
     parts.append("## plait.testing\n")
     parts += [_entry(plait.testing, name) for name in plait.testing.__all__]
+    parts.append("## plait.ray\n")
+    parts += [_entry(plait.ray, name) for name in plait.ray.__all__]
     return "\n".join(parts)
 
 

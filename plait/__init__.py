@@ -228,7 +228,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for nam
 def __getattr__(name: str) -> object:
     """Imports a name's module when the name is first used (PEP 562)."""
     value: object
-    if name in ("constrained", "lang", "runtime"):
+    if name in ("constrained", "lang", "ray", "runtime"):
         value = importlib.import_module(f"plait.{name}")
     elif name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -32,6 +32,7 @@ class Work(msgspec.Struct, frozen=True):
     sampling: dict[str, Any] = {}
     budget_tokens: int | None = None
     budget_seconds: float | None = None
+    environment: dict[str, str] = {}  # variables of the engine's process
 
 
 def encode_work(work: Work) -> bytes:
@@ -67,6 +68,7 @@ class BatchActor:
     def start(self) -> str:
         """Starts the engine. Returns JSON: its `welcome`, or the `error` for which it cannot start."""
         work = self._work
+        os.environ.update(work.environment)
         try:
             self._program = import_program(work.program)
             self._engine = self._start_engine(work.model, work.settings)  # kept, since it ends with the object

@@ -97,7 +97,12 @@ def iter_on_cluster(
         num_actors, cpus = actor_resources(ray, batch.cluster, len(batch.items))
         capacity = min(threads, math.ceil(len(batch.items) / num_actors))
         actors = RayActors(
-            ray, batch.cluster, encoded, lambda index: json.dumps(batch.items[index]), cpus=cpus, capacity=capacity
+            ray,
+            encoded,
+            lambda index: (index, json.dumps(batch.items[index])),
+            capacity=capacity,
+            num_cpus=cpus,
+            num_gpus=batch.cluster.gpus_per_actor,
         )
         try:
             models = _Models(batch)
@@ -108,7 +113,7 @@ def iter_on_cluster(
                 max_attempts=batch.cluster.max_attempts,
                 start_timeout_s=batch.cluster.start_timeout_s,
                 check_welcome=models.check,
-                on_lost=_warn_of_lost_actor,
+                on_lost=warn_of_lost_actor,
             )
             job.wait_until_ready()
             yield from _results(batch, job, models.client(), resume)
@@ -142,7 +147,7 @@ def _state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -
     return failed_state(name, client, program_error(name, None, RuntimeGone(finished.failure)))
 
 
-def _warn_of_lost_actor(reason: str) -> None:
+def warn_of_lost_actor(reason: str) -> None:
     warnings.warn(
         f"an actor of the cluster ended, and what it ran is run again: {reason}", RuntimeWarning, stacklevel=2
     )

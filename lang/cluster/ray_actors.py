@@ -62,7 +62,7 @@ def _connect(ray: Any, cluster: Cluster) -> None:
     try:
         if cluster.address == "auto":
             _check_reachable(ray)
-        with _on_loopback(ray) if is_local else nullcontext():
+        with on_loopback(ray) if is_local else nullcontext():
             ray.init(**settings)
     except (OSError, RuntimeError, ValueError) as error:
         hint = "; `ray start --head` starts one on this machine" if cluster.address == "auto" else ""
@@ -82,7 +82,7 @@ def _check_reachable(ray: Any) -> None:
 
 
 @contextmanager
-def _on_loopback(ray: Any) -> Iterator[None]:
+def on_loopback(ray: Any) -> Iterator[None]:
     """Makes a Ray that starts in the block listen on 127.0.0.1 only, as it does where it supports one machine only.
 
     Ray reads the variable when it is imported, and its processes when they start.
@@ -120,23 +120,23 @@ def actor_resources(ray: Any, cluster: Cluster, num_items: int) -> tuple[int, fl
 
 
 class RayActors:
-    """The actors of one job. `item_text`: returns the arguments of an item as JSON."""
+    """The actors of one job.
+
+    describe_item: returns the number of an item in its seeds, and its arguments as JSON.
+    options: those of Ray for an actor, such as num_cpus. capacity: items that an actor runs at once.
+    """
 
     def __init__(
         self,
         ray: Any,
-        cluster: Cluster,
         work: bytes,
-        item_text: Callable[[int], str],
+        describe_item: Callable[[int], tuple[int, str]],
         *,
-        cpus: float,
         capacity: int,
+        **options: Any,
     ) -> None:
-        self._ray, self._work, self._item_text = ray, work, item_text
-        remote_class = ray.remote(BatchActor)
-        self._actor_class = remote_class.options(
-            num_cpus=cpus, num_gpus=cluster.gpus_per_actor, max_concurrency=capacity, max_restarts=0
-        )
+        self._ray, self._work, self._describe_item = ray, work, describe_item
+        self._actor_class = ray.remote(BatchActor).options(max_concurrency=capacity, max_restarts=0, **options)
         self._handles: dict[int, Any] = {}
         self._pending: dict[Any, tuple[int, int | None]] = {}  # object ref -> actor, and item (None: its start)
         self._number = 0
@@ -149,7 +149,7 @@ class RayActors:
         return self._number
 
     def submit(self, actor: int, item: int) -> None:
-        self._pending[self._handles[actor].run_item.remote(item, self._item_text(item))] = actor, item
+        self._pending[self._handles[actor].run_item.remote(*self._describe_item(item))] = actor, item
 
     def stop(self, actor: int) -> None:
         handle = self._handles.pop(actor, None)

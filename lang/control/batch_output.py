@@ -57,13 +57,7 @@ class OutputFile:
 
     def record(self, index: int, state: ProgramState) -> None:
         """Adds the line of an item that has ended."""
-        error = state.error()
-        if error is not None:
-            self.add(index, error=str(error))
-            return
-        usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
-        variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
-        self.add(index, output=variables, value=as_json(state.ret_value), usage=usage)
+        self.add(index, **result_of(state))
 
     def add(
         self,
@@ -103,6 +97,16 @@ class OutputFile:
         with part.open("wb") as file:
             file.writelines(map(_encoded, rows))
         os.replace(part, self._path)
+
+
+def result_of(state: ProgramState) -> dict[str, Any]:
+    """Returns what a line says of an item that has ended: the arguments of `OutputFile.add`."""
+    error = state.error()
+    if error is not None:
+        return {"error": str(error)}
+    usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
+    variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
+    return {"output": variables, "value": as_json(state.ret_value), "usage": usage}
 
 
 def _encoded(row: dict[str, Any]) -> bytes:

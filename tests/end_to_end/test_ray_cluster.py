@@ -17,9 +17,10 @@ import pytest
 from cluster_programs import Mood, Note
 
 import plait
+import plait.ray
 from plait import Cluster
 from plait.cli import main
-from plait.lang.cluster.ray_actors import _on_loopback, import_ray
+from plait.lang.cluster.ray_actors import import_ray, on_loopback
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:an actor of the cluster ended")]
 SUPPORT = Path(cluster_programs.__file__).parent
@@ -29,7 +30,7 @@ SUPPORT = Path(cluster_programs.__file__).parent
 def ray():
     """Its workers import from the folder in which it starts."""
     module = import_ray("the tests")
-    with _on_loopback(module), contextlib.chdir(SUPPORT):
+    with on_loopback(module), contextlib.chdir(SUPPORT):
         module.init(
             address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error",
             object_store_memory=80 << 20,
@@ -115,16 +116,15 @@ def record_and_kill(self, index, state):
 BatchCheckpoint.record = record_and_kill
 items = [{{"number": number, "folder": {folder!r}}} for number in range(12)]
 cluster = plait.Cluster(model={model!r}, actors=1, cpus_per_actor=1, deterministic=True)
-states = cluster_programs.ask.run_batch(items, backend=cluster, resume={done!r}, seed=3, temperature=1.0, num_threads=2)
-print([state["answer"] for state in states])
+cluster_programs.ask.run_batch(items, backend=cluster, resume={done!r}, seed=3, temperature=1.0, num_threads=2)
 """
 
 
-def test_a_job_that_is_killed_three_times_loses_nothing_and_repeats_nothing(ray, small_model, tmp_path):
+def test_a_job_that_is_killed_three_times_loses_nothing_and_repeats_nothing(ray, cluster, small_model, tmp_path):
     done, script = tmp_path / "done.jsonl", tmp_path / "job.py"
     script.write_text(JOB.format(support=str(SUPPORT), folder=str(tmp_path), model=str(small_model), done=str(done)))
     environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as in _on_loopback
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as in on_loopback
 
     def run(kill_at):
         command = [sys.executable, "-P", str(script), str(kill_at)]
@@ -136,13 +136,13 @@ def test_a_job_that_is_killed_three_times_loses_nothing_and_repeats_nothing(ray,
         num_lines.append(len(done.read_text().splitlines()))
     assert num_lines == [1, 5, 8]
     before = done.read_text()
-    last = run(0)
-    assert last.returncode == 0, last.stderr
-    assert done.read_text().startswith(before) and len(done.read_text().splitlines()) == 12
     items = [{"number": number, "folder": str(tmp_path)} for number in range(12)]
+    cluster.actors, how = 1, {"seed": 3, "temperature": 1.0}
+    last = cluster_programs.ask.run_batch(items, backend=cluster, resume=done, **how)
+    assert done.read_text().startswith(before) and len(done.read_text().splitlines()) == 12
     with plait.Runtime(str(small_model), deterministic=True, progress=False) as runtime:
-        local = cluster_programs.ask.run_batch(items, backend=runtime, seed=3, temperature=1.0)
-    assert last.stdout.strip() == str([state["answer"] for state in local])
+        local = cluster_programs.ask.run_batch(items, backend=runtime, **how)
+    assert [seen(state) for state in last] == [seen(state) for state in local]
     keys = [json.loads(line)["key"] for line in done.read_text().splitlines()]
     assert len(set(keys)) == 12
     started = (tmp_path / "started").read_text().split()
@@ -162,9 +162,59 @@ def test_the_command_runs_the_rows_of_a_table(ray, small_model, tmp_path, monkey
     assert "plait: 2 lines in" in capsys.readouterr().err
 
 
-def test_an_address_where_nothing_answers(tmp_path):
+@pytest.fixture
+def rows(ray):
+    """Twelve rows in four blocks. All rows of the third block fail."""
+    failing = {1: "raise", 6: "raise", 7: "end", 8: "end"}
+    rows = [{"id": f"r{at}", "number": at, "then": failing.get(at), "note": "mine"} for at in range(12)]
+    rows[4]["number"] = rows[3]["number"]
+    return ray.data.from_arrow([pyarrow.Table.from_pylist(rows[at : at + 3]) for at in range(0, 12, 3)])
+
+
+def test_rows_of_a_dataset_get_the_variables_or_an_error(rows, cluster, tmp_path):
+    cluster.actors, cluster.max_attempts = 1, 2
+    mapped = plait.ray.map(cluster_programs.renamed, rows, cluster=cluster, batch_size=3, seed=5, temperature=1.0)
+    mapped.write_parquet(str(tmp_path / "out"))
+    table = pyarrow.parquet.read_table(tmp_path / "out").sort_by("id")
+    result = {row["id"]: row for row in table.to_pylist()}
+    assert set(result) == {f"r{at}" for at in range(12)}
+    failed = {name: row["error"] for name, row in result.items() if row["error"] is not None}
+    assert set(failed) == {"r1", "r6", "r7", "r8"}
+    assert "LookupError" in failed["r1"] and "its actor ended 2 times" in failed["r7"]
+    good = result["r0"]
+    assert good["answer"] and json.loads(good["return"]) == [0, good["answer"]] and good["prompt_tokens"] > 0
+    assert good["note"] == "mine" and json.loads(good["note_output"]) == {"number": 0, "mood": "calm"}
+    assert result["r3"]["answer"] == result["r4"]["answer"] != good["answer"], "seeds depend on the arguments"
+
+
+def test_a_schema_gives_the_variables_their_types(rows, cluster):
+    cluster.actors = 1
+    schema = pyarrow.schema({"note": pyarrow.struct({"number": pyarrow.int64()}), "value": pyarrow.int64()})
+    mapped = plait.ray.map(cluster_programs.typed, rows.limit(2), cluster=cluster, schema=schema)
+    good, broken = sorted(mapped.take_all(), key=lambda row: row["id"])
+    assert good["value"] == 0 and good["note_output"] == {"number": 0} and good["error"] is None
+    assert broken["error"] == "value is 'one', which is not int64, its type in the schema"
+    assert broken["value"] is None and "more" not in good
+
+
+def test_wrong_arguments_of_map(rows, cluster):
+    for arguments, message in [
+        ({"cluster": Cluster("local")}, "cluster takes a Cluster() without address and working_dir"),
+        ({"batch_size": 0}, "batch_size must be from 1"),
+        ({"schema": {"a": int}}, "schema takes a pyarrow.Schema"),
+        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"temperature": -1}, "temperature"),
+    ]:
+        with pytest.raises(plait.InputError) as caught:
+            plait.ray.map(cluster_programs.ask, rows, **arguments)
+        assert message in str(caught.value)
+    with pytest.raises(plait.InputError, match="bound argument 'subject' is not a JSON value"):
+        plait.ray.map(cluster_programs.ask.bind(subject={1}), rows)
+
+
+def test_an_address_where_nothing_answers():
     code = "import plait, cluster_programs as p; p.ask.run_batch([{'number': 1}], backend=plait.Cluster('auto'))"
-    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], cwd=SUPPORT, env=environment, capture_output=True, timeout=60)
     assert b"RuntimeGone: there is no Ray cluster at 'auto'; `ray start --head` starts one on this" in done.stderr
 

@@ -58,6 +58,14 @@ def about(s, document, question):
     s += document + "\nQuestion: " + question + "\nAnswer:" + gen("answer", max_tokens=2)
 
 
+@plait.function
+def typed(s, number):
+    """A program without calls, whose variable has another type in its second item."""
+    s["value"] = number if number != 1 else "one"
+    s["note"] = Note(number, Mood.CALM)
+    s["more"] = 1
+
+
 def add(a: int, b: int) -> int:
     """Adds."""
     return a + b
