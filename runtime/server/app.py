@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.runtime.errors import PlaitError
-from plait.runtime.server.app_state import AppState, Backend
+from plait.runtime.server.app_state import AppState
+from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.http import openapi, static_page
 from plait.runtime.server.http.admission import AdmissionMiddleware, BodyLimitMiddleware
@@ -67,8 +69,8 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(backend: Backend, settings: ServerSettings) -> Application:
-    """Returns the ASGI application that serves `backend`.
+def create_app(backend: Backend | EnginePool, settings: ServerSettings) -> Application:
+    """Returns the ASGI application that serves `backend`, the engine of one model, or those of an `EnginePool`.
 
     `backend.client` is read for each request, so a backend may replace the client of a runtime that died.
     """
@@ -81,8 +83,7 @@ def create_app(backend: Backend, settings: ServerSettings) -> Application:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     state = app.state.plait = AppState(backend, settings)
-    if state.replicated is not None:
-        state.replicated.on_silence = partial(run_elsewhere, state)
+    _run_silent_calls_elsewhere(state)
     routers = [*ROUTERS, *([static_page.router] if settings.page else [])]
     for router in routers:
         app.include_router(router)
@@ -95,6 +96,19 @@ def create_app(backend: Backend, settings: ServerSettings) -> Application:
         app.add_exception_handler(error_type, _error_response)
     openapi.install(app)
     return app
+
+
+def _run_silent_calls_elsewhere(state: AppState) -> None:
+    """Moves requests away from replicas that do not answer, of all engines, also of those that are loaded later."""
+
+    def connect(model: ServedModel) -> None:
+        if model.replicated is not None:
+            model.replicated.on_silence = partial(run_elsewhere, state, model)
+
+    if state.pool is not None:
+        state.pool.on_load = connect
+    for model in state.models:
+        connect(model)
 
 
 def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:

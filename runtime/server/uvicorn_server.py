@@ -14,18 +14,16 @@ import uvicorn
 
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.app import create_app
+from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.http.connection_limits import make_http_protocol
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
-from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
 
 
-def run(
-    runtime: RestartingRuntime | ReplicatedRuntime, settings: ServerSettings, listener: socket.socket, address: str
-) -> int:
+def run(runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, address: str) -> int:
     """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted."""
     gc.collect()
     gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
@@ -33,9 +31,7 @@ def run(
         return runner.run(_serve(runtime, settings, listener, address))
 
 
-async def _serve(
-    runtime: RestartingRuntime | ReplicatedRuntime, settings: ServerSettings, listener: socket.socket, address: str
-) -> int:
+async def _serve(runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, address: str) -> int:
     app = create_app(runtime, settings)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
     config = uvicorn.Config(
