@@ -148,9 +148,8 @@ def _state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -
 
 
 def warn_of_lost_actor(reason: str) -> None:
-    warnings.warn(
-        f"an actor of the cluster ended, and what it ran is run again: {reason}", RuntimeWarning, stacklevel=2
-    )
+    """Warns that an actor has ended. What it ran is repeated, so nobody else may notice."""
+    warnings.warn(f"an actor of the cluster ended: {reason}", RuntimeWarning, stacklevel=2)
 
 
 class _Models:

@@ -66,6 +66,8 @@ def _connect(ray: Any, cluster: Cluster) -> None:
             ray.init(**settings)
     except (OSError, RuntimeError, ValueError) as error:
         hint = "; `ray start --head` starts one on this machine" if cluster.address == "auto" else ""
+        if cluster.address.startswith("ray://") and "RAY_AUTH_MODE" not in os.environ:
+            hint = ", or it asks for a token, which Ray sends if RAY_AUTH_MODE=token is set"
         text = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise RuntimeGone(f"there is no Ray cluster at {cluster.address!r}{hint}: {text[0]:.300}") from error
     if is_local and ray.nodes()[0]["NodeManagerAddress"] not in ("127.0.0.1", "::1"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,6 +211,18 @@ def test_wrong_arguments_of_map(rows, cluster):
         assert message in str(caught.value)
     with pytest.raises(plait.InputError, match="bound argument 'subject' is not a JSON value"):
         plait.ray.map(cluster_programs.ask.bind(subject={1}), rows)
+
+
+def test_the_page_runs_as_printed_and_its_ray_listens_on_loopback(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
+    (tmp_path / "notes.py").write_text(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[0])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "notes.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 and "program 'note'" not in done.stdout
+    assert len((tmp_path / "notes.jsonl").read_text().splitlines()) == 2
+    assert "listens on all network interfaces" not in done.stderr
 
 
 def test_an_address_where_nothing_answers():
