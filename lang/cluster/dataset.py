@@ -70,16 +70,7 @@ def map_dataset(
     """See `plait.ray.map`."""
     ray = import_ray("plait.ray.map")
     data = import_ray("plait.ray.map", "ray.data")
-    if not isinstance(cluster, Cluster) or cluster.address != "auto" or cluster.working_dir is not None:
-        text = "plait.ray.map: cluster takes a Cluster() without address and working_dir"
-        raise InputError(f"{text}; the dataset belongs to a connection to Ray already")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise InputError(f"plait.ray.map: batch_size must be from 1 to {MAX_BATCH_SIZE}, not {batch_size!r:.80}")
-    for name in program._arguments.split_sampling("plait.ray.map", sampling)[1]:
-        raise unknown_keyword("plait.ray.map", name, RUN_OPTION_KEYWORDS)
-    for name, value in program._arguments.bound.items():
-        if not is_json(value):
-            raise InputError(f"plait.ray.map: the bound argument {name!r} is not a JSON value")
+    _check_arguments(program, cluster, batch_size, sampling)
     checked_budget("plait.ray.map", budget)
     limits = (None, None) if budget is None else (budget.tokens, budget.seconds)
     work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), *limits)
@@ -106,6 +97,20 @@ def map_dataset(
         num_cpus=cpus,
         num_gpus=cluster.gpus_per_actor,
     )
+
+
+def _check_arguments(program: Program[Any], cluster: object, batch_size: object, sampling: Mapping[str, Any]) -> None:
+    """Raises InputError for what cannot be used or sent."""
+    if not isinstance(cluster, Cluster) or cluster.address != "auto" or cluster.working_dir is not None:
+        text = "plait.ray.map: cluster takes a Cluster() without address and working_dir"
+        raise InputError(f"{text}; the dataset belongs to a connection to Ray already")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise InputError(f"plait.ray.map: batch_size must be from 1 to {MAX_BATCH_SIZE}, not {batch_size!r:.80}")
+    for name in program._arguments.split_sampling("plait.ray.map", sampling)[1]:
+        raise unknown_keyword("plait.ray.map", name, RUN_OPTION_KEYWORDS)
+    for name, value in program._arguments.bound.items():
+        if not is_json(value):
+            raise InputError(f"plait.ray.map: the bound argument {name!r} is not a JSON value")
 
 
 def _schema_bytes(schema: Any) -> bytes | None:

@@ -157,9 +157,8 @@ class Job:
                 case Done(_, item, result):
                     actor.running.discard(item)
                     self._idle_losses = 0
-                    if item in self._unfinished:
-                        self._unfinished.remove(item)
-                        finished.append(Finished(item, result))
+                    self._unfinished.remove(item)
+                    finished.append(Finished(item, result))
                 case Lost(number, reason, cannot_start):
                     finished += self._lose(number, reason, cannot_start)
         for number, actor in list(self._actors.items()):
@@ -192,7 +191,7 @@ class Job:
         if actor.waiting:
             self._groups.appendleft(list(actor.waiting))
         failed, again = [], []
-        for item in sorted(actor.running & self._unfinished):
+        for item in sorted(actor.running):
             reasons = self._failures.setdefault(item, [])
             reasons.append(reason)
             if len(reasons) >= self._max_attempts:

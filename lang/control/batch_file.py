@@ -50,7 +50,20 @@ def run_batch_file(
     """
     items = _read_items(program, input_path)
     output = _open_output(output_path, items, input_path)
-    is_table, ready = input_path.suffix == TABLE_SUFFIX, {}
+    ready = _ready_items(program, items, output, input_path)
+    threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
+    if ready and cluster is not None:
+        _run_on_cluster(program, ready, output, cluster, target, threads, progress_bar, sampling or {})
+    elif ready:
+        _run_here(program, ready, output, backend, threads, progress_bar, sampling or {})
+    return output.finish()
+
+
+def _ready_items(
+    program: Program[Any], items: Mapping[int, Any], output: OutputFile, input_path: Path
+) -> dict[int, dict[str, Any]]:
+    """Returns the arguments of the items to run. The others are done, or get their error in the output."""
+    is_table, ready = input_path.suffix == TABLE_SUFFIX, dict[int, dict[str, Any]]()
     for index, item in items.items():
         if index in output.done:
             continue
@@ -64,12 +77,7 @@ def run_batch_file(
             ready[index] = program._arguments.with_bound((), item)
         except InputError as error:
             output.add(index, error=str(error))
-    threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
-    if ready and cluster is not None:
-        _run_on_cluster(program, ready, output, cluster, target, threads, progress_bar, sampling or {})
-    elif ready:
-        _run_here(program, ready, output, backend, threads, progress_bar, sampling or {})
-    return output.finish()
+    return ready
 
 
 def _run_here(

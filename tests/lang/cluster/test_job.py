@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.lang.cluster.job import Done, Job, Lost, Ready
@@ -96,6 +96,7 @@ def grouped(count, size):
     max_attempts=st.integers(2, 4),
     deadly=st.sets(st.integers(0, 59), max_size=5),
 )
+@example(seed=757320, count=12, size=20, num_actors=3, capacity=3, max_attempts=2, deadly={0})  # joins a lone item
 def test_only_deadly_items_fail_and_every_item_ends_once(seed, count, size, num_actors, capacity, max_attempts, deadly):
     deadly = {item for item in deadly if item < count}
     actors = SimulatedActors(seed, deadly)
