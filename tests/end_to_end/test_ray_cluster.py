@@ -129,7 +129,7 @@ def test_a_job_that_is_killed_three_times_loses_nothing_and_repeats_nothing(ray,
 
     def run(kill_at):
         command = [sys.executable, "-P", str(script), str(kill_at)]
-        return subprocess.run(command, env=environment, cwd=SUPPORT, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, cwd=SUPPORT, capture_output=True, text=True, timeout=120)
 
     num_lines = []
     for kill_at in (1, 4, 3):  # in the first items, in the middle, before the end
@@ -228,7 +228,7 @@ def test_the_page_runs_as_printed_and_its_ray_listens_on_loopback(tmp_path):
 def test_an_address_where_nothing_answers():
     code = "import plait, cluster_programs as p; p.ask.run_batch([{'number': 1}], backend=plait.Cluster('auto'))"
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=SUPPORT, env=environment, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=SUPPORT, env=environment, capture_output=True, timeout=120)
     assert b"RuntimeGone: there is no Ray cluster at 'auto'; `ray start --head` starts one on this" in done.stderr
 
 
