@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.combinators import map as map
     from plait.lang.control.race import race
     from plait.lang.core.expressions import Expr, Typed
-    from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
+    from plait.lang.core.primitives import gen, gen_int, gen_string
     from plait.lang.core.roles import (
         assistant,
         assistant_begin,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         user_begin,
         user_end,
     )
+    from plait.lang.core.select import image, select, video
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
     from plait.lang.derived.reasoning import separate_reasoning
@@ -201,7 +202,8 @@ _NAMES_BY_MODULE = {
     "plait.lang.control.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
-    "plait.lang.core.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.core.primitives": "gen gen_int gen_string",
+    "plait.lang.core.select": "image select video",
     "plait.lang.meta_info": "CallMeta GenMeta SelectMeta",
     "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
