@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
+from plait.constrained.json_schema.rewrite.dynamic_scopes import has_dynamic_references, with_static_references
 from plait.constrained.json_schema.rewrite.resources import (
     DEFINITIONS,
     ROOT,
@@ -76,14 +77,25 @@ class SchemaDocument:
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
         if isinstance(self.schema, dict):
-            parts = list(subschemas(self.schema, ""))
-            added = add_metaschemas(self.schema, parts, self.draft)
-            for uri in added:
-                parts += subschemas(self.schema[DEFINITIONS][uri], f"/{DEFINITIONS}/{escape_pointer_token(uri)}")
-            for at, part in parts:
-                self._index_subschema(at, part)
+            parts, added = self._parts(self.schema)
+            self._index(parts)
             self._bases |= resolve_references(parts, self.draft, added)
+            if has_dynamic_references(parts):
+                again = _read(text)
+                assert isinstance(again, dict), "it was an object before"
+                self.schema = with_static_references(again, self._parts(again)[0], self.draft)
+                parts = list(subschemas(self.schema, ""))
+                self._index(parts)
+                self._bases |= resolve_references(parts, self.draft)
         self._registry: Any = None
+
+    def _parts(self, schema: dict[str, Any]) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bool]]:
+        """Adds the meta-schemas that a document refers to. Returns its subschemas, and which were added."""
+        parts = list(subschemas(schema, ""))
+        added = add_metaschemas(schema, parts, self.draft)
+        for uri in added:
+            parts += subschemas(schema[DEFINITIONS][uri], f"/{DEFINITIONS}/{escape_pointer_token(uri)}")
+        return parts, added
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
         """Returns the pointer of `schema` (by identity); `otherwise` for a schema that a rewrite made."""
@@ -119,13 +131,14 @@ class SchemaDocument:
                 f"not a valid schema: {reason.splitlines()[0][:160]}", self.pointer(schema, "")
             ) from None
 
-    def _index_subschema(self, at: str, part: dict[str, Any]) -> None:
-        self._pointers[id(part)] = at
-        for keyword in ("const", "enum"):
-            if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
-                raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
-        if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
-            raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
+    def _index(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+        self._pointers = {id(part): at for at, part in parts}
+        for at, part in parts:
+            for keyword in ("const", "enum"):
+                if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
+                    raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
+            if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
+                raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
 
     def _resolve_pointer(self, pointer: str, at: str) -> Schema:
         target: Any = self.schema
