@@ -20,6 +20,7 @@ MAX_DEPENDENT = 12
 MAX_NAMES_DEPTH = 4
 MAX_SUBSETS = 64
 MAX_ORDERED = 3
+MAX_APPLIED = 8  # schemas for the same value, one within another
 _NAME_SENSITIVE_KEYWORDS = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties", "anyOf"))
 _NOT_OF_TEXTS = frozenset(
     ("minimum", "maximum", "multipleOf", "minItems", "maxItems", "required", "properties", "items")
@@ -203,8 +204,9 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
 
     Proof: with n names listed, no patterns and no additional ones, an object has at least m properties exactly
     if it has all of some m of them, and at most m if it lacks all of some n - m. Required names always count;
-    `minProperties` up to their number has no effect. With additional names, counting is left to the compiler,
-    and refused from two of them on, since a repeated name would be counted twice.
+    `minProperties` up to their number has no effect. With additional names there is a case for each listed name that is
+    optional, here or in the schemas beside this one, and a case without these. Additional names are counted by the
+    compiler, and refused from two of them on, since a repeated name would be counted twice.
     """
     min_count, max_count = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     if not min_count and max_count is None:
@@ -225,34 +227,50 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
         raise UnsupportedKeywords(
             "a minimum of more than one property beyond the required ones is not supported", "minProperties"
         )
-    if listed - required and (min_count or max_count is not None):
-        return _count_in_open_object(rest, sorted(listed - required), min_count, max_count)
+    optional = sorted(_optional_names(rest, document) - required - (set(rest.get("properties", {})) - listed))
+    if optional and (min_count or max_count is not None):
+        return _count_in_open_object(rest, optional, sorted(required), min_count, max_count)
     bounds = {"minProperties": min_count} if min_count else {}
     bounds |= {"maxProperties": int(max_count)} if max_count is not None else {}
     rewritten = rest | bounds
     return rewritten if rewritten != schema else None
 
 
-def _count_in_open_object(rest: SchemaObject, optional: list[str], least: int, most: Any) -> SchemaObject:
-    """Returns the schema with one more property: an optional listed one, or an additional one if there is none."""
-    keyword = "minProperties" if most is None else "maxProperties"
-    if most is not None or len(optional) > MAX_SUBSETS or "allOf" in rest or "anyOf" in rest:
-        raise UnsupportedKeywords("it is combined with optional and additional properties", keyword)
-    none = dict.fromkeys(optional, False)
-    with_additional = {**rest, "properties": {n: s for n, s in rest["properties"].items() if n not in none}}
-    if any(_is_matched(rest, name) for name in optional):
-        raise UnsupportedKeywords("it is combined with patternProperties that match listed names", keyword)
-    patterns = {f"^{literal_ecma(name)}$": False for name in optional}
-    with_additional["patternProperties"] = {**rest.get("patternProperties", {}), **patterns}
-    with_additional["minProperties"] = least
-    return {"anyOf": [{**rest, "required": [*rest.get("required", ()), name]} for name in optional] + [with_additional]}
+def _count_in_open_object(
+    rest: SchemaObject, optional: list[str], required: list[str], least: int, most: Any
+) -> SchemaObject:
+    """Returns cases: one more property, which is an optional listed one; or none of these, and additional ones."""
+    if len(optional) > MAX_SUBSETS:
+        raise UnsupportedKeywords(
+            f"more than {MAX_SUBSETS} cases", "minProperties" if most is None else "maxProperties"
+        )
+    if most is not None and int(most) > len(required) + 1:
+        raise UnsupportedKeywords("it is combined with optional and additional properties", "maxProperties")
+    listed = rest.get("properties", {})
+    none = {**listed, **dict.fromkeys(optional, False)}
+    bounds: SchemaObject = {} if most is None else {"maxProperties": int(most)}
+    cases = []
+    for name in optional if most is None or int(most) > len(required) else ():
+        others = listed if most is None else {**none, name: listed.get(name, rest.get("additionalProperties", True))}
+        if most is not None and name not in listed and (rest.keys() & {"patternProperties", "additionalProperties"}):
+            raise UnsupportedKeywords("it is combined with optional properties of other schemas", "maxProperties")
+        cases.append({**rest, **bounds, "properties": others, "required": [*required, name]})
+    if least:
+        bounds["minProperties"] = least
+    return {"anyOf": [*cases, {**rest, **bounds, "properties": none}]}
 
 
-def _is_matched(schema: SchemaObject, name: str) -> bool:
-    try:
-        return any(matches(pattern, name) for pattern in schema.get("patternProperties", {}))
-    except GrammarError:
-        return True
+def _optional_names(schema: SchemaObject, document: SchemaDocument, depth: int = 0) -> set[str]:
+    """Returns the names that a schema lists, also in the schemas that apply to the same value."""
+    if isinstance(schema, bool) or depth > MAX_APPLIED:
+        return set()
+    names = set(schema.get("properties", {}))
+    inner = [one for name in ("allOf", "anyOf", "oneOf") for one in schema.get(name, ())]
+    inner += [schema[name] for name in ("if", "then", "else", "not") if name in schema]
+    inner += schema.get("dependentSchemas", {}).values()
+    inner += [one for one in schema.get("dependencies", {}).values() if isinstance(one, dict)]
+    inner += [document.resolve_reference(schema["$ref"], "")] if "$ref" in schema else []
+    return names.union(*(_optional_names(one, document, depth + 1) for one in inner))
 
 
 def literal_ecma(text: str) -> str:
@@ -278,35 +296,6 @@ def _count_in_closed_object(
         lacking = [{"properties": dict.fromkeys(names, False)} for names in combinations(optional, fewer)]
         rewritten = with_all_of(rewritten, {"anyOf": lacking})
     return rewritten
-
-
-def unevaluated_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Replaces `unevaluatedProperties` S by `additionalProperties` S over all that the conjuncts evaluate.
-
-    Proof: only `allOf` and `$ref` stand beside it (else it is refused), so every conjunct is applied to each
-    object, and the names that it lists or matches by a pattern are evaluated always; one with additional
-    properties of its own evaluates all of them.
-
-    >>> unevaluated_properties({"properties": {"a": True}, "unevaluatedProperties": False}, SchemaDocument("{}"))
-    {'properties': {'a': True}, 'allOf': [{'properties': {'a': True}, 'patternProperties': {}, \
-'additionalProperties': False}]}
-    """
-    if "unevaluatedProperties" not in schema:
-        return None
-    rest, names, patterns = without_keywords(schema, "unevaluatedProperties"), dict[str, Any](), dict[str, Any]()
-    if schema["unevaluatedProperties"] is True:
-        return rest
-    for part in conjuncts(rest, document):
-        if isinstance(part, bool):
-            continue
-        if part.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"}:
-            raise UnsupportedKeywords("it is combined with alternatives", "unevaluatedProperties")
-        if part.keys() & {"additionalProperties", "unevaluatedProperties"}:
-            return rest
-        names |= dict.fromkeys(part.get("properties", {}), True)
-        patterns |= dict.fromkeys(part.get("patternProperties", {}), True)
-    additional = schema["unevaluatedProperties"]
-    return with_all_of(rest, {"properties": names, "patternProperties": patterns, "additionalProperties": additional})
 
 
 def _without_property(name: str) -> SchemaObject:
