@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plait.constrained.captures import capture_names, captured_texts
     from plait.constrained.compile_service.blocking import compile_grammar
     from plait.constrained.compile_service.pool import CompilePool
     from plait.constrained.grammar import Grammar, Matcher, mask_words
@@ -47,6 +48,8 @@ __all__ = [
     "Spec",
     "Structural",
     "Vocabulary",
+    "capture_names",
+    "captured_texts",
     "compile_grammar",
     "mask_words",
 ]
@@ -56,6 +59,8 @@ _MODULE_OF = {
     "GrammarLogitsProcessor": "transformers_processor",
     "Matcher": "grammar",
     "Vocabulary": "vocabulary",
+    "capture_names": "captures",
+    "captured_texts": "captures",
     "compile_grammar": "compile_service.blocking",
     "mask_words": "grammar",
 }  # the others are in specs

@@ -50,6 +50,8 @@ class TypedGenKeywords(SampledKeywords, total=False):
     retries: int | None
     think: bool | str | None
     think_tokens: int | None
+    draft_then_constrain: bool | None
+    draft_tokens: int | None
 
 
 class RegexGenKeywords(SampledKeywords, total=False):

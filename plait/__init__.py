@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.race import race
     from plait.lang.core.expressions import Expr, Typed
     from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
-    from plait.lang.core.reasoning import separate_reasoning
     from plait.lang.core.roles import (
         assistant,
         assistant_begin,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
+    from plait.lang.derived.reasoning import separate_reasoning
     from plait.lang.errors import (
         Attempt,
         CompileError,
@@ -187,7 +187,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.choices": (
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
-    "plait.lang.core.reasoning": "separate_reasoning",
+    "plait.lang.derived.reasoning": "separate_reasoning",
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
     "plait.lang.budget": "Budget BudgetExceeded",

@@ -86,7 +86,9 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "N",
         "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
     )
-    number("--max-queue-time", float, "S", "predicted seconds that a request may wait; default: 0.3; 0: no limit")
+    number(
+        "--max-queue-time", float, "S", "predicted seconds that a request may wait; default: 0.1 to 0.3; 0: no limit"
+    )
     group.add_argument(
         "--key-weight", action="append", metavar="NAME=W", help="the weight of a key's share; default: 1; repeatable"
     )

@@ -54,6 +54,9 @@ def _expected(kind: types.Type) -> str | None:
     """
     if isinstance(kind, types.Metadata):
         return (kind.extra_json_schema or {}).get("description") or _expected(kind.type)
+    if isinstance(kind, types.UnionType):  # None is the default wherever it is a value
+        others = [_expected(one) for one in kind.types if not isinstance(one, types.NoneType)]
+        return others[0] if len(others) == 1 else None
     if isinstance(kind, types.LiteralType):
         return _any_of(kind.values)
     if isinstance(kind, types.IntType | types.FloatType):

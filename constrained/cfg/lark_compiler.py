@@ -16,15 +16,16 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _DIRECTIVES = {"import", "ignore", "regex"}
-_ATTRIBUTES = {"lazy", "capture"}
+_ATTRIBUTES = {"lazy", "capture", "max_tokens"}
 _PLACE = re.compile(r"(?:failed.*?:\s*)?(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 
 
 def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     """Returns the compiled grammar. Raises GrammarError with the character index of the error, if that is known.
 
-    Terminals match greedily, as in Lark. Control tokens, `%json` (use JsonSchema or Structural), options of the
-    library, and attributes other than `lazy` and `capture` are refused.
+    Terminals match greedily, as in Lark. A rule with `[max_tokens=N]` ends after at most N tokens, wherever it is then;
+    it may consist of terminals and texts, and not of other rules. Control tokens, `%json` (use JsonSchema or
+    Structural), options of the library, and attributes other than `lazy`, `capture` and `max_tokens` are refused.
 
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
@@ -43,6 +44,7 @@ def check_notation(grammar: str) -> None:
     Traceback (most recent call last):
     plait.constrained.specs.GrammarError: a control token cannot be part of a text (at 7)
     """
+    attributes = set[str]()
     for token in _TOKEN.finditer(grammar):
         kind = token.lastgroup
         if kind == "directive" and token["directive"] not in _DIRECTIVES:
@@ -53,6 +55,10 @@ def check_notation(grammar: str) -> None:
             raise GrammarError("references to other grammars are not supported", token.start())
         if kind == "attribute" and token["attribute"] not in _ATTRIBUTES:
             raise GrammarError(f"the attribute {token['attribute']} is not supported", token.start())
+        if kind == "attribute":
+            attributes.add(token["attribute"])
+            if {"capture", "max_tokens"} <= attributes:  # captures are found in the text, which has no tokens
+                raise GrammarError("a grammar cannot have both capture and max_tokens", token.start())
 
 
 def _locate_error(reason: str, grammar: str) -> GrammarError:

@@ -80,12 +80,15 @@ class LlguidanceGrammar(Grammar):
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
         self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items))) if source.unique_items else None
+        self.initial_mask: Int32Array | None = None  # None until it was computed
         self._prototype = self._compile_inner_matcher()
         try:
             matcher = self.matcher()
             if len(matcher.forced_bytes()) > MAX_LITERAL:
                 raise GrammarError(f"it forces more than {MAX_LITERAL} bytes at once, which would slow down each token")
-            matcher.fill_mask(np.zeros(self.num_words, np.int32))
+            row = np.zeros(self.num_words, np.int32)
+            matcher.fill_mask(row)
+            self.initial_mask = row  # of every text
         except GrammarError as error:
             raise GrammarError(_EMPTY_LANGUAGE if error.reason == _DEAD_END else error.reason) from None
 
@@ -176,7 +179,11 @@ class LlguidanceMatcher(Matcher):
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
-        grammar, is_accepting = self._grammar, self.is_accepting
+        grammar = self._grammar
+        if grammar.initial_mask is not None and not self._tokens and not self._num_eos:
+            row[:] = grammar.initial_mask
+            return
+        is_accepting = self.is_accepting
         if not self._address:
             self._bits = bytearray(grammar.empty_mask)
             self._words = np.frombuffer(self._bits, np.int32)

@@ -2,43 +2,83 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 import llguidance
 import numpy as np
+import numpy.typing as npt
 
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
-from plait.constrained.guidance.item_tracker import STRING, ItemTracker, State, rests_of_seen, unique_frame
+from plait.constrained.guidance.item_tracker import SCALAR, STRING, ItemTracker, State, rests_of_seen, unique_frame
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
-_ENDS = (b",", b"]", b"}")
+_DELIMITERS = re.compile(rb"[\[\]{},: \t\r\n]")
+_SCALAR_AND_SPACE = re.compile(rb'[^"]*[0-9el][ \t\r\n]')
 _LITERALS = (b"true", b"false", b"null")
+_LITERAL_ENDS = frozenset(literal[at:] for literal in _LITERALS for at in range(len(literal)))
+
+Bits = npt.NDArray[np.uint32]  # of a mask
 
 
 class ItemTokens:
-    """The tokens of a vocabulary by what they can end. `quotes`: a string. `ends`: any other value, or a short string
-    as a whole. `repeats`: an item and the next one, so that a token alone can repeat an item."""
+    """The tokens of a vocabulary by what they can end, as masks.
+
+    `quotes`: a string. `ends`: any other value, or a short string as a whole. `spaces`: a number, by a space.
+    `repeats`: an item and the next one, so that a token alone can repeat an item.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        spelled = list(enumerate(vocabulary.token_bytes))
-        self.quotes = frozenset(token for token, data in spelled if b'"' in data)
-        self.ends = frozenset(token for token, data in spelled if _can_end(data))
-        self.repeats = frozenset(token for token, data in spelled if _can_repeat(data))
+        spelled, size = list(enumerate(vocabulary.token_bytes)), len(vocabulary)
+        self.quotes = _mask_of([token for token, data in spelled if b'"' in data], size)
+        self.ends = _mask_of([token for token, data in spelled if _can_end(data)], size)
+        self.spaces = _mask_of([token for token, data in spelled if data[:1].isspace()], size)
+        self.repeats = _mask_of([token for token, data in spelled if _can_repeat(data)], size)
+        self._with_quotes = sorted((data, token) for token, data in spelled if b'"' in data)
+
+    def with_quotes(self, beginning: bytes) -> list[int]:
+        """Returns the tokens that begin with a text in which there is a quote."""
+        first = bisect_left(self._with_quotes, (beginning, -1))
+        begin_so = takewhile(lambda item: item[0].startswith(beginning), self._with_quotes[first:])
+        return [token for _, token in begin_so]
+
+
+def _mask_of(tokens: Sequence[int], size: int) -> Bits:
+    bits = np.zeros(32 * mask_words(size), np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def _tokens_of(bits: Bits) -> list[int]:
+    """Returns the tokens of a mask with few of them."""
+    tokens: list[int] = []
+    for at in np.flatnonzero(bits).tolist():
+        word = int(bits[at])
+        while word:
+            lowest = word & -word
+            tokens.append(32 * at + lowest.bit_length() - 1)
+            word ^= lowest
+    return tokens
 
 
 def _can_end(data: bytes) -> bool:
-    return data.count(b'"') > 1 or any(end in data for end in _ENDS) or data.endswith((b"e", b"l"))
+    return (
+        data.count(b'"') > 1
+        or any(end in data for end in (b",", b"]", b"}"))
+        or _DELIMITERS.split(data)[-1] in _LITERAL_ENDS
+        or _SCALAR_AND_SPACE.match(data) is not None
+    )
 
 
 def _can_repeat(data: bytes) -> bool:
     _, comma, rest = data.partition(b",")
-    return bool(comma) and (
-        rest.count(b'"') > 1 or any(end in rest for end in _ENDS) or any(word in rest for word in _LITERALS)
-    )
+    return bool(comma) and (rest.count(b'"') > 1 or (b'"' not in rest and _can_end(rest)))
 
 
 _item_tokens: WeakKeyDictionary[Vocabulary, ItemTokens] = WeakKeyDictionary()
@@ -136,24 +176,30 @@ class UniqueItems:
     def forbid_repeated(self, mask: Int32Array, inner: Callable[[], llguidance.LLMatcher]) -> None:
         """Clears the bits of the tokens that are blocked here."""
         bits = mask.view(np.uint32)
-        for token in self._suspects():
+        for token in self._suspects(bits[: len(self._tokens.repeats)]):
             if bits[token // 32] >> np.uint32(token % 32) & 1 and self.is_blocked(token, inner()):
                 bits[token // 32] &= ~np.uint32(1 << (token % 32))
 
-    def _suspects(self) -> Iterable[int]:
-        """Returns the tokens that may be blocked here; all others are not."""
+    def _suspects(self, bits: Bits) -> Iterable[int]:
+        """Returns the tokens that may be blocked here; all others are not. `bits`: those that the grammar allows."""
         state, known = self._states[-1], self._tokens
         frame = unique_frame(state)
         if frame is None:
-            return known.repeats
+            return _tokens_of(bits & known.repeats)
+        if state.mode == STRING and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
+            self._tracker.with_many_items.add(frame.nodes)
+        has_many = self._has_many_items(state)
+        if has_many and not _has_seen(state):
+            return _tokens_of(bits & known.repeats)
         rests = rests_of_seen(state, self._text)
-        if state.mode != STRING:
-            return self._beginnings(rests) | known.ends | known.repeats
-        if not self._has_many_items(state):
-            return self._beginnings(rests) | known.quotes
-        spelled = self._vocabulary.token_bytes
-        ending = [token for token in known.quotes if spelled[token].startswith(tuple(rests))] if rests else []
-        return {*ending, *(known.repeats & known.quotes)}
+        if has_many and state.mode == STRING and state.start == frame.start:  # the item is this string
+            repeating = _tokens_of(bits & known.repeats & known.quotes)
+            return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}
+        ends = known.quotes if state.mode == STRING else known.ends
+        if state.mode == SCALAR:
+            ends = ends | known.spaces
+        ending = _tokens_of(bits & (ends | known.repeats))
+        return ending if has_many else {*ending, *self._beginnings(rests)}
 
     def _beginnings(self, rests: list[bytes]) -> set[int]:
         ids, longest = self._vocabulary.ids_by_bytes, self._vocabulary.max_token_bytes
@@ -161,6 +207,14 @@ class UniqueItems:
         return {
             ids[text[:size]] for text in texts for size in range(1, min(longest, len(text)) + 1) if text[:size] in ids
         }
+
+
+def _has_seen(state: State) -> bool:
+    """Returns whether an open array has a finished item that may not be repeated."""
+    frame = state.frame
+    while frame is not None and not frame.seen:
+        frame = frame.outer
+    return frame is not None
 
 
 def allowed_tokens(mask: Int32Array, vocabulary: Vocabulary) -> list[int]:

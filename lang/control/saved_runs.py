@@ -12,7 +12,6 @@ from plait.constrained.specs import Spec
 from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.lang.core.branch import Branch, Turn
 from plait.lang.core.joined_values import CopiedText, JoinedValues
-from plait.lang.core.reasoning import ReasoningPart, ReasoningTags
 from plait.lang.core.results import (
     AssignedValue,
     CallSegment,
@@ -25,6 +24,8 @@ from plait.lang.core.results import (
 )
 from plait.lang.core.run import Run
 from plait.lang.core.state import ProgramState
+from plait.lang.derived.captures import CapturedText
+from plait.lang.derived.reasoning import ReasoningPart, ReasoningTags
 from plait.lang.errors import Attempt, UnreadableValue
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import SourceLocation
@@ -146,6 +147,9 @@ class _Saver:
             case ReasoningPart():
                 tags = list(astuple(segment.tags))
                 return {"reasoning": self.segment(segment.output), "tags": tags, "index": segment.index}
+            case CapturedText():
+                spec = msgspec.to_builtins(segment.spec)
+                return {"captured": self.segment(segment.source), "spec": spec, "group": segment.name}
         raise CannotSave(f"a {type(segment).__name__}")
 
     def call(self, call_segment: CallSegment, run: Run) -> dict[str, Any]:
@@ -262,4 +266,6 @@ class _Loader:
                 return JoinedValues([self.segment(variable) for variable in variables])
             case {"reasoning": output, "tags": tags, "index": index}:
                 return ReasoningPart(self.segment(output), ReasoningTags(*tags), index)
+            case {"captured": source, "spec": spec, "group": group}:
+                return CapturedText(self.segment(source), msgspec.convert(spec, Spec), group)
         return AssignedValue(self._codec.decode(data["value"]))

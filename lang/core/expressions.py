@@ -73,6 +73,7 @@ class Gen(Expr):
     constraint: Spec | None = None
     value_format: ValueFormat | None = None
     retries: int = 0  # how many times the model is asked again if the value is refused
+    draft_tokens: int = 0  # most tokens of a free draft before the value; 0: no draft
 
 
 @dataclass(frozen=True)

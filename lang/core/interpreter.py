@@ -20,9 +20,10 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
-from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
 from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
+from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
+from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
 from plait.runtime.client.following_text import following_text
@@ -51,6 +52,12 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             output = branch.variables[str(gen.name)]
             branch.set(str(gen.name), ReasoningPart(output, tags, 1))
             branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
+        case GenWithCaptures(gen, spec, names):
+            execute(gen, branch, behind)
+            name = variables_of(gen)[:1]
+            value = branch.variables[name[0]] if name else branch.segments[-1]
+            for group in names:
+                branch.set(group, CapturedText(value, spec, group))
         case SystemWithTools():
             write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():
@@ -96,8 +103,8 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
     is_cut_by_budget = params.max_tokens < asked
-    if expr.retries:
-        _generate_with_retries(branch, expr, params, n, is_cut_by_budget)
+    if expr.retries or expr.draft_tokens:
+        _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens:
@@ -125,11 +132,17 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     branch.expect_known(followed_by)
 
 
-def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
-    from plait.lang.retries.retried_gen import begin_retried_gen  # lazy: few programs need it
+def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
+    """Starts a gen of several calls: with a draft before its value, or with retries after it."""
+    from plait.lang.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
+    from plait.lang.retries.retried_gen import begin_retried_gen
 
     if n > 1:
-        raise InputError("retries cannot be combined with n; use forks, one for each sample")
+        option = "retries" if expr.retries else "draft_then_constrain"
+        raise InputError(f"{option} cannot be combined with n; use forks, one for each sample")
+    if expr.draft_tokens:
+        begin_drafted_gen(branch, expr, params, _announce_call, is_cut_by_budget)
+        return
     begin_retried_gen(branch, expr, params, _announce_call, is_cut_by_budget)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, Unpack, get_origin, overload
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select, T, Typed
+from plait.lang.derived.captures import with_captures
 from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RegexGenKeywords, Stop, TypedGenKeywords
 from plait.lang.sampling_options import (
@@ -34,6 +36,7 @@ _SpecialForm: TypeAlias = object  # Literal[...] and X | Y, which are no `type[T
 _GEN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
     *("choices", "choices_method", "type", "retries", "dtype", "think", "think_tokens", "tools", "tool_choice"),
+    *("draft_then_constrain", "draft_tokens"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
@@ -99,6 +102,8 @@ def gen(
     retries: int | None = None,
     think: bool | str | None = None,
     think_tokens: int | None = None,
+    draft_then_constrain: bool | None = None,
+    draft_tokens: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
 ) -> Expr: ...
@@ -142,6 +147,8 @@ def gen(
     retries: int | None = None,
     think: bool | str | None = None,
     think_tokens: int | None = None,
+    draft_then_constrain: bool | None = None,
+    draft_tokens: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
@@ -165,10 +172,11 @@ def gen(
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the
       text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
       the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
-      or JsonSchema(schema, lenient=True). Only one of them may be given. If `max_tokens` is reached first, the value
-      is incomplete (finish_reason "length"). Text that follows the gen in the same expression is part of the
-      constraint: the value ends only where this text can follow, and where the model prefers it
-      (docs/constraints.md).
+      or JsonSchema(schema, lenient=True). Only one of them may be given. Named groups of a regex, `(?P<year>[0-9]{4})`,
+      and rules of a Lark grammar with the attribute `capture` are variables too: s["year"] is the text of the group,
+      or None if it has no part in the value. If `max_tokens` is reached first, the value is incomplete (finish_reason
+      "length"). Text that follows the gen in the same expression is part of the constraint: the value ends only where
+      this text can follow, and where the model prefers it (docs/constraints.md).
     - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
       that lead to the end of the value are allowed. The call fails if no complete value fits.
     - `exact`: the constrained value is drawn from the model's own distribution, as if texts were sampled without the
@@ -195,6 +203,9 @@ def gen(
       other tags. `s[name]` is the value, `s[name + "_reasoning_content"]` the reasoning; the text of the state has
       both. `think_tokens`: after so many tokens the end tag is forced. `max_tokens` counts reasoning and value; with
       `complete`, the reasoning ends early enough for a value; `stop` applies to the value only.
+    - `draft_then_constrain`: the model first writes a free draft of at most `draft_tokens` tokens (256), then the
+      constrained value, which follows the draft. The text of the state has the value only,
+      `get_meta_info(name)["draft"]` the draft, and the usage counts both.
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the
@@ -219,9 +230,13 @@ def gen(
         type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if think or think_tokens is not None:
-        if tools is not None or choices is not None or retries is not None:
-            raise InputError(f"{where}: think cannot be combined with tools, choices or retries")
+        if tools is not None or choices is not None or retries is not None or draft_then_constrain:
+            raise InputError(f"{where}: think cannot be combined with tools, choices, retries or draft_then_constrain")
         return _gen_with_reasoning(where, name, type, n, spec, think, think_tokens, sampling)
+    if draft_then_constrain or draft_tokens is not None:
+        if tools is not None or choices is not None or retries is not None or exact:
+            raise InputError(f"{where}: draft_then_constrain cannot be combined with tools, choices, retries or exact")
+        return _gen_with_draft(where, name, type, n, spec, draft_then_constrain, draft_tokens, sampling)
     if tools is not None:
         if choices is not None or choices_method is not None or n not in (None, 1) or retries is not None:
             raise InputError(f"{where}: tools cannot be combined with choices, n or retries")
@@ -242,7 +257,7 @@ def gen(
         raise InputError(f"{where}: exact needs a constraint, such as regex or json_schema")
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
-    return Gen(name, make_options(where, n=n, **sampling), spec)
+    return with_captures(where, Gen(name, make_options(where, n=n, **sampling), spec), spec)
 
 
 def _checked_dtype(where: str, dtype: object) -> type:
@@ -262,7 +277,7 @@ def _gen_with_reasoning(
     think_tokens: int | None,
     sampling: dict[str, Any],
 ) -> Expr:
-    from plait.lang.core.reasoning import think_first  # lazy: few programs need it
+    from plait.lang.derived.reasoning import think_first  # lazy: few programs need it
 
     if sampling["exact"]:
         raise InputError(f"{where}: think cannot be combined with exact")
@@ -270,7 +285,33 @@ def _gen_with_reasoning(
         value: Gen = _gen_typed(where, name, type_, n, None, sampling, has_reasoning=True)
     else:
         value = Gen(name, make_options(where, n=n, **sampling), constraint)
-    return think_first(where, value, think, think_tokens)
+    return with_captures(where, think_first(where, value, think, think_tokens), constraint)
+
+
+def _gen_with_draft(
+    where: str,
+    name: str | None,
+    type_: Any,
+    n: int | None,
+    constraint: Spec | None,
+    draft: bool | None,
+    draft_tokens: int | None,
+    sampling: dict[str, Any],
+) -> Expr:
+    from plait.lang.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
+
+    if type_ is None and constraint is None:
+        raise InputError(f"{where}: draft_then_constrain needs a constraint, such as json_schema or type")
+    if n not in (None, 1):
+        raise InputError(f"{where}: draft_then_constrain cannot be combined with n; use forks, one for each sample")
+    value = (
+        Gen(name, make_options(where, n=n, **sampling), constraint)
+        if type_ is None
+        else _gen_typed(where, name, type_, n, None, sampling)
+    )
+    return with_captures(
+        where, replace(value, draft_tokens=checked_draft_tokens(where, draft, draft_tokens)), constraint
+    )
 
 
 def _gen_tool_call(

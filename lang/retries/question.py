@@ -18,12 +18,12 @@ MAX_REASON_CHARS = 2000  # a validator's message may repeat the text that it ref
 Ask = Callable[[Any, int, str], None]
 
 
-def question_after(branch: Branch) -> Ask:
-    """Returns a function `ask(session, number, reason)` that appends the question after refused answer `number`,
-    counted from 1, to a session that has the branch's text and that answer."""
-    lead = _text_before_call(branch)
+def question_after(branch: Branch, question: Callable[[str], str] | None = None) -> Ask:
+    """Returns a function `ask(session, number, reason)` that appends `question(reason)` after answer `number`, counted
+    from 1, to a session that has the branch's text and that answer. By default it asks for a valid answer."""
+    write, lead = question or _correction, _text_before_call(branch)
     if branch.open_turn is None or branch.open_turn[0] != "assistant":
-        return _ask_in_a_line(lead)
+        return _ask_in_a_line(write, lead)
     template, roles = branch.template(), branch.roles()
 
     def ask(session: Any, number: int, reason: str) -> None:
@@ -31,7 +31,7 @@ def question_after(branch: Branch) -> Ask:
         asked = (*before, "assistant")
         session.append(template.turn_suffix(before, "assistant"), control=True)
         session.append(template.turn_prefix(asked, "user"), control=True)
-        session.append(_question(reason))
+        session.append(write(reason))
         session.append(template.turn_suffix(asked, "user"), control=True)
         session.append(template.turn_prefix((*asked, "user"), "assistant"), control=True)
         if lead:
@@ -40,16 +40,16 @@ def question_after(branch: Branch) -> Ask:
     return ask
 
 
-def _ask_in_a_line(lead: str) -> Ask:
+def _ask_in_a_line(write: Callable[[str], str], lead: str) -> Ask:
     last_line = lead.rpartition("\n")[2]
 
     def ask(session: Any, number: int, reason: str) -> None:
-        session.append(f"\n{_question(reason)}\n{last_line}")
+        session.append(f"\n{write(reason)}\n{last_line}")
 
     return ask
 
 
-def _question(reason: str) -> str:
+def _correction(reason: str) -> str:
     return f"This answer is not valid: {reason[:MAX_REASON_CHARS]}\nCorrect it, and give the complete answer again."
 
 

@@ -161,7 +161,7 @@ class RetriedCall(Call):
 
     def _finish(self, result: CallResult) -> None:
         same = {field.name: getattr(result, field.name) for field in fields(CallResult)}
-        extra_meta = (getattr(result, "extra_meta", None) or {}) | {"attempts": self._metas}
+        extra_meta = (getattr(result, "extra_meta", None) or {}) | self._extra_meta()
         retried = RetriedResult(**same | {"usage": _sum(self._usages)}, extra_meta=extra_meta)
         self._session.close()
         with self._lock:
@@ -169,6 +169,10 @@ class RetriedCall(Call):
                 self._pieces = [result.text]
                 self._result = retried
                 self._notify()
+
+    def _extra_meta(self) -> dict[str, Any]:
+        """Returns what the meta info has beside that of the last attempt."""
+        return {"attempts": self._metas}
 
     def _fail(self, error: CallFailed) -> None:
         self._session.close()

@@ -62,7 +62,7 @@ def begin_retried_gen(
         if refused:
             ask(attempts_session, len(refused), refused[-1].reason)
         announce(attempts_session, gen.name)
-        limited = _limited(params, ends_at, len(refused), branch)
+        limited = limited_params(params, ends_at, len(refused), branch)
         retried.is_cut_by_budget |= limited.max_tokens < params.max_tokens
         started: Call = attempts_session.generate(limited, gen.constraint)
         return started
@@ -83,13 +83,13 @@ def begin_retried_gen(
     branch.add(gen.name, retried)
 
 
-def _limited(params: SamplingParams, ends_at: float | None, number: int, branch: Branch) -> SamplingParams:
+def limited_params(params: SamplingParams, ends_at: float | None, number: int, branch: Branch) -> SamplingParams:
     """Returns the parameters of attempt `number`: with the time that is left, and within the budget of the run."""
     if ends_at is not None:
         seconds_left = ends_at - time.monotonic()
         if seconds_left <= 0:
             raise DeadlineExceeded("the timeout passed before the gen could be asked again")
         params = msgspec.structs.replace(params, timeout_s=seconds_left)
-    if number and branch.run.budget_tracker is not None:
+    if branch.run.budget_tracker is not None:
         params = branch.run.budget_tracker.limit_params(params)
     return params.for_sample(number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.core.expressions import Gen, GenToolCall
-from plait.lang.core.reasoning import SeparateReasoning
+from plait.lang.derived.captures import call_of
 from plait.lang.errors import Problem
 from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
@@ -44,7 +44,7 @@ def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
 def _constraint_of(node: Node) -> Spec | None:
     if not isinstance(node, Append):
         return None
-    expr = node.expr.gen if isinstance(node.expr, SeparateReasoning) else node.expr
+    expr = call_of(node.expr)
     if isinstance(expr, GenToolCall):
         return tool_call_format(expr.tools, expr.choice, DEFAULT_CALL_SYNTAX, expr.value_format).spec
     return expr.constraint if isinstance(expr, Gen) else None

@@ -11,8 +11,8 @@ from plait.lang.control.race import race
 from plait.lang.core.execution import Execution
 from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
 from plait.lang.core.interpreter import execute
-from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
 from plait.lang.core.results import Segment
+from plait.lang.derived.captures import GenWithCaptures, variables_of
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.lang.tracing.nodes import (
     Adopt,
@@ -102,7 +102,7 @@ class _GraphExecutor:
                 )
                 for call_segment in state._branch.call_segments()[num_calls:]:
                     call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
-                for name in _names(node):
+                for name in variables_of(node.expr) if node.is_call else ():
                     self._save_result(number, name, state)
             case SetVariable():
                 state.set_var(node.name, resolve_value(node.value, self))
@@ -153,10 +153,5 @@ class _GraphExecutor:
 
 
 def _is_constrained(expr: Expr) -> bool:
-    return isinstance(expr, Gen) and expr.constraint is not None
-
-
-def _names(node: Append) -> list[str]:
-    if node.name is None:
-        return []
-    return [node.name, f"{node.name}{REASONING_SUFFIX}"] if isinstance(node.expr, SeparateReasoning) else [node.name]
+    gen = expr.gen if isinstance(expr, GenWithCaptures) else expr
+    return isinstance(gen, Gen) and gen.constraint is not None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
 from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
-from plait.lang.core.reasoning import SeparateReasoning
+from plait.lang.derived.captures import GenWithCaptures
+from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.nodes import (
     Adopt,
@@ -99,13 +100,15 @@ def _describe_expr(expr: Any) -> str:
                 if expr.value_format is not None
                 else _constraint_label(expr.constraint)
             )
-            retries = f"retries={expr.retries}" if expr.retries else ""
+            retries = f"retries={expr.retries}" if expr.retries else "after a draft" if expr.draft_tokens else ""
             return " ".join(filter(None, ["gen", expr.name, _short(rule), _options(expr.options), retries]))
         case Select():
             return " ".join(filter(None, ["select", expr.name, _short(json.dumps(expr.choices, ensure_ascii=False))]))
         case GenToolCall():
             tools = ", ".join(tool.name for tool in expr.tools)
             return " ".join(filter(None, ["gen", expr.name, f"tools=[{tools}]", _options(expr.options)]))
+        case GenWithCaptures():
+            return f"{_describe_expr(expr.gen)}, groups {', '.join(expr.names)}"
         case SeparateReasoning():
             return f"{_describe_expr(expr.gen)}, reasoning separated"
         case RoleBegin() | RoleEnd():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleEnd, Select, Text
 from plait.lang.core.fork_group import JoinMode
-from plait.lang.core.reasoning import SeparateReasoning
+from plait.lang.derived.captures import call_of
 from plait.lang.source_location import SourceLocation
 from plait.lang.tracing.traced_value import TracedValue
 
@@ -30,12 +30,12 @@ class Append(Node):
 
     @property
     def is_call(self) -> bool:
-        return isinstance(self.expr, Gen | Select | GenToolCall | SeparateReasoning)
+        return isinstance(call_of(self.expr), Gen | Select | GenToolCall)
 
     @property
     def name(self) -> str | None:
         """The variable that the step sets, if any."""
-        expr = self.expr.gen if isinstance(self.expr, SeparateReasoning) else self.expr
+        expr = call_of(self.expr)
         return expr.name if isinstance(expr, Gen | Select | GenToolCall) else None
 
 

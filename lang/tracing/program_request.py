@@ -137,6 +137,8 @@ class _Writer:
     def _gen(self, node: Node, gen: Gen) -> dict[str, Any]:
         if gen.retries:
             self._refuse(node, "retries need the validators of the type, which run in Python only")
+        if gen.draft_tokens:
+            self._refuse(node, "draft_then_constrain runs in Python only")
         name: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
         return name | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
 
@@ -177,7 +179,7 @@ class _Writer:
 
 
 _REASON_OF_NODE = {
-    "Append": "tools and separate_reasoning run in Python only",
+    "Append": "tools, named groups and separate_reasoning run in Python only",
     "SetVariable": "the body sets a variable",
     "BeginScope": "it uses var_scope",
     "Join": "a race, or branches that are not joined right after their fork",

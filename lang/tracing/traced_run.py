@@ -20,9 +20,10 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
-from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
 from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
+from plait.lang.derived.captures import GenWithCaptures, call_of, variables_of
+from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import tool_call_format
@@ -106,10 +107,11 @@ class TracedBranch(Branch):
             number = self._add_step(piece)
             self._add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
-    def add_call(self, expr: Gen | Select | GenToolCall | SeparateReasoning) -> None:
+    def add_call(self, expr: Expr) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
-        gen = expr.gen if isinstance(expr, SeparateReasoning) else expr
+        gen = call_of(expr)
+        assert isinstance(gen, Gen | Select | GenToolCall)
         n, value_format = 1, gen.value_format if isinstance(gen, Gen | Select) else None
         if not self.has_text:
             raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
@@ -119,12 +121,11 @@ class TracedBranch(Branch):
             value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
         self._add_segment(result)
-        if gen.name is None:
-            return
-        self.variables[gen.name] = result
-        if isinstance(expr, SeparateReasoning):
-            reasoning = f"{gen.name}{REASONING_SUFFIX}"
-            self.variables[reasoning] = TracedResult.of_call(self.run, self.lane, result.result.node, reasoning, n)
+        if gen.name is not None:
+            self.variables[gen.name] = result
+        for name in variables_of(expr):
+            if name != gen.name:
+                self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
 
     def set_variable(self, name: str, value: Any) -> None:
         """`s[name] = value`."""
@@ -172,7 +173,7 @@ def _trace_part(expr: Expr, branch: TracedBranch) -> None:
         case Concat():
             for part in expr.parts:
                 _trace_part(part, branch)
-        case Gen() | Select() | GenToolCall() | SeparateReasoning():
+        case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
             branch.add_call(expr)
         case SystemWithTools():
             branch._add_step(expr)

@@ -34,9 +34,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
     Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
     request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait.
-    max_queue_time_s: the longest predicted time for which an admitted request waits (0: no limit), except for bursts
-    on an idle server. key_weights: the
-    parts of keys in the queue and in the runtime, 1 unless set.
+    max_queue_time_s: the longest predicted time for which an admitted request waits, except for bursts on an idle
+    server (0: no limit; None: the time that six calls take, from 0.1 to 0.3). key_weights: the parts of keys in the
+    queue and in the runtime, 1 unless set.
     max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
     Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
     line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
@@ -57,7 +57,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     page: bool = True
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 64
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
-    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.3
+    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     key_weights: dict[str, Annotated[float, Meta(ge=0.001, le=1000)]] = {}
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     body_timeout_s: Seconds = 30.0

@@ -54,8 +54,9 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     ),
     "seeing.md": (REVIEW, {}),
     "constraints.md": (
-        'question = "6 * 7?"\nschema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
-        {4: IN_A_BODY},
+        'from plait import assistant, gen, user\nquestion = "6 * 7?"\n'
+        'schema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
+        {5: IN_A_BODY, 6: IN_A_BODY},
     ),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks

@@ -150,5 +150,7 @@ def test_types_name_all_keywords():
         "retries",
         "think",
         "think_tokens",
+        "draft_then_constrain",
+        "draft_tokens",
     }
     assert set(get_type_hints(RegexGenKeywords)) == of_gen | {"n"}

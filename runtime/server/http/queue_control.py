@@ -21,7 +21,9 @@ from dataclasses import dataclass
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
 IDLE_ROWS = 128  # a server is idle when at most one row in so many is occupied (of 64 none): rare under load
 BURST_S = 0.5  # after it was idle, in which calls that find a free row may wait longer
-BURST_FACTOR = 10  # times max_queue_time_s
+BURST_FACTOR = 10  # times max_queue_time_s, or times LONGEST_QUEUE_S by default
+QUEUE_CALLS = 6  # by default a request may wait for about as long as so many calls take
+SHORTEST_QUEUE_S, LONGEST_QUEUE_S = 0.1, 0.3  # bounds of that time
 MIN_EVENTS = 4  # before a rate counts as measured
 STEP_S = 0.01  # events within so much busy time of each other are of one step
 TOKEN_WINDOW = 64  # begun calls that the token rate is measured over
@@ -133,12 +135,17 @@ class QueueControl:
     """The admitted calls of one server, by key.
 
     max_running: calls that the runtime runs at once. max_queue: further calls that may wait. max_queue_time_s: the
-    longest predicted time until the prompt of an admitted request is computed (0: no limit); in the first BURST_S after
-    the server was idle, calls that find a free row may wait BURST_FACTOR times as long. weights: of keys, 1 by default.
+    longest predicted time until the prompt of an admitted request is computed (0: no limit; None: the time that
+    QUEUE_CALLS calls take, within bounds); in the first BURST_S after the server was idle, calls that find a free row
+    may wait BURST_FACTOR times as long. weights: of keys, 1 by default.
     """
 
     def __init__(
-        self, max_running: int, max_queue: int, max_queue_time_s: float, weights: Mapping[str, float] | None = None
+        self,
+        max_running: int,
+        max_queue: int,
+        max_queue_time_s: float | None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.max_running, self.capacity = max_running, max_running + max_queue
         self.max_queue_time_s, self.weights = max_queue_time_s, weights or {}
@@ -213,18 +220,22 @@ class QueueControl:
         """Why a new request is refused, counted as one call; None if it is admitted."""
         full = self.calls_refusal(key, 1, now)
         before = self._before(self.waiting_calls, key, 1)
-        if full is not None or not self.max_queue_time_s or before <= MIN_WAITING_CALLS:
+        if full is not None or self.max_queue_time_s == 0 or before <= MIN_WAITING_CALLS:
             return full
         limit_s, queue_s = self._limit_s(before, now), self.predict(key, now)
         if queue_s <= limit_s:
             return None
-        text = f"the request would wait for about {queue_s:.2g} s, and the limit is {limit_s:g} s"
+        text = f"the request would wait for about {queue_s:.2g} s, and the limit is {limit_s:.2g} s"
         return self._refusal(key, text, queue_s - limit_s)
 
     def _limit_s(self, calls: float, now: float) -> float:
         """How long the last of `calls` waiting calls may wait. A server that was idle takes as many as it has rows."""
         is_burst = now - self._last_idle <= BURST_S and calls <= self._free_rows
-        return self.max_queue_time_s * (BURST_FACTOR if is_burst else 1)
+        if self.max_queue_time_s is not None:
+            return self.max_queue_time_s * (BURST_FACTOR if is_burst else 1)
+        if is_burst:
+            return LONGEST_QUEUE_S * BURST_FACTOR
+        return min(LONGEST_QUEUE_S, max(SHORTEST_QUEUE_S, QUEUE_CALLS / self.calls_per_s(now)))
 
     def calls_refusal(self, key: str, calls: int, now: float, replacing: int = 0) -> Refusal | None:
         """Why `calls` further calls exceed the key's share of the capacity; None if they do not.
@@ -255,7 +266,7 @@ class QueueControl:
         """Whether a request of a key that has its share would be refused."""
         if self.num_calls >= self.capacity:
             return True
-        is_limited = self.max_queue_time_s > 0 and self.num_waiting >= MIN_WAITING_CALLS
+        is_limited = self.max_queue_time_s != 0 and self.num_waiting >= MIN_WAITING_CALLS
         return is_limited and self.queue_time_s(now) >= self._limit_s(self.num_waiting + 1, now)
 
     def tokens_per_s(self, now: float) -> float | None:

@@ -23,7 +23,10 @@ def test_accepted_texts() -> None:
         ('start: %json {"type": "object"}', 7, "%json"),
         ('%llguidance {}\nstart: "a"', 0, "%llguidance"),
         ("start: @other", 7, "references to other grammars"),
-        ('start[max_tokens=3]: "a"', 5, "max_tokens"),
+        ('start[temperature=3]: "a"', 5, "temperature"),
+        ('start[max_tokens=-1]: "a"', 19, "unsigned integer"),
+        ('start: a b\na[max_tokens=3]: "a"\nb[capture]: "b"', 33, "both capture and max_tokens"),
+        ('start: a b\na[max_tokens=3]: b\nb: "b"', 28, "unknown name"),
         ("start: nothing", 7, "unknown name"),
         ('rule: "a"', None, "start"),
         ("start: s\ns: s", None, "can be written|infinite|rule|start"),
@@ -33,3 +36,21 @@ def test_errors_have_a_position(grammar: str, where: int | None, reason: str) ->
     error = refusal(Lark(grammar))
     assert re.search(reason, error.reason)
     assert error.where == where
+
+
+@pytest.mark.parametrize(
+    ("body", "allowed", "refused"),
+    [
+        ("/[a-z]+/", ["a", "ab", "abc"], ["", "abcd"]),
+        ("LETTER+", ["a", "ab", "abc"], ["", "abcd"]),
+        ('("ab" | "c")+', ["c", "ab", "abc", "cab", "ccc"], ["a", "abca", "abab"]),
+        ('/[a-z]+/ "."', ["a.", "ab.", "abc"], ["a", "ab", "abc.", "abcd"]),  # "abc" is cut off
+    ],
+)
+def test_a_rule_ends_after_max_tokens(body: str, allowed: list[str], refused: list[str]) -> None:
+    """The tokens are bytes. The budget counts anew at each use of the rule."""
+    grammar = Lark(f'start: "<<" word "> " word ">"\nword[max_tokens=3]: {body}\nLETTER: /[a-z]/')
+    for first in [*allowed, *refused]:
+        for second in [*allowed, *refused]:
+            is_allowed = first in allowed and second in allowed
+            assert accepts(grammar, f"<<{first}> {second}>") == [is_allowed], (first, second)

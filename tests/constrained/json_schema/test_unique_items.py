@@ -11,7 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matchers import allowed_tokens
-from schema_strategies import VALUES, accepts, compact, exceeds_double_range, grammar_of, reference_validator
+from schema_strategies import (
+    BYTE_VOCABULARY,
+    VALUES,
+    accepts,
+    compact,
+    exceeds_double_range,
+    grammar_of,
+    reference_validator,
+)
 
 from plait.constrained import Grammar, GrammarError, JsonSchema, Structural, Vocabulary, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
@@ -50,6 +58,12 @@ LONG += (
     "[[1],[1]]",
     "],[",
     "]]",
+    "  ",
+    "1 ",
+    " 1",
+    '" ',
+    "true ",
+    "\n1, ",
 )
 LONG_TOKENS = tuple(text.encode() for text in LONG)
 VOCABULARY = Vocabulary(
@@ -88,8 +102,9 @@ PLACED: list[Any] = [
 ]
 
 
-def long_token_grammar(schema: Any) -> Grammar:
-    return build_grammar(compile_spec(JsonSchema(schema, compact=True), VOCABULARY), VOCABULARY)
+def long_token_grammar(schema: Any, whitespace: bool = False) -> Grammar:
+    spec = JsonSchema(schema, compact=not whitespace, whitespace=whitespace)
+    return build_grammar(compile_spec(spec, VOCABULARY), VOCABULARY)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -108,9 +123,10 @@ def test_exactly_the_valid_values_are_accepted(at: int, values: list[Any]) -> No
         assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), value
 
 
+@pytest.mark.parametrize("whitespace", [False, True])
 @pytest.mark.parametrize("at", range(len(SCHEMAS)))
-def test_masks_allow_no_token_that_repeats_an_item_and_all_others(at: int) -> None:
-    grammar, validator = long_token_grammar(SCHEMAS[at]), reference_validator(SCHEMAS[at])
+def test_masks_allow_no_token_that_repeats_an_item_and_all_others(at: int, whitespace: bool) -> None:
+    grammar, validator = long_token_grammar(SCHEMAS[at], whitespace), reference_validator(SCHEMAS[at])
     row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
     for seed in range(8):
         matcher, text, rng = grammar.matcher(), b"", random.Random(seed)
@@ -159,7 +175,9 @@ def test_a_dead_end_is_not_entered() -> None:
     matcher = grammar_of({"type": "array", "items": {"enum": [*range(7)]}, "uniqueItems": True}).matcher()
     for byte in b"[3,1,4,5,2,6,0":
         assert matcher.accept(1 + byte)
-    assert matcher.forced_bytes() == b"]" or [token - 1 for token in allowed_tokens(matcher, VOCABULARY)] == [ord("]")]
+    assert matcher.forced_bytes() == b"]" or [token - 1 for token in allowed_tokens(matcher, BYTE_VOCABULARY)] == [
+        ord("]")
+    ]
 
 
 def test_rollback_forgets_items() -> None:

@@ -87,7 +87,7 @@ def test_request_has_every_option_of_gen_and_select():
         (lambda s: s.fork(2)[0].sync(), "the branches of a fork are never joined"),
         (lambda s: s.user_begin(), "a turn is not closed"),
         (lambda s: s.text(), "the text of a state is read"),
-        (lambda s: s.__iadd__(gen("t", tools=[add])), "tools and separate_reasoning"),
+        (lambda s: s.__iadd__(gen("t", tools=[add])), "tools, named groups and separate_reasoning"),
         (lambda s: s.__iadd__(gen("t", return_logprob=True, logprob_start_len=0)), "logprob_start_len"),
         (lambda s: s.fork(2).adopt(0), "a branch is adopted"),
         (lambda s: race(s.fork(2)).join(), "a race"),

@@ -101,6 +101,18 @@ def test_ten_times_the_load_keeps_the_queue_short_and_the_runtime_busy(decode_s,
     assert all(seconds < LIMIT_S for arrival, _, seconds in runtime.ttft if arrival > end + 5)
 
 
+@pytest.mark.parametrize(("decode_s", "limit_s"), [(16.0, 0.3), (2.0, 6 / 32), (0.5, 0.1)])
+def test_the_default_limit_is_the_time_of_six_calls(decode_s, limit_s) -> None:
+    """Short prompts, so that the rows limit the calls: 4, 32 and 128 per second."""
+    runtime = SimulatedRuntime(decode_s, limit_s=None)
+    runtime.run(2 + 3 * decode_s, {"": 3 * ROWS / decode_s}, 1)
+    assert runtime.control.calls_per_s(runtime.now) == pytest.approx(ROWS / decode_s, rel=0.35)
+    start = runtime.now
+    runtime.run(10, {"": 10 * ROWS / decode_s}, 1)
+    times = [seconds for arrival, _, seconds in runtime.ttft if arrival > start]
+    assert 0.4 * limit_s < percentile(times, 0.5) < max(1.6 * limit_s, 1.6 * MIN_WAITING_CALLS * decode_s / ROWS)
+
+
 def test_the_start_of_an_overload_is_no_burst() -> None:
     """Before it the server was busy, with about 9 calls at a time, and sometimes few of them."""
     runtime = SimulatedRuntime(0.5)

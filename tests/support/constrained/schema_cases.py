@@ -377,7 +377,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"$ref": "http://example.org/x"}, "/$ref", "nothing is fetched"),
     ({"$ref": "other.json"}, "/$ref", "nothing is fetched"),
     ({"$ref": "#/$defs/none"}, "/$ref", "nothing"),
-    ({"$ref": "#"}, "/$ref", "refers to itself"),
+    ({"$ref": "#"}, "/$ref", "leads back to itself"),
     ({"$dynamicRef": "#x"}, "/$dynamicRef", "dynamic"),
     ({"x-guidance": {"lenient": True}, "type": "string"}, "/x-guidance", "not accepted"),
     ({"not": {"uniqueItems": True}}, "/not", "complement"),

@@ -146,7 +146,7 @@ class ReasoningPart(Segment):
         return self.tags.split(text)[self.index]
 
 
-def think_first(where: str, gen: Gen, think: bool | str | None, think_tokens: int | None) -> Expr:
+def think_first(where: str, gen: Gen, think: bool | str | None, think_tokens: int | None) -> SeparateReasoning:
     """Returns `gen` with reasoning before its value. Raises InputError without a name, a constraint or valid marks.
 
     `think`: True, or a `model_type` of `separate_reasoning`, which names the marks. The opening mark is written unless

@@ -1,0 +1,107 @@
+"""`gen(..., draft_then_constrain=True)`: a free draft on a fork, then the constrained value, which follows the draft.
+
+The program's text goes on with the value alone. Method: draft-conditioned constrained decoding (arXiv 2603.03305).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from plait.lang.budget import BudgetExceeded
+from plait.lang.core.results import GenResult
+from plait.lang.errors import program_error
+from plait.lang.retries.question import question_after
+from plait.lang.retries.retried_call import RetriedCall
+from plait.lang.retries.retried_gen import limited_params
+from plait.lang.source_location import caller_location
+from plait.lang.typed.value_format import RefusedValue
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+    from plait.lang.core.expressions import Gen
+    from plait.runtime.client.call import Call, CallResult
+    from plait.runtime.sampling_params import SamplingParams
+
+DRAFT_TOKENS = 256
+_INSTRUCTION = "Give this answer again in the required form, and nothing else."
+
+
+class DraftedCall(RetriedCall):
+    """The draft and the value as one call. Its result is that of the value; the meta info has the draft."""
+
+    value_call: Call | None = None  # the call of the value, once it was started
+
+    def text_so_far(self) -> str:
+        """Returns the text of the value that has arrived."""
+        with self._lock:
+            is_draft = not self.done() and self._current is not self.value_call
+        return "" if is_draft else super().text_so_far()
+
+    def _extra_meta(self) -> dict[str, Any]:
+        return {"draft": self._metas[0]["text"]}
+
+
+def checked_draft_tokens(where: str, draft: object, draft_tokens: object) -> int:
+    """Returns the most tokens of the draft. Raises InputError for what is not a number of tokens."""
+    if not draft:
+        raise InputError(f"{where}: draft_tokens needs draft_then_constrain=True")
+    if draft_tokens is None:
+        return DRAFT_TOKENS
+    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or draft_tokens < 1:
+        raise InputError(f"{where}: draft_tokens must be a number of tokens from 1 on, not {draft_tokens!r:.40}")
+    return draft_tokens
+
+
+def begin_drafted_gen(
+    branch: Branch,
+    gen: Gen,
+    params: SamplingParams,
+    announce: Callable[[Any, str | None], None],
+    is_cut_by_budget: bool,
+) -> None:
+    """Starts the draft, and appends the text of the value, which is known later, to the branch.
+
+    `announce(session, name)` gives a session the variable of its next call. Raises what a plain gen raises.
+    """
+    run = branch.run
+    (draft_session,) = branch.session().fork(1)
+    ask = question_after(branch, lambda _: _INSTRUCTION)
+    ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
+
+    def start(drafts: Sequence[Any]) -> Call:
+        if drafts:
+            ask(draft_session, 1, "")
+        announce(draft_session, gen.name)
+        limited = limited_params(params if drafts else _draft_params(params, gen), ends_at, len(drafts), branch)
+        result.is_cut_by_budget |= bool(drafts) and limited.max_tokens < params.max_tokens
+        started: Call = draft_session.generate(limited, gen.constraint if drafts else None)
+        if drafts:
+            call.value_call = started
+        return started
+
+    def read(result: CallResult) -> None:
+        if not call.refused:
+            raise RefusedValue("it is the draft")
+
+    def on_budget_spent(error: BudgetExceeded) -> None:
+        run.fail(program_error(run.program, gen.name, error, place))
+
+    place = caller_location()
+    call = DraftedCall(run.client, params.timeout_s, 2, start, read, draft_session, on_budget_spent)
+    result = GenResult(run, gen.name, call, gen.value_format)
+    result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
+    run.add(result)  # before the draft, whose tokens count
+    call.begin()
+    branch.defer_session().append_later((call,), lambda: call.result().text)
+    branch.add(gen.name, result)
+
+
+def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:
+    """Returns the parameters of the draft: those of the gen without what belongs to the value."""
+    free = {"min_tokens": 0, "complete": False, "if_it_fits": False, "exact": False, "prompt_logprobs_from": None}
+    return msgspec.structs.replace(params, max_tokens=gen.draft_tokens, logprobs=False, top_logprobs=0, **free)
