@@ -84,9 +84,10 @@ class SchemaDocument:
             if has_dynamic_references(parts):
                 again = _read(text)
                 assert isinstance(again, dict), "it was an object before"
-                self.schema = with_static_references(again, self._parts(again)[0], self.draft)
-                parts = list(subschemas(self.schema, ""))
-                parts += self._referred_to(self.schema, parts)
+                static = with_static_references(again, self._parts(again)[0], self.draft)
+                parts = list(subschemas(static, ""))
+                parts += self._referred_to(static, parts)
+                self.schema = static
                 self._index(parts)
                 self._bases |= resolve_references(parts, self.draft)
             self.parts = parts

@@ -58,7 +58,7 @@ def _bound_integers(schema: SchemaObject, closed: str, exclusive: str, sign: int
         outside = schema.pop(exclusive)
         inside = (math.floor(outside) if sign > 0 else math.ceil(outside)) + sign
         schema[closed] = (max if sign > 0 else min)(inside, schema.get(closed, inside))
-    bound = schema.get(closed)
+    bound: Any = schema.get(closed)
     if bound is not None and (bound <= _LOWEST or (sign > 0 and bound > _HIGHEST)):
         raise ValueError(_OUTSIDE)
     if _is_rounded(bound) and not (sign < 0 and bound >= _HIGHEST):

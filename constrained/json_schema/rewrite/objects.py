@@ -261,10 +261,10 @@ def _count_in_open_object(
 
 
 def _optional_names(schema: SchemaObject, document: SchemaDocument, depth: int = 0) -> set[str]:
-    """Returns the names that a schema lists, also in the schemas that apply to the same value."""
+    """Returns the names that a schema lists and allows, also in the schemas that apply to the same value."""
     if isinstance(schema, bool) or depth > MAX_APPLIED:
         return set()
-    names = set(schema.get("properties", {}))
+    names = {name for name, inner in schema.get("properties", {}).items() if inner is not False}
     inner = [one for name in ("allOf", "anyOf", "oneOf") for one in schema.get(name, ())]
     inner += [schema[name] for name in ("if", "then", "else", "not") if name in schema]
     inner += schema.get("dependentSchemas", {}).values()
