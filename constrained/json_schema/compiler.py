@@ -36,6 +36,7 @@ _NOT_COMBINED = (
     "Schema intersection stack level exceeded",
     "circular references with sibling keys",
     "Unsatisfiable schema",
+    "patternProperty regexes",
 )
 
 

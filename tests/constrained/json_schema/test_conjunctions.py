@@ -36,6 +36,7 @@ OBJECTS = [
     for names in permutations("abc", size)
     for values in product([1, "a", {"a": 1}], repeat=size)
 ]
+OBJECTS += [{name: value} for name in ("ab", "ba", "ca", "bb") for value in (1, "a", {"a": 1}, {})]
 
 
 def combined_grammar(schema: Any) -> Grammar:
@@ -86,6 +87,14 @@ RECURSIVE: dict[str, dict[str, Any]] = {
             "y": {"properties": {"a": {"$ref": "#/$defs/y"}, "b": {"type": "integer"}}},
         },
     },
+    "patterns that share names": {
+        "type": "object",
+        "allOf": [
+            {"patternProperties": {"^a": {"enum": [1, "a"]}}, "additionalProperties": {"type": "object"}},
+            {"patternProperties": {"b$": {"type": ["string", "object"]}, "c": {"required": ["a"]}}},
+            {"properties": {"a": {"type": "integer"}}},
+        ],
+    },
     "conditions on one name": {
         "type": "object",
         "required": ["a"],
@@ -125,6 +134,14 @@ def test_a_definition_without_finite_value_is_empty() -> None:
     assert found == {"y": {"properties": {"b": False}}}
     grammar = grammar_of({"$defs": {"x": endless}, "properties": {"b": {"$ref": "#/$defs/x"}}, "type": "object"})
     assert accepts(grammar, "{}") and not accepts(grammar, '{"b":')
+
+
+def test_a_range_of_one_number_is_not_empty() -> None:
+    found = Emptiness({})
+    closed, shut = {"type": "number", "minimum": 1}, {"type": "number", "maximum": 1}
+    assert not found.is_empty_conjunction([closed, shut])
+    assert found.is_empty_conjunction([closed, {**shut, "exclusiveMaximum": 1}])
+    assert found.is_empty_conjunction([{"minimum": 2, "type": "integer"}, shut])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
