@@ -13,8 +13,11 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
-from plait.constrained.json_schema.rewrite.dynamic_scopes import has_dynamic_references, with_static_references
-from plait.constrained.json_schema.rewrite.resources import (
+from plait.constrained.json_schema.rewrite.references.dynamic_scopes import (
+    has_dynamic_references,
+    with_static_references,
+)
+from plait.constrained.json_schema.rewrite.references.resources import (
     DEFINITIONS,
     ROOT,
     add_metaschemas,

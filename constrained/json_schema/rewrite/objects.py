@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations, permutations
 from math import comb
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.analysis import conjuncts, listed_values
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
-from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.formats import FORMATS
-from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
-from plait.constrained.json_schema.rewrite.patterns import ANY, ecma_to_plain_pattern, is_narrowed, literal, matches
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
-from plait.constrained.specs import GrammarError
+from plait.constrained.json_schema.rewrite.document import SchemaDocument
 
 MAX_DEPENDENT = 12
-MAX_NAMES_DEPTH = 4
 MAX_SUBSETS = 64
 MAX_ORDERED = 3
 MAX_APPLIED = 8  # schemas for the same value, one within another
 _NAME_SENSITIVE_KEYWORDS = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties", "anyOf"))
-_NOT_OF_TEXTS = frozenset(
-    ("minimum", "maximum", "multipleOf", "minItems", "maxItems", "required", "properties", "items")
-)
-_NOT_OF_TEXTS |= {"minLength", "maxLength"}
 _NOT_AN_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 
 
@@ -87,116 +75,6 @@ def dependent_schemas(schema: SchemaObject, document: SchemaDocument) -> SchemaO
         if entries
         else rest
     )
-
-
-def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Replaces `propertyNames` by a pattern for the names that are not listed.
-
-    Proof: a listed name that violates `propertyNames` may not occur, so its schema is false. Any other name must match
-    the pattern of the valid names. `patternProperties` with that pattern and the schema of additional properties, and
-    `additionalProperties: false`, express just that; the other patterns are narrowed to the valid names, and the first
-    one does without the names that another pattern or a listed name matches.
-
-    >>> property_names({"propertyNames": {"enum": ["a"]}}, SchemaDocument("{}"))
-    {'additionalProperties': False, 'patternProperties': {'^(?:a)$': True}, 'properties': {}}
-    """
-    if "propertyNames" not in schema:
-        return None
-    rest, names = without_keywords(schema, "propertyNames"), schema["propertyNames"]
-    if names is True or (rest.get("additionalProperties", True) is False and "patternProperties" not in rest):
-        return _forbid_failing_names(rest, names, document)
-    if names is False:
-        return with_all_of(rest, {"maxProperties": 0})
-    try:
-        allowed = _names_pattern(names, document)
-        rewritten = _forbid_failing_names(rest, names, document)
-        additional, listed = rest.get("additionalProperties", True), rewritten["properties"]
-        others, patterns = allowed, dict[str, Schema]()
-        for pattern, inner in rest.get("patternProperties", {}).items():
-            if is_narrowed(pattern):
-                raise GrammarError("a pattern without complement beside it is not supported")
-            plain = ecma_to_plain_pattern(pattern).pattern
-            patterns[_whole_ecma(intersect(allowed, plain).pattern)] = inner
-            others = intersect(others, plain, negated=True).pattern
-        if additional is not True and (same := [name for name in listed if matches(_whole_ecma(others), name)]):
-            others = intersect(others, "|".join(map(literal, same)), negated=True).pattern
-    except GrammarError as error:
-        raise UnsupportedKeywords(error.reason, "propertyNames") from None
-    rewritten["additionalProperties"] = False
-    rewritten["patternProperties"] = {**patterns, _whole_ecma(others): additional}
-    return dict(sorted(rewritten.items()))
-
-
-def _whole_ecma(plain: str) -> str:
-    return f"^(?:{_to_ecma(plain)})$"
-
-
-def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDocument) -> SchemaObject:
-    """Returns `rest` with the listed names that violate `propertyNames` made impossible."""
-    listed = rest.get("properties", {})
-    return {**rest, "properties": {n: s if document.is_valid(names, n) else False for n, s in listed.items()}}
-
-
-def _names_pattern(names: Schema, document: SchemaDocument, depth: int = 0) -> str:
-    """Returns the plain pattern of the names that match `names`. Raises UnsupportedKeywords if there is none."""
-    parts = [part for part in conjuncts(names, document) if isinstance(part, dict)]
-    if depth >= MAX_NAMES_DEPTH or False in conjuncts(names, document):
-        raise UnsupportedKeywords("its alternatives are nested too deeply or allow nothing", "propertyNames")
-    listed = next((values for part in parts if (values := listed_values(part, document)) is not None), None)
-    if listed is not None:
-        texts = [text for text in listed if isinstance(text, str) and document.is_valid(names, text)]
-        return "|".join(map(literal, texts)) or NO_TEXT
-    low = max((int(part["minLength"]) for part in parts if "minLength" in part), default=0)
-    high = min((int(part["maxLength"]) for part in parts if "maxLength" in part), default=None)
-    patterns = [f"{ANY}{{{low},{'' if high is None else high}}}"] if low or high is not None else []
-    for part in parts:
-        for keyword, value in part.items():
-            pattern = _names_pattern_of(keyword, value, document, depth)
-            patterns += [] if pattern is None else [pattern]
-    whole = patterns[0] if patterns else f"{ANY}*"
-    for pattern in patterns[1:]:
-        whole = intersect(whole, pattern).pattern
-    return whole
-
-
-def _names_pattern_of(keyword: str, value: Any, document: SchemaDocument, depth: int) -> str | None:
-    """Returns the plain pattern of the names that a keyword other than lengths and lists allows; None if all."""
-    match keyword:
-        case "pattern":
-            return ecma_to_plain_pattern(value).pattern
-        case "format":
-            return ecma_to_plain_pattern(f"^(?:{FORMATS[value]})$").pattern if value in FORMATS else None
-        case "type":
-            return None if "string" in ([value] if isinstance(value, str) else value) else NO_TEXT
-        case "not" if _has_complement(value):
-            return intersect(f"{ANY}*", _names_pattern(value, document, depth + 1), negated=True).pattern
-        case "anyOf":
-            return "|".join(f"(?:{_names_pattern(inner, document, depth + 1)})" for inner in value)
-        case "oneOf" if len(value) <= MAX_NAMES_DEPTH and _has_complement(value):
-            return _exactly_one([_names_pattern(inner, document, depth + 1) for inner in value])
-    if keyword in ASSERTIONS - {"$ref", "allOf"} - _NOT_OF_TEXTS:
-        raise UnsupportedKeywords(f"{keyword} in it is not supported", "propertyNames/" + keyword)
-    return None
-
-
-def _has_complement(names: Any) -> bool:
-    """Returns whether the pattern of these schemas is exact, so that it may be negated."""
-    text = json.dumps(names)
-    return '"format"' not in text and "$ref" not in text and not is_narrowed(text)
-
-
-def _exactly_one(patterns: list[str]) -> str:
-    """Returns the plain pattern of the texts that match exactly one of the plain patterns."""
-    cases = []
-    for index, pattern in enumerate(patterns):
-        for other in patterns[:index] + patterns[index + 1 :]:
-            pattern = intersect(pattern, other, negated=True).pattern
-        cases.append(f"(?:{pattern})")
-    return "|".join(cases)
-
-
-def _to_ecma(plain: str) -> str:
-    return "".join(p if i == 0 else f"\\u{{{p[2:8]}}}{p[8:]}" for i, p in enumerate(plain.split("\\U")))
 
 
 def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -271,11 +149,6 @@ def _optional_names(schema: SchemaObject, document: SchemaDocument, depth: int =
     inner += [one for one in schema.get("dependencies", {}).values() if isinstance(one, dict)]
     inner += [document.resolve_reference(schema["$ref"], "")] if "$ref" in schema else []
     return names.union(*(_optional_names(one, document, depth + 1) for one in inner))
-
-
-def literal_ecma(text: str) -> str:
-    """Returns `text` as an ECMA pattern."""
-    return _to_ecma(literal(text))
 
 
 def _count_in_closed_object(

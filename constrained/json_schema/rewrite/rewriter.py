@@ -30,7 +30,6 @@ from plait.constrained.json_schema.rewrite.objects import (
     count_properties,
     dependent_required,
     dependent_schemas,
-    property_names,
 )
 from plait.constrained.json_schema.rewrite.patterns import (
     are_disjoint,
@@ -39,6 +38,7 @@ from plait.constrained.json_schema.rewrite.patterns import (
     is_narrowed,
     matches,
 )
+from plait.constrained.json_schema.rewrite.property_names import property_names
 from plait.constrained.json_schema.rewrite.unevaluated import unevaluated_items, unevaluated_properties
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError

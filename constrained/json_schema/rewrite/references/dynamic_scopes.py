@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urldefrag
 
-from plait.constrained.json_schema.rewrite.resources import DEFINITIONS, Resources, join_reference
+from plait.constrained.json_schema.rewrite.references.resources import DEFINITIONS, Resources, join_reference
 from plait.constrained.specs import GrammarError
 
 MAX_COPIES = 64
