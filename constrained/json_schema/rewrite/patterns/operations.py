@@ -85,8 +85,11 @@ def _texts_of_item(op: str, value: Any, limit: int) -> set[str] | None:
     match op:
         case "LITERAL":
             return {chr(value)}
-        case "IN" if all(str(kind) == "LITERAL" for kind, _ in value):
-            return {chr(code) for _, code in value}
+        case "IN" if str(value[0][0]) != "NEGATE":
+            spans = [(content, content) if str(kind) == "LITERAL" else content for kind, content in value]
+            if sum(high - low + 1 for low, high in spans) > limit:
+                return None
+            return {chr(code) for low, high in spans for code in range(low, high + 1)}
         case "SUBPATTERN":
             return _texts_of(list(value[3]), limit)
         case "BRANCH":
