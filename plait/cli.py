@@ -19,13 +19,7 @@ import plait
 from plait.batch import add_batch_options, batch_command
 from plait.check import check
 from plait.runtime.similar_names import did_you_mean
-from plait.serve import (
-    add_backend_option,
-    add_serve_options,
-    add_tensor_parallel_option,
-    add_weights_option,
-    serve_command,
-)
+from plait.serve import add_model_option, add_serve_options, serve_command
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
@@ -109,9 +103,8 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
-    add_tensor_parallel_option(machine)
-    add_weights_option(machine)
-    add_backend_option(machine)
+    for name in ("tensor-parallel-size", "weights", "backend"):
+        add_model_option(machine, name)
     machine.set_defaults(command=_check)
     return parser
 
@@ -160,8 +153,8 @@ def _with_option_name(error: plait.PlaitError, options: argparse.Namespace) -> s
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a .gguf file, a folder, or a Hugging Face id; default: the embedded model")
     parser.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
-    add_weights_option(parser)
-    add_backend_option(parser)
+    add_model_option(parser, "weights")
+    add_model_option(parser, "backend")
 
 
 def _fail(message: str) -> int:
@@ -172,7 +165,8 @@ def _fail(message: str) -> int:
 def _check_model_and_device(options: argparse.Namespace) -> None:
     """Raises PlaitError for a wrong --model or --device, which the runtime would refuse only at its first use."""
     device = getattr(options, "device", None)
-    if device is not None and not DEVICE.fullmatch(device):
+    names = [] if device is None else device.split(",") if getattr(options, "replicas", None) else [device]
+    if not all(DEVICE.fullmatch(name.strip()) for name in names):
         raise plait.InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {device!r:.80}")
     if options.model is not None:
         options.model = os.path.expanduser(options.model)

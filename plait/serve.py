@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal
 
-from plait.runtime.config import EngineConfig, KvDtype, ModelBackend, WeightFormat
 from plait.runtime.errors import InputError
+from plait.runtime.server.engines.model_options import MAX_GIGABYTES, MODEL_OPTIONS
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -20,48 +21,35 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
-    server.add_argument("--device", help="auto, cpu, cuda, ..., with --replicas a list of them; default: auto")
-    server.add_argument(
-        "--replicas", type=int, metavar="N", help="runtimes of the model, on which requests are placed by cached prefix"
-    )
-    add_tensor_parallel_option(server)
-    add_weights_option(server)
-    add_backend_option(server)
-    server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
-    server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
-    _add_memory(server.add_argument_group("memory and batches"))
+    memory = server.add_argument_group("memory and batches")
+    for option in MODEL_OPTIONS.values():
+        add_model_option(memory if option.is_memory else server, option.name)
+    _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
+    _add_files(server.add_argument_group("files and batches"))
     log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
 
 
-def add_weights_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --weights, which every command that starts a runtime has; docs/models.md explains the formats."""
-    default = EngineConfig().weights
-    text = f"the format of the weights in memory; default: {default}"
-    parser.add_argument("--weights", choices=get_args(WeightFormat), help=text)
+def add_model_option(parser: argparse._ActionsContainer, name: str) -> None:
+    """Adds an option of the table `MODEL_OPTIONS`; docs/models.md and docs/cluster.md explain them."""
+    option = MODEL_OPTIONS[name]
+    if option.kind is bool:
+        parser.add_argument(f"--{name}", action="store_true", help=option.text)
+    else:
+        choices = option.choices or None
+        parser.add_argument(f"--{name}", type=option.kind, metavar=option.metavar, choices=choices, help=option.text)
 
 
-def add_tensor_parallel_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --tensor-parallel-size; docs/cluster.md explains it."""
-    text = "processes that divide the model, each with its own GPU or on the CPU; default: 1"
-    parser.add_argument("--tensor-parallel-size", type=int, metavar="N", help=text)
-
-
-def add_backend_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --backend, beside --weights; docs/models.md explains it."""
-    text = "what computes the model; default: plait, and transformers for architectures that plait does not have"
-    parser.add_argument("--backend", choices=get_args(ModelBackend), help=text)
-
-
-def _add_memory(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--context-length", type=int, metavar="N", help="tokens of a request; default: the model's own")
-    text = "of the KV cache; int8 and fp8 (on a GPU) halve its memory; default: auto"
-    group.add_argument("--kv-dtype", choices=get_args(KvDtype), help=text)
-    group.add_argument("--kv-memory-gb", type=float, metavar="GB", help="for the KV cache; default: by the free memory")
-    group.add_argument("--max-batch-rows", type=int, metavar="N", help="requests that run at once; default: by memory")
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--models", metavar="FILE", help="a YAML file of names and models, instead of MODEL")
+    group.add_argument("--keep", type=int, metavar="N", help="models loaded at once; default: 3, on a GPU 1")
+    text = "memory of the loaded models: their files and KV caches; default: no limit"
+    group.add_argument("--keep-memory-gb", type=float, metavar="GB", help=text)
+    text = "seconds that a model stays loaded without requests; default: until its place is needed"
+    group.add_argument("--keep-alive", type=float, metavar="S", help=text)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -103,8 +91,20 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")
-    number("--compile-deadline", float, "S", "seconds for a constraint to compile, or it is refused; default: 2")
     number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    text = "the directory of /v1/files and /v1/batches; default: none, and both are refused"
+    group.add_argument("--files-dir", metavar="DIR", help=text)
+    for flag, text in (
+        ("--max-file-bytes", "a larger file is refused; default: 209715200"),
+        ("--max-batch-lines", "a file with more lines is refused; default: 50000"),
+        ("--max-stored-bytes-per-key", "of all files of a key, results included; default: 4294967296"),
+        ("--max-files-per-key", "files that a key may store; default: 1000"),
+        ("--max-batch-calls", "calls of batches that are in flight at once; default: the rows of the batch"),
+    ):
+        group.add_argument(flag, type=int, metavar="N", help=text)
 
 
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
@@ -121,19 +121,38 @@ def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float
     return weights
 
 
-def _bytes(gigabytes: float | None) -> int | None:
-    """Returns --kv-memory-gb in bytes. Raises InputError unless it is between 0 and 32,768."""
-    if gigabytes is None:
-        return None
-    if not 0 < gigabytes <= 1 << 15:
-        raise InputError(f"--kv-memory-gb must be greater than 0 and at most 32768, not {gigabytes:g}")
-    return int(gigabytes * 2**30)
+def _model_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the given options of `MODEL_OPTIONS` as settings of `Runtime`, and "replicas". Raises InputError."""
+    given = {option: getattr(options, option.dest) for option in MODEL_OPTIONS.values()}
+    try:
+        return {
+            option.setting: option.checked(value)
+            for option, value in given.items()
+            if value is not None and value is not False
+        }
+    except InputError as error:
+        raise InputError(f"--{error}") from None
+
+
+def _keep_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings of `serve_models` that --keep... give. Raises InputError, also for them without --models."""
+    limits = {"--keep": (options.keep, 1, 256), "--keep-alive": (options.keep_alive, 0, 86_400)}
+    limits["--keep-memory-gb"] = (options.keep_memory_gb, 0, MAX_GIGABYTES)
+    for name, (value, lowest, highest) in limits.items():
+        if value is not None and options.models is None:
+            raise InputError(f"{name} needs --models, a file of several models")
+        if value is not None and not lowest <= value <= highest:
+            raise InputError(f"{name} must be from {lowest} to {highest}, not {value:g}")
+    gigabytes = options.keep_memory_gb
+    keep_bytes = None if gigabytes is None else int(gigabytes * 2**30)
+    return {"keep": options.keep, "keep_bytes": keep_bytes, "keep_alive_s": options.keep_alive}
 
 
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
+    from plait.runtime.server.engines.models_file import read_models
     from plait.runtime.server.http.api_keys import read_keys
-    from plait.runtime.server.serve import serve
+    from plait.runtime.server.serve import serve, serve_models
     from plait.runtime.server.settings import server_settings
 
     key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
@@ -153,6 +172,12 @@ def serve_command(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         max_queue_time_s=options.max_queue_time,
         key_weights=weights,
+        files_dir=options.files_dir,
+        max_file_bytes=options.max_file_bytes,
+        max_batch_lines=options.max_batch_lines,
+        max_stored_bytes_per_key=options.max_stored_bytes_per_key,
+        max_files_per_key=options.max_files_per_key,
+        max_batch_calls=options.max_batch_calls,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,
@@ -161,12 +186,14 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    engine = {"device": options.device, "weights": options.weights, "backend": options.backend}
-    engine |= {"tensor_parallel_size": options.tensor_parallel_size}
-    engine |= {"compile_deadline_s": options.compile_deadline}
-    engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
-    engine |= {"context_length": options.context_length, "kv_dtype": options.kv_dtype}
-    engine |= {"max_batch_rows": options.max_batch_rows, "kv_memory_bytes": _bytes(options.kv_memory_gb)}
-    engine = {name: value for name, value in engine.items() if value is not None}
+    engine = _model_settings(options)
+    if weights:
+        engine["tenant_weights"] = weights
+    keep = _keep_settings(options)
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
-    return serve(options.model, settings, log_format, options.replicas, deterministic=options.deterministic, **engine)
+    if options.models is None:
+        return serve(options.model, settings, log_format, **engine)
+    if options.model is not None or options.model_name is not None:
+        raise InputError(f"{'--model-name' if options.model is None else 'MODEL'} cannot be given with --models")
+    specs = read_models(Path(options.models).expanduser(), engine)
+    return serve_models(specs, settings, log_format, **keep)

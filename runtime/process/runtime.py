@@ -194,6 +194,7 @@ class Runtime:
             process.kill()
 
         watchdog = threading.Timer(timeout_s, kill)
+        watchdog.daemon = True  # an exit during the start does not wait for it; the process then ends by itself
         watchdog.start()
         try:
             yield

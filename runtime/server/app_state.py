@@ -1,98 +1,95 @@
-"""What all routes of one application share: the backend, the settings, counters and the model's name."""
+"""What all routes of one application share: the models, the settings and counters; and a request's model."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from functools import lru_cache
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 
-from plait.runtime.client.client import Client
-from plait.runtime.errors import RuntimeGone
+from plait.runtime.server.batches.batch_service import BatchService
+from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.pooled_model import PooledModel
+from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
-from plait.runtime.server.in_flight import InFlightRequests
+from plait.runtime.server.http.request_queue import RequestQueue
+from plait.runtime.server.http.response import cancel_on_disconnect
+from plait.runtime.server.in_flight import InFlightRequests, current_request
 from plait.runtime.server.ops.metrics import Metrics
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 from plait.runtime.server.settings import ServerSettings
+from plait.runtime.similar_names import did_you_mean
 
-REPLACEMENT_POLL_S = 0.02
-
-
-class Backend(Protocol):
-    """What an application serves: a Runtime, an Engine, a RestartingRuntime or a ReplicatedRuntime."""
-
-    @property
-    def client(self) -> Client:
-        """The connection to the runtime. Raises RuntimeGone, or is closed, while there is none."""
-        ...
+MAX_NAMES_IN_ERROR = 20
+DEFAULT = "default"  # the first model
 
 
 class AppState:
-    """The shared state of one application. `state_of(request)` returns it."""
+    """The shared state of one application. `state_of(request)` returns it.
 
-    def __init__(self, backend: Backend, settings: ServerSettings) -> None:
+    models: one for a backend, those of the models file for an `EnginePool`. pool: None for one model.
+    """
+
+    def __init__(self, backend: Backend | EnginePool, settings: ServerSettings) -> None:
         self.backend, self.settings = backend, settings
         self.started_at = int(time.time())
         self.in_flight = InFlightRequests()
-        self.admission = AdmissionControl(settings, self.in_flight)
-        self.replicated = backend if isinstance(backend, ReplicatedRuntime) else None
-        self.metrics = Metrics(has_replicas=self.replicated is not None)
-        self.status_query = StatusQuery(lambda: self.client)
-        self._replacement: asyncio.Task[None] | None = None  # waits for the next runtime, for all requests
-        self.last_model_name = ""  # for metrics and status while the runtime restarts
-        with contextlib.suppress(RuntimeGone):
-            self.last_model_name = self.model_name
+        self.pool = backend if isinstance(backend, EnginePool) else None
+        self.models: Sequence[ServedModel]
+        if isinstance(backend, EnginePool):
+            self.models = backend.models
+        else:
+            self.models = [ServedModel(settings, RequestQueue(settings), backend)]
+        self.admission = AdmissionControl(settings, self.in_flight, [model.queue for model in self.models])
+        has_replicas = any(model.may_have_replicas for model in self.models)
+        self.metrics = Metrics(has_replicas=has_replicas, has_models=self.pool is not None)
+        self.batches: BatchService | None = None  # None: the server keeps no files and batches
 
     @property
-    def client(self) -> Client:
-        """The connection to the runtime. Raises RuntimeGone, or is closed, while there is none."""
-        return self.backend.client
+    def only_model(self) -> ServedModel | None:
+        """The model of a server that has one; None for one that has several."""
+        return self.models[0] if self.pool is None else None
 
-    @property
-    def replaces_runtime(self) -> bool:
-        """Whether the backend starts another runtime when one ends."""
-        return not getattr(self.backend, "has_given_up", True)
+    def find_model(self, name: str | None) -> ServedModel:
+        """The model called `name`; None and "default" mean the first one. Raises ApiError 404 for another name."""
+        if name is None or name == DEFAULT:
+            return self.models[0]
+        for model in self.models:
+            if model.name == name:
+                return model
+        text = f"the model '{name[:100]}' is not served here{self.served_names(name)}"
+        raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
 
-    async def wait_for_replacement(self, timeout_s: float) -> bool:
-        """Waits until the runtime that ended is replaced. Returns False after `timeout_s`, and if it will not be."""
-        if self._replacement is None or self._replacement.done():
-            self._replacement = asyncio.create_task(self._poll_backend())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._replacement), timeout_s)
-            return self.replaces_runtime
-        return False
-
-    async def _poll_backend(self) -> None:
-        while self.replaces_runtime and self.client.is_closed:
-            await asyncio.sleep(REPLACEMENT_POLL_S)
-
-    @property
-    def num_restarts(self) -> int:
-        """How many times the backend replaced a runtime that died."""
-        num_restarts: int = getattr(self.backend, "num_restarts", 0)
-        return num_restarts
-
-    @property
-    def model_name(self) -> str:
-        """The name by which clients call the model. Raises RuntimeGone."""
-        return self.settings.model_name or _name_from_path(self.client.model.model_path)
-
-    def check_model(self, name: str) -> None:
-        """Raises ApiError 404 for a model that is not served here. "default" means the one that is."""
-        if name not in (self.model_name, "default"):
-            text = f"the model '{name[:100]}' is not served here; '{self.model_name}' is"
-            raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
+    def served_names(self, name: str) -> str:
+        """Continues an error about the name of a model with those that are served."""
+        names = [model.name for model in self.models]
+        if len(names) == 1:
+            return f"; '{names[0]}' is"
+        rest = f" and {len(names) - MAX_NAMES_IN_ERROR} others" if len(names) > MAX_NAMES_IN_ERROR else ""
+        return f"{did_you_mean(name, names)}; served are {', '.join(names[:MAX_NAMES_IN_ERROR])}{rest}"
 
 
-@lru_cache(maxsize=8)
-def _name_from_path(model_path: str) -> str:
-    return Path(model_path).name.removesuffix(".gguf")
+async def use_model(request: Request, name: str | None, timeout_s: float | None = None) -> ServedModel:
+    """The model called `name`; None and "default" mean the first one. It stays loaded until the request has ended.
+
+    With several models: puts the request into the queue of its model, and waits until that is loaded, at most
+    `timeout_s` seconds and as long as the client is connected. Raises ApiError 404, 429, 503, and DeadlineExceeded.
+    """
+    state, record = state_of(request), current_request()
+    model = state.find_model(name)
+    assert record is not None
+    record.model = model
+    if state.pool is None or not isinstance(model, PooledModel):
+        return model
+    state.admission.enter_queue(record, model.queue)
+    timeout_s = timeout_s if timeout_s is not None and timeout_s > 0 else None  # others are refused with their field
+    if timeout_s is not None and not model.accepts_requests:
+        record.start_deadline = time.monotonic() + timeout_s
+    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s))
+    record.on_end.append(partial(state.pool.release, model))
+    model.queue.estimate_size(record)
+    return model
 
 
 def state_of(request: Request) -> AppState:

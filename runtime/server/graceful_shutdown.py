@@ -14,8 +14,8 @@ from types import FrameType
 import uvicorn
 
 from plait.runtime.server.app_state import AppState
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
-from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.pooled_model import Engine
 
 ABORT_TIMEOUT_S = 2.0  # for aborted requests to send their error responses
 FORCED_EXIT_CODE = 130
@@ -29,9 +29,7 @@ class GracefulServer(uvicorn.Server):
     `exit_code` is valid after `serve` has returned.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, state: AppState, runtime: RestartingRuntime | ReplicatedRuntime, address: str
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState, runtime: Engine | EnginePool, address: str) -> None:
         super().__init__(config)
         self._state, self._runtime, self._address = state, runtime, address
         self._drain: asyncio.Task[None] | None = None

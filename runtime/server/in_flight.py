@@ -13,12 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from plait.runtime.client.call import Call
 from plait.runtime.client.session import Session
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import Usage
+
+if TYPE_CHECKING:
+    from plait.runtime.server.engines.served_model import ServedModel
+    from plait.runtime.server.http.request_queue import RequestQueue
 
 _current_request: ContextVar[RequestRecord | None] = ContextVar("plait_request", default=None)
 DRAINED = "draining"
@@ -43,8 +47,10 @@ class RequestRecord:
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
     `num_key_requests` requests against the limit of its key. reserve_calls(n, t): counts it as n calls with
     prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a
-    program, whose calls also count against the limit of its key. num_runs: one more for each time that it was run again
-    because its runtime ended.
+    program, whose calls also count against the limit of its key. is_background: it is a line of a batch, which counts
+    against no limit and runs behind all other requests. num_runs: one more for each time that it was run again
+    because its runtime ended. model, queue: where it runs; None until that is known. num_body_bytes: that have arrived.
+    on_end: called when it has ended. start_deadline: until when its calls must end, if it waited for its model.
     """
 
     method: str
@@ -61,6 +67,7 @@ class RequestRecord:
     end_time: float | None = None
     client_gone: bool = False
     is_admitted: bool = False
+    is_background: bool = False
     num_calls: int = 0
     num_key_requests: int = 0
     reserve_calls: Callable[[int, int], None] = lambda num_calls, num_tokens: None
@@ -70,6 +77,11 @@ class RequestRecord:
     handles: list[CallGroup] = field(default_factory=list)
     num_runs: int = 1
     deadline: float = math.inf  # the earliest of its calls, over all runs
+    start_deadline: float = math.inf
+    model: ServedModel | None = None
+    queue: RequestQueue | None = None
+    num_body_bytes: int = 0
+    on_end: list[Callable[[], None]] = field(default_factory=list)
 
     def begin_next_run(self) -> None:
         """Forgets the calls of the last run, whose runtime ended. What they reserved is kept for the next one."""
@@ -80,7 +92,7 @@ class RequestRecord:
             self.reserve_program = lambda num_calls: None
 
     def limit_timeout(self, timeout_s: float | None) -> float | None:
-        """Returns the timeout of a call that begins now; in a further run what is left of it.
+        """Returns the timeout of a call that begins now; in a further run, or after a wait for a model, what is left.
 
         Raises DeadlineExceeded if nothing is left.
         """
@@ -88,11 +100,13 @@ class RequestRecord:
             return None
         now = time.monotonic()
         if self.num_runs == 1:
-            self.deadline = min(self.deadline, now + timeout_s)
-            return timeout_s
-        if self.deadline <= now:
+            self.deadline = min(self.deadline, now + timeout_s, self.start_deadline)
+            deadline = self.start_deadline
+        else:
+            deadline = self.deadline
+        if deadline <= now:
             raise DeadlineExceeded(f"the request took longer than its timeout of {timeout_s:g} s")
-        return min(timeout_s, self.deadline - now)
+        return min(timeout_s, deadline - now)
 
     @property
     def sessions(self) -> list[Session]:
@@ -159,7 +173,7 @@ class InFlightRequests:
         record.is_admitted = True
         self.num_admitted += 1
         self.set_num_calls(record, 1)
-        self.set_num_key_requests(record, 1)
+        self.set_num_key_requests(record, 0 if record.is_background else 1)
         self._idle.clear()
 
     def set_num_calls(self, record: RequestRecord, num_calls: int) -> None:
@@ -181,6 +195,8 @@ class InFlightRequests:
     def end(self, record: RequestRecord) -> None:
         """Removes a request that was answered or whose client has disconnected."""
         self.records.discard(record)
+        while record.on_end:
+            record.on_end.pop()()
         if record.is_admitted:
             self.num_admitted -= 1
             self.set_num_calls(record, 0)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
 from plait.runtime.server.app_state import AppState, state_of
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.response import cancel_on_disconnect
 from plait.runtime.server.in_flight import current_request
@@ -30,22 +31,24 @@ log = logging.getLogger("plait.server")
 async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -> T:
     """Returns the value of `run()`, which uses the current client and sends nothing before it returns.
 
-    If the runtime ends meanwhile, waits for the next one, up to 30 s and the request's own timeout, and calls `run`
-    again. Raises what the last run raised, and DeadlineExceeded.
+    `use_model` has set the request's model. If its runtime ends meanwhile, waits for the next one, up to 30 s and the
+    request's own timeout, and calls `run` again. Raises what the last run raised, and DeadlineExceeded.
     """
     state, record, num_lost_runs = state_of(request), current_request(), 0
+    assert record is not None and record.model is not None
+    model = record.model
     while True:
-        had_runtime = not state.client.is_closed
+        had_runtime = not model.client.is_closed
         try:
             return await run()
         except (PlaitError, ApiError) as error:
             num_lost_runs += had_runtime
-            if not _is_runtime_gone(error) or record is None or num_lost_runs == MAX_RUNS:
+            if not _is_runtime_gone(error) or num_lost_runs == MAX_RUNS:
                 raise
             record.begin_next_run()
             timeout_s = min(MAX_WAIT_S, record.deadline - time.monotonic())
-            if not await cancel_on_disconnect(request, state.wait_for_replacement(timeout_s)):
-                if timeout_s < MAX_WAIT_S and state.replaces_runtime:
+            if not await cancel_on_disconnect(request, model.wait_for_replacement(timeout_s)):
+                if timeout_s < MAX_WAIT_S and model.replaces_runtime:
                     raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
                 raise
             if had_runtime:
@@ -53,14 +56,14 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
                 log.warning("%s is run again: %s", record.request_id, error)
 
 
-def run_elsewhere(state: AppState, calls: Set[int]) -> None:
-    """Fails those of `calls` that belong to requests of which nothing has been sent, so that they are run again.
+def run_elsewhere(state: AppState, model: ServedModel, calls: Set[int]) -> None:
+    """Fails those of `calls` of a model whose requests have sent nothing, so that these are run again.
 
     For the calls on a replica that does not answer. A request that is in its last run stays there.
     """
     error = RuntimeGone("the replica of this request does not answer")
     for record in tuple(state.in_flight.records):
-        if record.first_byte_time is None and record.num_runs < MAX_RUNS:
+        if record.model is model and record.first_byte_time is None and record.num_runs < MAX_RUNS:
             for call in record.calls:
                 if call.call_id in calls and not call.done():
                     call.abort()

@@ -1,6 +1,7 @@
 """Starts `plait serve`: the runtime in a separate process, and the HTTP server in this one.
 
-The runtime process is started before the server's modules are imported, so both load at once.
+The runtime process is started before the server's modules are imported, so both load at once. With a models file no
+runtime starts before the first request.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ import ipaddress
 import logging
 import os
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from plait.runtime.errors import InputError
-from plait.runtime.executor.host_machine import num_threads
+from plait.runtime.server.batches.directory import StateDirectory
+from plait.runtime.server.engines.start import check_replicas, start_engine
 from plait.runtime.server.ops.request_log import LogFormat, set_up_log
 from plait.runtime.server.ops.tracing import export_spans
-from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 if TYPE_CHECKING:
-    from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+    from plait.runtime.server.engines.model_spec import ModelSpec
 
-MAX_REPLICAS = 64
+KEEP = 3  # models that stay loaded
 SEND_BUFFER_BYTES = 1 << 17  # Linux reserves twice as much
 
 log = logging.getLogger("plait.server")
@@ -33,49 +36,71 @@ def serve(
     model: str | None,
     settings: ServerSettings,
     log_format: LogFormat = "json",
-    replicas: int | None = None,
     **engine: Any,
 ) -> int:
-    """Serves until SIGINT or SIGTERM and returns the exit code. `engine`: settings of `Runtime`.
+    """Serves one model until SIGINT or SIGTERM and returns the exit code.
 
-    replicas: how many runtimes of the model a router places requests on; None for one runtime without a router.
+    engine: settings of `Runtime`, and `replicas`: how many runtimes of the model a router places requests on; None for
+    one runtime without a router.
     Prints one line with the address once the server accepts connections. Exit codes: 0 after a graceful shutdown, 130
     after a second SIGINT, 1 if the runtime died and could not be restarted. Raises InputError if the address cannot be
     bound, and what `Runtime` raises for a model that cannot run.
     """
-    if replicas is not None and not 1 <= replicas <= MAX_REPLICAS:
-        raise InputError(f"--replicas takes a number from 1 to {MAX_REPLICAS}, not {replicas}")
-    listener = _bind(settings)  # before the model is loaded, so that a port in use is reported at once
-    set_up_log(log_format)
-    export_spans()
-    if not settings.api_keys and not _is_local(listener):
-        log.warning("the server has no API key: anyone who can reach its address can use it")
-    with listener:
-        runtime = _start(model, settings.stuck_after_s, replicas, engine)
+    if engine.get("replicas") is not None:
+        check_replicas(engine["replicas"])
+    directory = _open_directory(settings)
+    with _listening(settings, log_format) as listener:
+        runtime = start_engine(model, settings.stuck_after_s, engine, _import_server)
         try:
             from plait.runtime.server.uvicorn_server import run
 
             settings = msgspec.structs.replace(settings, max_running=runtime.client.model.max_batch_rows)
-            return run(runtime, settings, listener, _address(settings, listener))
+            return run(runtime, settings, listener, _address(settings, listener), directory)
         finally:
             runtime.shutdown()
 
 
-def _start(
-    model: str | None, stuck_after_s: float, replicas: int | None, engine: dict[str, Any]
-) -> RestartingRuntime | ReplicatedRuntime:
-    if replicas is None:
-        return RestartingRuntime(model, _import_server, stuck_after_s, **engine)
-    from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
+def serve_models(
+    specs: Sequence[ModelSpec],
+    settings: ServerSettings,
+    log_format: LogFormat = "json",
+    keep: int | None = None,
+    keep_bytes: int | None = None,
+    keep_alive_s: float | None = None,
+) -> int:
+    """Serves several models, as `serve` does one; the engine of each starts with the first request for it.
 
-    device, size = engine.pop("device", None), engine.get("tensor_parallel_size", 1)
-    if device is not None and "," in device:
-        devices = replica_devices(replicas, device)
-    else:
-        devices = replica_devices(replicas * size, device)[::size]  # the first GPU of every replica
-    # The replicas share the cores: more threads than cores wait for each other in every operation.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads() // replicas)))
-    return ReplicatedRuntime(model, devices, _import_server, stuck_after_s, **engine)
+    keep, keep_bytes, keep_alive_s: see `EnginePool`; keep is KEEP without a GPU by default, and 1 with one, since a
+    runtime takes the free memory of its GPU.
+    """
+    from plait.runtime.server.engines.engine_pool import EnginePool
+
+    if keep is None:
+        keep = 1 if any(spec.is_on_gpu for spec in specs) else KEEP
+    pool = EnginePool(specs, settings, keep, keep_bytes, keep_alive_s)
+    directory = _open_directory(settings)
+    with _listening(settings, log_format) as listener:
+        try:
+            from plait.runtime.server.uvicorn_server import run
+
+            return run(pool, settings, listener, _address(settings, listener), directory)
+        finally:
+            pool.shutdown()
+
+
+def _open_directory(settings: ServerSettings) -> StateDirectory | None:
+    """Opens the directory of files and batches, before a model is loaded, so that a fault is reported at once."""
+    return StateDirectory(Path(settings.files_dir)) if settings.files_dir else None
+
+
+def _listening(settings: ServerSettings, log_format: LogFormat) -> socket.socket:
+    """Binds the address, before a model is loaded, so that a port in use is reported at once. Sets up log and spans."""
+    listener = _bind(settings)
+    set_up_log(log_format)
+    export_spans()
+    if not settings.api_keys and not _is_local(listener):
+        log.warning("the server has no API key: anyone who can reach its address can use it")
+    return listener
 
 
 def _import_server() -> None:

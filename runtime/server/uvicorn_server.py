@@ -14,29 +14,41 @@ import uvicorn
 
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.app import create_app
+from plait.runtime.server.batches.directory import StateDirectory
+from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.http.connection_limits import make_http_protocol
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
-from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
 
 
 def run(
-    runtime: RestartingRuntime | ReplicatedRuntime, settings: ServerSettings, listener: socket.socket, address: str
+    runtime: Engine | EnginePool,
+    settings: ServerSettings,
+    listener: socket.socket,
+    address: str,
+    directory: StateDirectory | None = None,
 ) -> int:
-    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted."""
+    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted.
+
+    directory: of files and batches.
+    """
     gc.collect()
     gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(runtime, settings, listener, address))
+        return runner.run(_serve(runtime, settings, listener, address, directory))
 
 
 async def _serve(
-    runtime: RestartingRuntime | ReplicatedRuntime, settings: ServerSettings, listener: socket.socket, address: str
+    runtime: Engine | EnginePool,
+    settings: ServerSettings,
+    listener: socket.socket,
+    address: str,
+    directory: StateDirectory | None,
 ) -> int:
-    app = create_app(runtime, settings)
+    app = create_app(runtime, settings, directory)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
     config = uvicorn.Config(
         app,
@@ -54,8 +66,13 @@ async def _serve(
     )
     server = GracefulServer(config, app.state.plait, runtime, address)
     runtime.attach_to_loop()
+    batches = app.state.plait.batches
     try:
+        if batches is not None:
+            batches.start()
         await server.serve(sockets=[listener])
+        if batches is not None:
+            await batches.stop()
     finally:
         runtime.detach_from_loop()
     return server.exit_code

@@ -17,7 +17,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import DeadlineExceeded
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server.app_state import AppState
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
 from plait.runtime.server.in_flight import current_request
@@ -55,11 +55,11 @@ class EmbeddingHandle:
             session.abort()
 
 
-def check_can_embed(state: AppState) -> None:
+def check_can_embed(served: ServedModel) -> None:
     """Raises ApiError 400 with the reason if the model has no embeddings."""
-    model = state.client.model
+    model = served.client.model
     if model.embeddings is None:
-        text = f"the model '{state.model_name}' cannot compute embeddings: {model.no_embeddings_reason}"
+        text = f"the model '{served.name}' cannot compute embeddings: {model.no_embeddings_reason}"
         raise invalid(text, "model", "unsupported_by_model")
 
 
@@ -149,7 +149,10 @@ async def embed_prompts(
             if len(pending_calls) == MAX_CONCURRENT_INPUTS:
                 results.append(await _next_result(pending_calls))
             session = client.open_session(
-                tenant=options.tenant, cache_salt=options.cache_salt, priority=options.priority
+                tenant=options.tenant,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                background=record is not None and record.is_background,
             )
             handle.sessions.append(session)
             session.append_tokens(prompt)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -19,24 +20,33 @@ from plait.runtime.server.http.api_keys import find_key_name
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.queue_control import Refusal
-from plait.runtime.server.http.request_queue import RequestQueue
+from plait.runtime.server.http.request_queue import RequestQueue, observe_body
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
 from plait.runtime.server.settings import ServerSettings
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
+UPLOAD_PATH = "/v1/files"  # its bodies are files, which have limits of their own and hold no prompt
+FORM_BYTES = 1 << 16  # of an upload beside its file
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
 MAX_RETRY_AFTER_S = 60
 
 
 class AdmissionControl:
-    """Decides which requests of one server are admitted. Shared by all of its requests."""
+    """Decides which requests of one server are admitted. Shared by all of its requests.
 
-    def __init__(self, settings: ServerSettings, in_flight: InFlightRequests) -> None:
+    queues: one for each model. With several, a request is refused from its headers only if every queue would refuse it
+    or too many requests have no queue yet, and else by the queue of its model, which its body names.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, in_flight: InFlightRequests, queues: Sequence[RequestQueue] = ()
+    ) -> None:
         self.settings, self.in_flight = settings, in_flight
-        self.queue = RequestQueue(settings)
+        self.queues = list(queues) or [RequestQueue(settings)]
+        self.num_without_queue = 0  # admitted requests whose model is not known yet
         self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
@@ -44,18 +54,22 @@ class AdmissionControl:
             self.public_paths |= {"/metrics"}
 
     @property
-    def is_full(self) -> bool:
-        """Whether running and waiting calls fill the capacity, or the queue is as long as it may be."""
-        return self.queue.is_full()
+    def queue(self) -> RequestQueue:
+        """The queue of the first model."""
+        return self.queues[0]
 
     @property
-    def capacity(self) -> int:
-        """The number of calls that may run or wait at once."""
-        return self.settings.max_running + self.settings.max_queue
+    def is_full(self) -> bool:
+        """Whether running and waiting calls fill the capacity, or the queue is as long as it may be, of every model."""
+        return all(queue.is_full() for queue in self.queues)
 
     def may_refuse(self) -> bool:
         """Whether `check_capacity` may refuse a request because of all others. False when the server has room."""
-        return self.is_draining or self.queue.control.may_refuse()
+        return (
+            self.is_draining
+            or self.num_without_queue >= self.queue.control.capacity
+            or all(queue.control.may_refuse() for queue in self.queues)
+        )
 
     def authenticate(self, path: str, headers: dict[bytes, bytes]) -> str:
         """Returns the name of the API key in `headers`; "" if none is needed.
@@ -80,8 +94,11 @@ class AdmissionControl:
         """Raises ApiError 503 while draining or full, and 429 if the key exceeds its share; each with Retry-After."""
         if self.is_draining:
             raise self._unavailable("the server is shutting down", "draining")
-        if (refusal := self.queue.refusal(tenant)) is not None:
-            raise self._queue_full(refusal)
+        refusals = [queue.refusal(tenant) for queue in self.queues]
+        if all(refusals):
+            raise self._queue_full(min(filter(None, refusals), key=lambda refusal: refusal.retry_after_s))
+        if self.num_without_queue >= self.queue.control.capacity:
+            raise self._queue_full(Refusal(f"{self.num_without_queue} requests are being received", 0.0))
         limit, num_running = self.settings.max_requests_per_key, self.in_flight.num_of_tenant(tenant)
         if limit and num_running >= limit:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
@@ -89,9 +106,30 @@ class AdmissionControl:
     def admit(self, record: RequestRecord) -> None:
         """Counts a request that `check_capacity` has let pass, as one call."""
         self.in_flight.admit(record)
-        self.queue.admit(record)
+        if len(self.queues) == 1:
+            record.queue = self.queue
+            self.queue.admit(record)
+        else:
+            self.num_without_queue += 1
         record.reserve_calls = partial(self.reserve_calls, record)
         record.reserve_program = partial(self.reserve_program, record)
+
+    def enter_queue(self, record: RequestRecord, queue: RequestQueue) -> None:
+        """Puts an admitted request into the queue of its model, once that is known. Raises ApiError 503 or 429."""
+        if record.queue is not None or not record.is_admitted or record.is_background:
+            return
+        if (refusal := queue.refusal(record.tenant)) is not None:
+            raise self._queue_full(refusal)
+        self.num_without_queue -= 1
+        record.queue = queue
+        queue.admit(record)
+
+    def leave_queue(self, record: RequestRecord) -> None:
+        """Removes an admitted request that was answered or has failed."""
+        if record.queue is not None:
+            record.queue.end(record)
+        else:
+            self.num_without_queue -= 1
 
     def reserve_calls(self, record: RequestRecord, num_calls: int, num_tokens: int) -> None:
         """Counts an admitted request as `num_calls` calls: its prompts times its choices.
@@ -99,16 +137,16 @@ class AdmissionControl:
         num_tokens: of all its prompts. Raises ApiError 503 or 429 if the calls exceed the capacity beside other
         requests. A request that is alone is admitted whatever its size.
         """
-        self._reserve(record, num_calls)
-        self.queue.set_size(record, num_calls, num_tokens)
+        self._reserve(record, num_calls).set_size(record, num_calls, num_tokens)
 
     def reserve_program(self, record: RequestRecord, num_calls: int) -> None:
         """Counts an admitted program as `num_calls` calls, and as that many requests of its key.
 
         Raises ApiError 400 if the program alone exceeds a limit, 429 or 503 if it does so beside other requests.
         """
-        limit = self.settings.max_requests_per_key
-        for largest, owner in ((limit or num_calls, "one key"), (self.capacity, "this server")):
+        limit, queue = self.settings.max_requests_per_key, record.queue
+        assert queue is not None
+        for largest, owner in ((limit or num_calls, "one key"), (queue.control.capacity, "this server")):
             if num_calls > largest:
                 text = f"the program can have {num_calls} calls in flight at once; {owner} can have {largest}"
                 raise ApiError(400, text, param="program", code="too_many_calls")
@@ -118,13 +156,16 @@ class AdmissionControl:
             raise self._key_limit_reached(text)
         self._reserve(record, num_calls)
         self.in_flight.set_num_key_requests(record, num_calls)
-        self.queue.set_size(record, 1)
+        queue.set_size(record, 1)
 
-    def _reserve(self, record: RequestRecord, num_calls: int) -> None:
+    def _reserve(self, record: RequestRecord, num_calls: int) -> RequestQueue:
+        """Counts the request as `num_calls` calls and returns its queue. Raises ApiError 503 or 429."""
+        assert record.queue is not None
         if num_calls > record.num_calls:
-            if (refusal := self.queue.calls_refusal(record, num_calls)) is not None:
+            if (refusal := record.queue.calls_refusal(record, num_calls)) is not None:
                 raise self._queue_full(refusal)
             self.in_flight.set_num_calls(record, num_calls)
+        return record.queue
 
     def _key_limit_reached(self, text: str) -> ApiError:
         return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
@@ -168,21 +209,27 @@ class AdmissionMiddleware:
 
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
+        if scope["path"] != UPLOAD_PATH:
+            receive = observe_body(record, receive)
         try:
-            await self.app(scope, self.admission.queue.observe_body(record, receive), send)
+            await self.app(scope, receive, send)
         finally:
-            self.admission.queue.end(record)
+            self.admission.leave_queue(record)
 
 
 class BodyLimitMiddleware:
     """Limits a body to `max_body_bytes`, and its arrival to `body_timeout_s` seconds from the request's start.
 
+    An upload may have `max_upload_bytes`, and `body_timeout_s` for each `max_body_bytes` of it.
+
     Answers an exception that reaches it, as long as the response has not started.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int, max_upload_bytes: int = 0
+    ) -> None:
         self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.max_upload_bytes = retry_after_s, max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -196,9 +243,10 @@ class BodyLimitMiddleware:
             await send(message)
 
         try:
-            if content_length(scope) > self.max_body_bytes:
-                raise self._too_large()
-            await self.app(scope, self._limited(receive), tracking_send)
+            max_bytes, timeout_s = self._limits(scope)
+            if content_length(scope) > max_bytes:
+                raise self._too_large(max_bytes)
+            await self.app(scope, self._limited(receive, max_bytes, timeout_s), tracking_send)
         except asyncio.CancelledError:
             record = current_request()
             if started or record is None or record.code != DRAINED:
@@ -212,9 +260,16 @@ class BodyLimitMiddleware:
                 raise  # too late for an error response: the connection is closed
             await _send_error(api_error, tracking_send)
 
-    def _limited(self, receive: Receive) -> Receive:
-        bytes_left, is_complete = self.max_body_bytes, False
-        deadline = asyncio.get_running_loop().time() + self.body_timeout_s
+    def _limits(self, scope: Scope) -> tuple[int, float]:
+        """The most bytes of the body of a request, and the seconds in which it must arrive."""
+        if scope["path"] != UPLOAD_PATH or not self.max_upload_bytes:
+            return self.max_body_bytes, self.body_timeout_s
+        num_bytes = content_length(scope) or self.max_upload_bytes
+        return self.max_upload_bytes, self.body_timeout_s * max(1.0, num_bytes / self.max_body_bytes)
+
+    def _limited(self, receive: Receive, max_bytes: int, timeout_s: float) -> Receive:
+        bytes_left, is_complete = max_bytes, False
+        deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def limited_receive() -> Message:
             nonlocal bytes_left, is_complete
@@ -224,18 +279,18 @@ class BodyLimitMiddleware:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                text = f"the body did not arrive within {self.body_timeout_s:g} s"
+                text = f"the body did not arrive within {timeout_s:g} s"
                 raise ApiError(408, text, type=TIMEOUT, code="body_timeout", headers=CLOSE) from None
             is_complete = not message.get("more_body")
             bytes_left -= len(message.get("body", b""))
             if bytes_left < 0:
-                raise self._too_large()
+                raise self._too_large(max_bytes)
             return message
 
         return limited_receive
 
-    def _too_large(self) -> ApiError:
-        text = f"the body is larger than {self.max_body_bytes} bytes"
+    def _too_large(self, max_bytes: int) -> ApiError:
+        text = f"the body is larger than {max_bytes} bytes"
         return ApiError(413, text, code="body_too_large", headers=CLOSE)
 
 

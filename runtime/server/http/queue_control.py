@@ -147,7 +147,7 @@ class QueueControl:
         max_queue_time_s: float | None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        self.max_running, self.capacity = max_running, max_running + max_queue
+        self.max_running, self.max_queue = max_running, max_queue
         self.max_queue_time_s, self.weights = max_queue_time_s, weights or {}
         self.calls: Counter[str] = Counter()  # waiting and running, by key
         self.waiting_calls: Counter[str] = Counter()
@@ -156,6 +156,15 @@ class QueueControl:
         self._last_idle = -BURST_S
         self._token_rate = BusyRate(TOKEN_WINDOW)
         self._end_rate = BusyRate(max_running)
+
+    @property
+    def capacity(self) -> int:
+        """The number of calls that may run or wait at once."""
+        return self.max_running + self.max_queue
+
+    def set_max_running(self, max_running: int) -> None:
+        """Sets how many calls the runtime runs at once, which is known when it has started."""
+        self.max_running = self._end_rate.window = max_running
 
     # -- events -----------------------------------------------------------------------------------
 

@@ -67,20 +67,10 @@ class RequestQueue:
             self.control.begin(request, begun, at)
         self.control.end(request, now)
 
-    def observe_body(self, record: RequestRecord, receive: Receive) -> Receive:
-        """Returns a `receive` that estimates the request's tokens once its body has arrived."""
-        num_bytes = 0
-
-        async def observed_receive() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                if num_bytes and not message.get("more_body"):
-                    self.set_size(record, 1, num_bytes // BYTES_PER_TOKEN)
-            return message
-
-        return observed_receive
+    def estimate_size(self, record: RequestRecord) -> None:
+        """Estimates the request's tokens from its body, which has arrived."""
+        if record.num_body_bytes:
+            self.set_size(record, 1, record.num_body_bytes // BYTES_PER_TOKEN)
 
     def _poll(self) -> float:
         """Reports new first tokens to the control, in the order of their times. Returns the time."""
@@ -99,6 +89,21 @@ class RequestQueue:
             if not request.waiting_calls:
                 self._waiting.pop(record, None)
         return now
+
+
+def observe_body(record: RequestRecord, receive: Receive) -> Receive:
+    """Returns a `receive` that counts the bytes of the body. Once it has arrived, the tokens are estimated in the
+    request's queue, if it is in one."""
+
+    async def observed_receive() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            record.num_body_bytes += len(message.get("body", b""))
+            if record.queue is not None and not message.get("more_body"):
+                record.queue.estimate_size(record)
+        return message
+
+    return observed_receive
 
 
 def _begin_times(record: RequestRecord, now: float) -> Iterator[float]:

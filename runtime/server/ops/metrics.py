@@ -38,22 +38,34 @@ _MODEL = ("model_name",)
 
 
 class Metrics:
-    """All metrics of one server. With replicas, those of a runtime have the label `replica`."""
+    """All metrics of one server. With several models, those of a model have the label `model`; with replicas, those of
+    a runtime have the label `replica`, which is empty for a model without replicas."""
 
-    def __init__(self, has_replicas: bool = False) -> None:
-        replica = ("replica",) if has_replicas else ()
-        self.has_replicas = has_replicas
+    def __init__(self, has_replicas: bool = False, has_models: bool = False) -> None:
+        model = ("model",) if has_models else ()
+        own_replica = ("replica",) if has_replicas else ()
+        replica = (*model, *own_replica)
+        self.has_replicas, self.has_models = has_replicas, has_models
         self.requests = Histogram(
             "plait_request_seconds",
             "From a request's headers to the end of its response.",
             SECONDS,
-            ("route", "status"),
+            ("route", "status", *model),
         )
-        self.ttft = Histogram("plait_time_to_first_token_seconds", "From a call's start to its first token.", SECONDS)
-        self.inter_token_gaps = Histogram("plait_inter_token_seconds", "Between two tokens of one call.", SHORT_SECONDS)
-        self.queue = Histogram("plait_queue_seconds", "From a call's start until it is first scheduled.", SECONDS)
+        self.ttft = Histogram(
+            "plait_time_to_first_token_seconds", "From a call's start to its first token.", SECONDS, model
+        )
+        self.inter_token_gaps = Histogram(
+            "plait_inter_token_seconds", "Between two tokens of one call.", SHORT_SECONDS, model
+        )
+        self.queue = Histogram(
+            "plait_queue_seconds", "From a call's start until it is first scheduled.", SECONDS, model
+        )
         self.compiling = Histogram(
-            "plait_grammar_compile_seconds", "Waiting for a call's own grammar, a part of its queue time.", SECONDS
+            "plait_grammar_compile_seconds",
+            "Waiting for a call's own grammar, a part of its queue time.",
+            SECONDS,
+            model,
         )
         self.rejections = Metric(
             "counter", "plait_rejections_total", "Requests refused before any work, and invalid ones.", ("reason",)
@@ -61,7 +73,10 @@ class Metrics:
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.queue_time = Metric(
-            "gauge", "plait_predicted_queue_seconds", "Until all that waits now has its first token, as predicted."
+            "gauge",
+            "plait_predicted_queue_seconds",
+            "Until all that waits now has its first token, as predicted.",
+            model,
         )
         self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.", replica)
         self.dropped_log_lines = Metric(
@@ -79,7 +94,10 @@ class Metrics:
             "gauge", "plait_router_load_tokens", "Prompt tokens to compute, and four for an output token.", replica
         )
         self.spread = Metric(
-            "counter", "plait_router_spread_total", "Sessions placed away from a longer prefix, whose replica was busy."
+            "counter",
+            "plait_router_spread_total",
+            "Sessions placed away from a longer prefix, whose replica was busy.",
+            model,
         )
         self.reruns = Metric(
             "counter",
@@ -94,19 +112,23 @@ class Metrics:
         self.scheduler = [
             (Metric("counter", f"plait_{name}_total", text, replica), field) for name, text, field in _COUNTS
         ]
-        self.vllm = [Metric(kind, f"vllm:{name}", text, (*_MODEL, *replica)) for kind, name, text in _VLLM]
+        self.vllm = [Metric(kind, f"vllm:{name}", text, (*_MODEL, *own_replica)) for kind, name, text in _VLLM]
+        self.models = [Metric(kind, f"plait_model_{name}", text, model) for kind, name, text in _MODELS]
+        self.of_engines = [self.up, self.restarts, self.unanswered, self.placed, self.load, self.spread, self.pages]
+        self.of_engines += [metric for metric, _ in (*self.tokens, *self.scheduler)] + self.vllm
 
     def observe_request(self, record: RequestRecord) -> None:
         """Counts a request that has ended."""
-        self.requests.observe(record.wall_s, record.route, str(record.status or 499))
-        for call, usage in record.usages():
-            self.queue.observe(usage.queue_s)
+        model = (record.model.last_name if record.model is not None else "",) if self.has_models else ()
+        self.requests.observe(record.wall_s, record.route, str(record.status or 499), *model)
+        for call, usage in () if record.is_background else record.usages():
+            self.queue.observe(usage.queue_s, *model)
             if call.result(0).embedding_bytes is None:  # an embedding generates no tokens
-                self.ttft.observe(usage.ttft_s)
+                self.ttft.observe(usage.ttft_s, *model)
             if usage.compile_s:
-                self.compiling.observe(usage.compile_s)
+                self.compiling.observe(usage.compile_s, *model)
             for seconds, count in call.inter_token_gaps():
-                self.inter_token_gaps.observe(seconds / count, times=count)
+                self.inter_token_gaps.observe(seconds / count, *model, times=count)
         self._count_failure(record)
 
     def _count_failure(self, record: RequestRecord) -> None:
@@ -122,26 +144,47 @@ class Metrics:
         elif 400 <= record.status < 500:
             self.rejections.add(1, "invalid_request")
 
-    def set_runtime(self, status: Status | None, model_name: str, restarts: int, *replica: str) -> None:
-        """Sets the metrics of a runtime. `status`: the scheduler's counters, None while it does not answer."""
-        self.up.set(status is not None, *replica)
-        self.restarts.set(restarts, *replica)
-        if status is not None:
-            self._set_scheduler_metrics(status, model_name, *replica)
+    def forget_engines(self) -> None:
+        """Removes the values of all engines before a scrape, for one that is unloaded has none."""
+        for metric in self.of_engines if self.has_models else ():
+            metric.values.clear()
 
-    def set_replicas(self, reports: Sequence[ReplicaReport], model_name: str, num_spread: int) -> None:
+    def set_runtime(
+        self, status: Status | None, model: str, restarts: int, unanswered_s: float | None, replica: str = ""
+    ) -> None:
+        """Sets the metrics of a runtime. status: the scheduler's counters, None while it does not answer. unanswered_s:
+        for how long it has not answered, None if that is not known."""
+        labels = (*self._labels(model), *((replica,) if self.has_replicas else ()))
+        self.up.set(status is not None, *labels)
+        self.restarts.set(restarts, *labels)
+        if unanswered_s is not None:
+            self.unanswered.set(unanswered_s, *labels)
+        if status is not None:
+            self._set_scheduler_metrics(status, model, labels, (replica,) if self.has_replicas else ())
+
+    def set_replicas(self, reports: Sequence[ReplicaReport], model: str, num_spread: int) -> None:
         """Sets the metrics of all replicas and of the router."""
-        self.spread.set(num_spread)
+        self.spread.set(num_spread, *self._labels(model))
         for report in reports:
             replica = str(report.number)
-            self.set_runtime(report.status, model_name, report.restarts, replica)
-            self.unanswered.set(report.unanswered_s, replica)
-            self.placed.set(report.placed, replica)
-            self.load.set(report.load, replica)
+            self.set_runtime(report.status, model, report.restarts, report.unanswered_s, replica)
+            self.placed.set(report.placed, *self._labels(model), replica)
+            self.load.set(report.load, *self._labels(model), replica)
 
-    def scrape(self, in_flight: InFlightRequests, queue_time_s: float = 0.0) -> str:
+    def set_model(self, model: str, is_loaded: bool, num_starts: int, num_failed_starts: int) -> None:
+        """Sets the metrics of one of several models."""
+        for metric, value in zip(self.models, (is_loaded, num_starts, num_failed_starts), strict=True):
+            metric.set(value, model)
+
+    def set_queue_time(self, model: str, seconds: float) -> None:
+        """Sets the predicted time until all that waits for a model has its first token."""
+        self.queue_time.set(seconds, *self._labels(model))
+
+    def _labels(self, model: str) -> tuple[str, ...]:
+        return (model,) if self.has_models else ()
+
+    def scrape(self, in_flight: InFlightRequests) -> str:
         """Returns all metrics as text."""
-        self.queue_time.set(queue_time_s)
         self.in_flight.set(in_flight.num_admitted)
         self.dropped_log_lines.set(num_dropped_lines())
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
@@ -149,13 +192,16 @@ class Metrics:
         own = [self.in_flight, self.queue_time, self.up, self.unanswered, self.restarts, self.reruns]
         own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
         own += [self.placed, self.load, self.spread] if self.has_replicas else []
+        own += self.models if self.has_models else []
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
-    def _set_scheduler_metrics(self, status: Status, model_name: str, *replica: str) -> None:
+    def _set_scheduler_metrics(
+        self, status: Status, model: str, labels: tuple[str, ...], replica: tuple[str, ...]
+    ) -> None:
         for metric, field in (*self.tokens, *self.scheduler):
-            metric.set(getattr(status, field), *replica)
+            metric.set(getattr(status, field), *labels)
         for state in ("free", "cached", "held"):
-            self.pages.set(getattr(status, f"{state}_pages"), state, *replica)
+            self.pages.set(getattr(status, f"{state}_pages"), state, *labels)
         usage = status.held_pages / max(1, status.total_pages)
         generated = status.sampled_tokens + status.forced_tokens
         values = {
@@ -169,7 +215,7 @@ class Metrics:
             "vllm:generation_tokens_total": generated,
         }
         for metric in self.vllm:
-            metric.set(values[metric.name], model_name, *replica)
+            metric.set(values[metric.name], model, *replica)
 
 
 _TOKEN_COUNTS = (
@@ -184,6 +230,11 @@ _COUNTS = (
     ("scheduler_steps", "Forward passes.", "steps"),
     ("retractions", "Calls that were preempted and computed again.", "retractions"),
     ("bad_frames", "Frames that could not be decoded and were dropped.", "bad_frames"),
+)
+_MODELS = (
+    ("gauge", "loaded", "Whether the model is loaded: 1 or 0."),
+    ("counter", "starts_total", "Starts of the model's engine."),
+    ("counter", "failed_starts_total", "Starts of the model's engine that failed."),
 )
 _VLLM = (
     ("gauge", "num_requests_running", "Calls in the running batch."),

@@ -2,9 +2,14 @@
 
 const KEY = "plait-key";
 let onUnauthorized = () => {};
+let model = "default";
 
 export function whenUnauthorized(listener) {
   onUnauthorized = listener;
+}
+
+export function useModel(name) {
+  model = name;
 }
 
 export function useKey(key) {
@@ -36,7 +41,7 @@ export async function status() {
 // Streams a chat completion: calls onText(text) for each piece; resolves to {finish, usage, firstMs, ms}.
 export async function chat(body, signal, onText) {
   const start = performance.now();
-  const request = { model: "default", stream: true, stream_options: { include_usage: true }, ...body };
+  const request = { model, stream: true, stream_options: { include_usage: true }, ...body };
   const response = await ask("/v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json" },

@@ -43,20 +43,36 @@ export function startLive(onStatus, onFailure) {
     );
   }
 
+  function numbers(runtime) {
+    if (!runtime) return ["–", "–"];
+    const hits = runtime.prompt_tokens ? `${Math.round((100 * runtime.cached_tokens) / runtime.prompt_tokens)}%` : "–";
+    return [hits, `${Math.round((100 * runtime.held_pages) / Math.max(1, runtime.total_pages))}%`];
+  }
+
+  function listModels(models) {
+    byId("model-table").hidden = models.length === 0;
+    byId("model-rows").replaceChildren(
+      ...models.map(({ name, status, error, requests, waiting, runtime }) => {
+        const state = status === "failed" && error ? `failed: ${error}` : status;
+        return row([name, state, integer.format(requests), integer.format(waiting), ...numbers(runtime)]);
+      }),
+    );
+  }
+
   function listReplicas(replicas) {
     byId("replicas").hidden = replicas.length === 0;
     byId("replica-rows").replaceChildren(
       ...replicas.map(({ number, state, restarts, runtime }) => {
         const running = runtime ? integer.format(runtime.running_calls) : "–";
-        const hits = runtime?.prompt_tokens ? `${Math.round((100 * runtime.cached_tokens) / runtime.prompt_tokens)}%` : "–";
-        const used = runtime ? `${Math.round((100 * runtime.held_pages) / Math.max(1, runtime.total_pages))}%` : "–";
-        return row([number, state, restarts, running, hits, used]);
+        return row([number, state, restarts, running, ...numbers(runtime)]);
       }),
     );
   }
 
   function show(now) {
+    listModels(now.models);
     listReplicas(now.replicas);
+    list(now.requests);
     const counts = now.runtime;
     if (counts === null) return;
     const tokens = counts.sampled_tokens + counts.forced_tokens;
@@ -77,7 +93,6 @@ export function startLive(onStatus, onFailure) {
     }
     byId("kv").textContent = `${(100 * used).toFixed(used < 0.1 ? 1 : 0)}%`;
     byId("kv-pages").textContent = `${integer.format(counts.held_pages)} held, ${integer.format(counts.cached_pages)} cached`;
-    list(now.requests);
     draw();
   }
 

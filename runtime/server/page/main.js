@@ -1,6 +1,6 @@
 // The frame around the views: tabs, the API key, the server's state.
 
-import { useKey, whenUnauthorized } from "./api.js";
+import { useKey, useModel, whenUnauthorized } from "./api.js";
 import { startChat } from "./chat.js";
 import { startLive } from "./live.js";
 import { startSchema } from "./schema.js";
@@ -32,9 +32,22 @@ function showState(state, text) {
   byId("state-text").textContent = text;
 }
 
+// With several models: a choice of them, with their states, in place of the model's name.
+function listModels(models) {
+  const select = byId("models");
+  if (select.options.length !== models.length) select.replaceChildren(...models.map(({ name }) => new Option(name, name)));
+  models.forEach(({ name, status }, index) => {
+    select.options[index].textContent = status === "loaded" ? name : `${name} (${status})`;
+  });
+  select.hidden = models.length === 0;
+  byId("model").hidden = models.length > 0;
+  useModel(models.length ? select.value : "default");
+}
+
 function onStatus(now) {
   byId("model").textContent = now.model ?? "";
-  if (now.runtime === null) showState("bad", "runtime does not answer");
+  listModels(now.models);
+  if (now.runtime === null && now.models.length === 0) showState("bad", "runtime does not answer");
   else if (!now.ready) showState("wait", "not admitting");
   else showState("good", "ready");
 }
@@ -49,6 +62,7 @@ whenUnauthorized(() => {
     byId("key").focus();
   }
 });
+byId("models").addEventListener("change", (event) => useModel(event.target.value));
 byId("keybar").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value);

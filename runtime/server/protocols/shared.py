@@ -45,6 +45,12 @@ def checked_count(n: int | None, max_count: int, *, name: str = "n") -> int:
     return n or 1
 
 
+def timeout_of(body: msgspec.Struct | None) -> float | None:
+    """The field `timeout` of a request whose sampling fields are made from the table of parameters."""
+    timeout_s: float | None = getattr(body, "timeout", None)
+    return timeout_s
+
+
 def remaining_context(context_length: int, prompt: Sequence[int], param: str) -> int:
     """The number of tokens that an answer can have. Raises ApiError 400 if the prompt alone fills the context."""
     if len(prompt) >= context_length:

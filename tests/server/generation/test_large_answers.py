@@ -38,7 +38,10 @@ def threads(monkeypatch):
 @pytest.mark.parametrize(("count", "is_aside"), [(1, False), (30, True)])
 def test_token_lists(threads, monkeypatch, count, is_aside) -> None:
     body = tokenize.TokenizeRequest(prompt=["a"] * count, return_token_strs=True)
-    state = SimpleNamespace(client=SimpleNamespace(model=SimpleNamespace(context_length=8)), check_model=lambda name: 0)
+    model = SimpleNamespace(client=SimpleNamespace(model=SimpleNamespace(context_length=8)))
+
+    async def use_model(*_):
+        return model
 
     async def answer(*_):
         return body
@@ -47,7 +50,7 @@ def test_token_lists(threads, monkeypatch, count, is_aside) -> None:
         return [[1] * 100] * count
 
     monkeypatch.setattr(tokenize, "read_json", answer)
-    monkeypatch.setattr(tokenize, "state_of", lambda request: state)
+    monkeypatch.setattr(tokenize, "use_model", use_model)
     monkeypatch.setattr(tokenize, "_prompts", token_lists)
     monkeypatch.setattr(tokenize, "token_text", lambda client, token: "é")
     response = asyncio.run(tokenize.tokenize_prompt(None))
@@ -68,11 +71,14 @@ def test_vectors(threads, monkeypatch, count, is_aside) -> None:
     async def body(*_):
         return embeddings.EmbeddingRequest(model="m", input=[[1]] * count)
 
-    model = SimpleNamespace(embeddings=object(), vocab_size=9)
-    state = SimpleNamespace(client=SimpleNamespace(model=model), model_name="m", check_model=lambda name: 0)
+    info = SimpleNamespace(embeddings=object(), vocab_size=9)
+
+    async def use_model(*_):
+        return SimpleNamespace(client=SimpleNamespace(model=info), name="m")
+
     for name, value in {
         "read_json": body,
-        "state_of": lambda request: state,
+        "use_model": use_model,
         "tenant_of": lambda request: "",
         "tokenize_inputs": body,
         "run_again_if_lost": no_results,

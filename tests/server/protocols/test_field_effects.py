@@ -229,6 +229,7 @@ SGLANG_SAMPLING = {
 }
 RETURNS = {"return_logprob": True}
 SGLANG = {
+    "model": Effect("other", REFUSED),
     "text": Effect("other", "prompt"),
     "input_ids": Effect([5, 6], "prompt", {"text": None, "input_ids": [7]}),
     "sampling_params": Effect({"max_new_tokens": 3}, "max_tokens"),

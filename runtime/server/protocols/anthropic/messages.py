@@ -12,8 +12,9 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
-from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -63,14 +64,13 @@ class CheckedMessage:
 async def create_message(request: Request) -> Response:
     """The next turn of a conversation. Streams when `stream` is true."""
     body = await read_json(request, MessagesRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    checked = await _check(body, state, request)
+    model = await use_model(request, body.model)
+    checked = await _check(body, model, request)
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(state.client, checked),
-        complete=lambda: _complete_response(state.client, checked),
+        events=lambda: _events(model.client, checked),
+        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
     )
 
@@ -79,25 +79,25 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """The number of tokens of the prompt."""
     body = await read_json(request, PromptFields)
-    state = state_of(request)
-    state.check_model(body.model)
+    client = (await use_model(request, body.model)).client
     check_unsupported(body, UNSUPPORTED_FIELDS)
-    shows_thinking(body, state.client.tokenizer.chat_template)
-    prepared = await prepare_chat(state.client, conversation_of(body, state.client.tokenizer.chat_template))
+    shows_thinking(body, client.tokenizer.chat_template)
+    prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
     return json_response(TokenCount(len(prepared.prompt_ids)))
 
 
-async def _check(body: MessagesRequest, state: AppState, request: Request) -> CheckedMessage:
+async def _check(body: MessagesRequest, model: ServedModel, request: Request) -> CheckedMessage:
     check_unsupported(body, UNSUPPORTED_MESSAGE_FIELDS)
-    with_thinking = shows_thinking(body, state.client.tokenizer.chat_template)
+    client = model.client
+    with_thinking = shows_thinking(body, client.tokenizer.chat_template)
     sampling = sampling_of(body)
-    prepared = await prepare_chat(state.client, conversation_of(body, state.client.tokenizer.chat_template))
-    remaining_context(state.client.model.context_length, prepared.prompt_ids, "messages")
+    prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
+    remaining_context(client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
     usage = AnswerUsage.of(Usage(prompt_tokens=len(prepared.prompt_ids)))
-    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", state.model_name, usage)
+    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", model.name, usage)
     return CheckedMessage(submission, prepared, started, with_thinking, name)
 
 

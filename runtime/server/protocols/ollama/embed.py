@@ -27,8 +27,8 @@ from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response
-from plait.runtime.server.protocols.ollama.models import check_model_name
-from plait.runtime.server.protocols.ollama.request import check_keep_alive, check_options
+from plait.runtime.server.protocols.ollama.models import use_ollama_model
+from plait.runtime.server.protocols.ollama.request import check_options, keep_alive_of
 from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, UNSUPPORTED_OPTIONS, OllamaOptions
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 from plait.runtime.server.rerun import run_again_if_lost
@@ -110,11 +110,10 @@ async def _results(
     dimensions: int | None,
     normalize: bool,
 ) -> list[CallResult]:
-    state = state_of(request)
-    check_model_name(state, body.model)
-    check_keep_alive(body.keep_alive)
-    check_can_embed(state)
-    client, options = state.client, body.options or OllamaOptions()
+    keep_alive_s = keep_alive_of(body.keep_alive, can_unload=state_of(request).pool is not None)
+    model = await use_ollama_model(request, body.model, keep_alive_s)
+    check_can_embed(model)
+    client, options = model.client, body.options or OllamaOptions()
     check_options(options, UNSUPPORTED_FIELDS, client.model.context_length)
     check_dimensions(client, dimensions)
     if not inputs:
@@ -123,7 +122,7 @@ async def _results(
     embedding_options = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
 
     async def run() -> list[CallResult]:
-        return await cancel_on_disconnect(request, embed_prompts(state.client, prompts, embedding_options))
+        return await cancel_on_disconnect(request, embed_prompts(model.client, prompts, embedding_options))
 
     try:
         return await run_again_if_lost(request, run)

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
-from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -21,8 +22,8 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.ollama.models import check_model_name
-from plait.runtime.server.protocols.ollama.request import check_keep_alive, prepared_of, sampling_of, shows_thinking
+from plait.runtime.server.protocols.ollama.models import unload, use_ollama_model
+from plait.runtime.server.protocols.ollama.request import keep_alive_of, prepared_of, sampling_of, shows_thinking
 from plait.runtime.server.protocols.ollama.response import EndpointKind, Line, OllamaResponseWriter, load_response
 from plait.runtime.server.protocols.ollama.types import (
     OllamaChat,
@@ -62,26 +63,29 @@ async def generate(request: Request) -> Response:
 
 
 async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind) -> Response:
-    state = state_of(request)
-    check_model_name(state, body.model)
-    check_keep_alive(body.keep_alive)
-    if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
+    is_empty = not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt)
+    keep_alive_s = keep_alive_of(body.keep_alive, can_unload=state_of(request).pool is not None)
+    if is_empty and keep_alive_s == 0:
+        unload(request, body.model)
+        return json_response(load_response(kind, body.model, "unload"))
+    model = await use_ollama_model(request, body.model, keep_alive_s)
+    if is_empty:
         return json_response(load_response(kind, body.model))
-    checked = await _check(body, kind, state, tenant_of(request))
+    checked = await _check(body, kind, model, tenant_of(request))
     return await respond(
         request,
         stream=body.stream is not False,
-        events=lambda: _lines(state.client, checked, request_id(request)),
-        complete=lambda: _complete_response(state.client, checked),
+        events=lambda: _lines(model.client, checked, request_id(request)),
+        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         media_type=LINES,
     )
 
 
 async def _check(
-    body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, state: AppState, tenant: str
+    body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, model: ServedModel, tenant: str
 ) -> CheckedRequest:
-    client = state.client
+    client = model.client
     with_thinking = shows_thinking(body, client)
     prepared = await prepared_of(body, client)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)

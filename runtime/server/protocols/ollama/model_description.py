@@ -46,7 +46,10 @@ class ModelDescription:
         return {key: None if isinstance(value, list) else value for key, value in self.metadata.items()}
 
 
-@lru_cache(maxsize=4)
+UNREADABLE = ModelDescription("unknown", "unknown", "unknown", 0, 0, "1970-01-01T00:00:00Z", "", {})
+
+
+@lru_cache(maxsize=16)
 def describe(model_path: str) -> ModelDescription:
     """Describes a GGUF file or a Hugging Face folder. Raises CorruptModel or ModelNotFound if it is not readable."""
     path = Path(model_path)

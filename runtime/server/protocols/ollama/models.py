@@ -1,8 +1,10 @@
-"""`/api/tags`, `/api/show`, `/api/ps` and `/api/version`: the one model that is served, in Ollama's format."""
+"""`/api/tags`, `/api/show`, `/api/ps` and `/api/version`: the models that are served, in Ollama's format."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -11,14 +13,17 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from plait.runtime.server.app_state import AppState, state_of
+from plait.runtime.errors import ModelError
+from plait.runtime.server.app_state import state_of, use_model
 from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.engines.pooled_model import PooledModel
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, unsupported
 from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.ollama.model_description import ModelDescription, describe
+from plait.runtime.server.protocols.ollama.model_description import UNREADABLE, ModelDescription, describe
 
 router = APIRouter()
 
@@ -50,14 +55,14 @@ class TagsResponse(msgspec.Struct):
 
 
 class LoadedModel(msgspec.Struct):
-    """`expires_at` is null: the model is never unloaded."""
+    """`expires_at`: when the model is unloaded if no request comes; null if it stays loaded."""
 
     name: str
     model: str
     size: int
     digest: str
     details: Details
-    expires_at: None
+    expires_at: str | None
     size_vram: int
     context_length: int
 
@@ -91,26 +96,45 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
-def check_model_name(state: AppState, name: str) -> None:
-    """Raises ApiError 404, with Ollama's text, for a model that is not served here."""
+async def use_ollama_model(request: Request, name: str, keep_alive_s: float | None = None) -> ServedModel:
+    """The model called `name`, loaded as by `use_model`; with a `keep_alive_s`, how long it stays so without requests.
+
+    Raises ApiError 404, with Ollama's text, for a model that is not served here.
+    """
+    state, model = state_of(request), _find(request, name)
+    model = await use_model(request, model.name)
+    if keep_alive_s is not None and state.pool is not None and isinstance(model, PooledModel):
+        state.pool.set_keep_alive(model, keep_alive_s)
+    return model
+
+
+def unload(request: Request, name: str) -> None:
+    """Unloads a model of several as soon as it has no requests. Raises ApiError 404 as `use_ollama_model`."""
+    state, model = state_of(request), _find(request, name)
+    if state.pool is not None and isinstance(model, PooledModel):
+        state.pool.set_keep_alive(model, 0.0)
+
+
+def _find(request: Request, name: str) -> ServedModel:
+    state = state_of(request)
     try:
-        state.check_model(name.removesuffix(TAG))
+        return state.find_model(name.removesuffix(TAG))
     except ApiError:
-        text = f"model '{name[:100]}' not found; '{state.model_name}' is served here"
+        is_one = " served here" if state.pool is None else ""
+        text = f"model '{name[:100]}' not found{state.served_names(name)}{is_one}"
         raise ApiError(404, text, type=NOT_FOUND, code="model_not_found") from None
 
 
 @router.get("/api/tags", **documented(answer=TagsResponse, errors=(500, 503), error_body=OllamaErrorBody))
 async def tags(request: Request) -> Response:
     """The models of this server."""
-    state, description = state_of(request), await _description(request)
-    name = state.model_name + TAG
+    state = state_of(request)
+    descriptions = await asyncio.gather(*(_description(model) for model in state.models))
     return json_response(
         TagsResponse(
             [
-                ModelEntry(
-                    name, name, description.modified_at, description.size, description.digest, _details(description)
-                )
+                ModelEntry(name, name, about.modified_at, about.size, about.digest, _details(about))
+                for name, about in zip([model.name + TAG for model in state.models], descriptions, strict=True)
             ]
         )
     )
@@ -119,48 +143,44 @@ async def tags(request: Request) -> Response:
 @router.get("/api/ps", **documented(answer=PsResponse, errors=(500, 503), error_body=OllamaErrorBody))
 async def running_models(request: Request) -> Response:
     """The models in memory."""
-    state, description = state_of(request), await _description(request)
-    name, context = state.model_name + TAG, state.client.model.context_length
-    return json_response(
-        PsResponse(
-            [
-                LoadedModel(
-                    name,
-                    name,
-                    description.size,
-                    description.digest,
-                    _details(description),
-                    None,
-                    description.size,
-                    context,
-                )
-            ]
-        )
-    )
+    state = state_of(request)
+    models = [model for model in state.models if state.pool is None or model.status == "loaded"]
+    descriptions = await asyncio.gather(*(_description(model) for model in models))
+    return json_response(PsResponse([_loaded(model, about) for model, about in zip(models, descriptions, strict=True)]))
+
+
+def _loaded(model: ServedModel, about: ModelDescription) -> LoadedModel:
+    name, info, expires_at = model.name + TAG, model.info, None
+    assert info is not None
+    if isinstance(model, PooledModel) and model.keep_alive_s is not None:
+        left_s = model.keep_alive_s if model.unload_at is None else max(0.0, model.unload_at - time.monotonic())
+        expires_at = (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat().replace("+00:00", "Z")
+    details, size = _details(about), about.size
+    return LoadedModel(name, name, size, about.digest, details, expires_at, size, info.context_length)
 
 
 @router.post("/api/show", **documented(ShowRequest, ShowResponse, error_body=OllamaErrorBody))
 async def show(request: Request) -> Response:
     """The description of a model."""
     body = await read_json(request, ShowRequest)
-    state = state_of(request)
-    check_model_name(state, body.model or body.name or "")
+    model = _find(request, body.model or body.name or "")
     for field in ("system", "template", "options"):
         if getattr(body, field):
             raise unsupported(field, "is not supported by this server")
-    description = await _description(request)
-    template = state.client.tokenizer.chat_template
-    source = template.source if template is not None else ""
-    model = state.client.model
+    if model.info is None:
+        await use_ollama_model(request, model.name)  # only the engine knows what the model can do
+    info = model.info
+    assert info is not None
+    about, source = await _description(model), model.template_source
     supported = {
-        "completion": model.can_generate,
-        "tools": bool(source) and model.can_generate,
+        "completion": info.can_generate,
+        "tools": bool(source) and info.can_generate,
         "thinking": reasoning_format(source) is not None,
-        "embedding": model.embeddings is not None,
+        "embedding": info.embeddings is not None,
     }
     capabilities = [name for name, is_supported in supported.items() if is_supported]
-    info = description.metadata if body.verbose else description.short_metadata
-    return json_response(ShowResponse(source, _details(description), info, capabilities, description.modified_at))
+    metadata = about.metadata if body.verbose else about.short_metadata
+    return json_response(ShowResponse(source, _details(about), metadata, capabilities, about.modified_at))
 
 
 @router.get("/api/version", **documented(answer=VersionResponse, errors=(500,), error_body=OllamaErrorBody))
@@ -169,8 +189,15 @@ async def ollama_version(request: Request) -> Response:
     return json_response(VersionResponse(version("plait")))
 
 
-async def _description(request: Request) -> ModelDescription:
-    return await asyncio.to_thread(describe, state_of(request).client.model.model_path)
+async def _description(model: ServedModel) -> ModelDescription:
+    """Describes the files of a model. Those of a model that is not loaded may be missing or damaged."""
+    path = str(model.spec.path) if isinstance(model, PooledModel) else model.client.model.model_path
+    try:
+        return await asyncio.to_thread(describe, path)
+    except (ModelError, OSError, ValueError):
+        if not isinstance(model, PooledModel):
+            raise
+        return UNREADABLE
 
 
 def _details(description: ModelDescription) -> Details:

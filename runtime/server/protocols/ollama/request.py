@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,8 @@ from plait.runtime.server.protocols.shared import (
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 # A unit ends every number but a lone one, so that a text is matched in one way only and backtracking is linear.
 _DURATION = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+)")
+_UNIT_S = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_KEEP_ALIVE_S = 1e8  # three years
 
 
 async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> PreparedChat:
@@ -114,12 +117,30 @@ def shows_thinking(body: OllamaRequestFields, client: Client) -> bool:
     return body.think is not False
 
 
-def check_keep_alive(duration: float | str | None) -> None:
-    """Raises ApiError 400 for what is no duration, and for 0, which would unload the model."""
+def keep_alive_of(duration: float | str | None, can_unload: bool) -> float | None:
+    """`keep_alive` in seconds, infinity for a negative one; None without one.
+
+    Raises ApiError 400 for what is no duration, and for 0, which unloads the model, unless the server `can_unload`.
+    """
+    if duration is None:
+        return None
     if isinstance(duration, str) and not _DURATION.fullmatch(duration):
         raise invalid("'keep_alive' is a number of seconds, or a duration such as 5m", "keep_alive")
-    if duration is not None and re.fullmatch(r"-?[0.]+[a-zµ]*", str(duration)):
+    seconds = _seconds(duration) if isinstance(duration, str) else float(duration)
+    if seconds == 0 and not can_unload:
         raise unsupported("keep_alive", "cannot be 0: this server does not unload its model")
+    return math.inf if seconds < 0 or seconds > MAX_KEEP_ALIVE_S else seconds
+
+
+def _seconds(duration: str) -> float:
+    """
+    >>> _seconds("1h30m"), _seconds("-1"), _seconds("100ms")
+    (5400.0, -1.0, 0.1)
+    """
+    text = duration.removeprefix("-")
+    parts = re.findall(r"([0-9.]+)(ns|us|µs|ms|s|m|h|)", text)
+    seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    return -seconds if duration.startswith("-") else seconds
 
 
 def _constraint(format: str | dict[str, Any] | None) -> Spec | None:

@@ -104,8 +104,8 @@ class OllamaResponseWriter:
         return token_logprobs(self._client, entries) if entries else UNSET
 
 
-def load_response(kind: EndpointKind, model: str) -> Line:
-    """The answer to a request without a prompt: the model is loaded."""
+def load_response(kind: EndpointKind, model: str, reason: Literal["load", "unload"] = "load") -> Line:
+    """The answer to a request without a prompt: the model is loaded, or it is unloaded."""
     if kind == "generate":
-        return OllamaGenerated(response="", model=model, created_at=now(), done=True, done_reason="load")
-    return OllamaChat(message=OllamaMessage(""), model=model, created_at=now(), done=True, done_reason="load")
+        return OllamaGenerated(response="", model=model, created_at=now(), done=True, done_reason=reason)
+    return OllamaChat(message=OllamaMessage(""), model=model, created_at=now(), done=True, done_reason=reason)

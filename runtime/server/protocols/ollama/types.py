@@ -121,8 +121,8 @@ class OllamaTool(StrictStruct):
 class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of chat and generate. `format`: "json", or a JSON schema that the answer fits.
 
-    `keep_alive`: any duration but 0 is accepted, since the model stays in memory. `chat_template_kwargs` is an
-    extension.
+    `keep_alive`: with several models, how long this one stays loaded without requests; a server with one model never
+    unloads it, and refuses 0. `chat_template_kwargs` is an extension.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -194,7 +194,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET

@@ -15,8 +15,9 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
-from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
@@ -40,7 +41,13 @@ from plait.runtime.server.protocols.openai.chat_response import (
 )
 from plait.runtime.server.protocols.openai.chat_types import UNSUPPORTED_FIELDS, ChatRequest
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
-from plait.runtime.server.protocols.shared import check_unsupported, checked_count, remaining_context, token_logprobs
+from plait.runtime.server.protocols.shared import (
+    check_unsupported,
+    checked_count,
+    remaining_context,
+    timeout_of,
+    token_logprobs,
+)
 
 router = APIRouter()
 
@@ -60,21 +67,20 @@ class CheckedChat:
 async def create_chat_completion(request: Request) -> Response:
     """The next turn of a conversation. Streams when `stream` is true."""
     body = await read_json(request, ChatRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    checked = await _check(body, state, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
+    model = await use_model(request, body.model, timeout_of(body))
+    checked = await _check(body, model, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(state.client, checked),
-        complete=lambda: _complete_response(state.client, checked),
+        events=lambda: _events(model.client, checked),
+        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
     )
 
 
-async def _check(body: ChatRequest, state: AppState, tenant: str, completion_id: str) -> CheckedChat:
+async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_id: str) -> CheckedChat:
     check_unsupported(body, UNSUPPORTED_FIELDS)
-    n = checked_count(body.n, state.settings.max_choices)
+    n = checked_count(body.n, model.settings.max_choices)
     conversation = conversation_of(body)
     top_logprobs = top_logprobs_of(body)
     max_tokens = max_tokens_of(body)
@@ -85,8 +91,8 @@ async def _check(body: ChatRequest, state: AppState, tenant: str, completion_id:
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
     )
-    prepared = await prepare_chat(state.client, conversation)
-    context_left = remaining_context(state.client.model.context_length, prepared.prompt_ids, "messages")
+    prepared = await prepare_chat(model.client, conversation)
+    context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "messages")
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=context_left)
         check_sampling(sampling)
@@ -95,7 +101,7 @@ async def _check(body: ChatRequest, state: AppState, tenant: str, completion_id:
     submission = Submission(
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
-    head = ResponseHead(completion_id, int(time.time()), state.model_name)
+    head = ResponseHead(completion_id, int(time.time()), model.name)
     return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
 
 

@@ -20,7 +20,8 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError, invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
@@ -45,7 +46,7 @@ from plait.runtime.server.protocols.openai.fields import (
     check_stream_options,
     constraint_of,
 )
-from plait.runtime.server.protocols.shared import check_token_ids, checked_count, remaining_context
+from plait.runtime.server.protocols.shared import check_token_ids, checked_count, remaining_context, timeout_of
 
 router = APIRouter()
 
@@ -119,14 +120,13 @@ class CheckedCompletion:
 async def create_completion(request: Request) -> Response:
     """Completes texts. Streams if `stream` is true."""
     body = await read_json(request, CompletionRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    checked = await _check(body, state, tenant_of(request), "cmpl-" + request_id(request)[4:])
+    model = await use_model(request, body.model, timeout_of(body))
+    checked = await _check(body, model, tenant_of(request), "cmpl-" + request_id(request)[4:])
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(state.client, checked),
-        complete=lambda: _complete_response(state.client, checked),
+        events=lambda: _events(model.client, checked),
+        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.constraint_param,
     )
 
@@ -134,16 +134,16 @@ async def create_completion(request: Request) -> Response:
 # -- the request ----------------------------------------------------------------------------------
 
 
-async def _check(body: CompletionRequest, state: AppState, tenant: str, completion_id: str) -> CheckedCompletion:
-    n, best_of = _checked_counts(body, state.settings.max_choices)
+async def _check(body: CompletionRequest, model: ServedModel, tenant: str, completion_id: str) -> CheckedCompletion:
+    n, best_of = _checked_counts(body, model.settings.max_choices)
     constraint, constraint_param = constraint_of(body)
-    if _num_prompts(body) * best_of > state.settings.max_choices:  # checked before the prompts are tokenized
-        raise invalid(f"prompts times choices must not exceed {state.settings.max_choices}", "prompt")
-    prompts = await _prompts(body, state.client)
+    if _num_prompts(body) * best_of > model.settings.max_choices:  # checked before the prompts are tokenized
+        raise invalid(f"prompts times choices must not exceed {model.settings.max_choices}", "prompt")
+    prompts = await _prompts(body, model.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
     for ids, text in prompts:
-        context_left = remaining_context(state.client.model.context_length, ids, "prompt")
+        context_left = remaining_context(model.client.model.context_length, ids, "prompt")
         sampling = read_sampling_params(
             body,
             "openai",
@@ -158,7 +158,7 @@ async def _check(body: CompletionRequest, state: AppState, tenant: str, completi
         submissions.append(
             Submission(ids, sampling, constraint, best_of, tenant, salt, priority, prompt_logprobs, plain_bytes)
         )
-    head = ResponseHead(completion_id, int(time.time()), state.model_name)
+    head = ResponseHead(completion_id, int(time.time()), model.name)
     echoes = [text if body.echo else "" for _, text in prompts]
     return CheckedCompletion(
         head, submissions, echoes, n, best_of, body.logprobs, body.includes_usage, constraint_param

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.errors import PlaitError
-from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.app_state import tenant_of, use_model
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
@@ -82,10 +82,9 @@ class EmbeddingList(msgspec.Struct):
 async def create_embedding(request: Request) -> Response:
     """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    check_can_embed(state)
-    client = state.client
+    model = await use_model(request, body.model, body.timeout)
+    check_can_embed(model)
+    client = model.client
     check_dimensions(client, body.dimensions)
     prompts = await tokenize_inputs(client, split_inputs(body.input), "input")
     embedding_options = EmbeddingOptions(
@@ -97,14 +96,14 @@ async def create_embedding(request: Request) -> Response:
     )
 
     async def run() -> list[CallResult]:
-        return await cancel_on_disconnect(request, embed_prompts(state.client, prompts, embedding_options))
+        return await cancel_on_disconnect(request, embed_prompts(model.client, prompts, embedding_options))
 
     try:
         results = await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
     is_large = len(results) > LARGE_VECTORS
-    response = await run_aside(is_large, _response, results, state.model_name, body.encoding_format or "float")
+    response = await run_aside(is_large, _response, results, model.name, body.encoding_format or "float")
     return await json_response_in_pieces(response)
 
 

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served."""
+"""`/v1/models`: the models that are served."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.server.app_state import AppState, state_of
+from plait.runtime.server.engines.served_model import ModelStatus, ServedModel
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 
@@ -16,11 +17,12 @@ router = APIRouter()
 
 
 class Model(msgspec.Struct):
-    """OpenAI's model object. `max_model_len`: the context length in tokens."""
+    """OpenAI's model object. `max_model_len`: the context length in tokens, null until the model is first loaded."""
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | None
+    status: ModelStatus
     object: Literal["model"] = "model"
     owned_by: str = "plait"
 
@@ -30,19 +32,20 @@ class ModelList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def _model(state: AppState) -> Model:
-    return Model(state.model_name, state.started_at, state.client.model.context_length)
+def _model(state: AppState, model: ServedModel) -> Model:
+    info = model.info
+    return Model(model.name, state.started_at, None if info is None else info.context_length, model.status)
 
 
 @router.get("/v1/models", **documented(answer=ModelList, errors=(500, 503)))
 async def list_models(request: Request) -> Response:
     """The models of this server."""
-    return json_response(ModelList([_model(state_of(request))]))
+    state = state_of(request)
+    return json_response(ModelList([_model(state, model) for model in state.models]))
 
 
 @router.get("/v1/models/{model:path}", **documented(answer=Model, errors=(404, 500, 503)))
 async def get_model(request: Request, model: str) -> Response:
     """One model, by its name."""
     state = state_of(request)
-    state.check_model(model)
-    return json_response(_model(state))
+    return json_response(_model(state, state.find_model(model)))

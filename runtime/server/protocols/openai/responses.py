@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
-from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
@@ -35,7 +36,7 @@ from plait.runtime.server.protocols.openai.responses_object import (
 )
 from plait.runtime.server.protocols.openai.responses_request import conversation_of
 from plait.runtime.server.protocols.openai.responses_types import UNSUPPORTED_FIELDS, ResponsesRequest
-from plait.runtime.server.protocols.shared import check_unsupported, remaining_context, token_logprobs
+from plait.runtime.server.protocols.shared import check_unsupported, remaining_context, timeout_of, token_logprobs
 
 router = APIRouter()
 
@@ -54,23 +55,22 @@ class CheckedResponse:
 async def create_response(request: Request) -> Response:
     """The next turn of a conversation, as items. Streams events when `stream` is true."""
     body = await read_json(request, ResponsesRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    checked = await _check(body, state, tenant_of(request), "resp_" + request_id(request)[4:])
+    model = await use_model(request, body.model, timeout_of(body))
+    checked = await _check(body, model, tenant_of(request), "resp_" + request_id(request)[4:])
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(state.client, checked),
-        complete=lambda: _complete_response(state.client, checked),
+        events=lambda: _events(model.client, checked),
+        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
     )
 
 
-async def _check(body: ResponsesRequest, state: AppState, tenant: str, response_id: str) -> CheckedResponse:
+async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, response_id: str) -> CheckedResponse:
     check_unsupported(body, UNSUPPORTED_FIELDS)
     conversation = conversation_of(body)
-    prepared = await prepare_chat(state.client, conversation)
-    context_left = remaining_context(state.client.model.context_length, prepared.prompt_ids, "input")
+    prepared = await prepare_chat(model.client, conversation)
+    context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
     with_logprobs = bool(body.include or body.top_logprobs)
     sampling = read_sampling_params(
         body,
@@ -81,10 +81,10 @@ async def _check(body: ResponsesRequest, state: AppState, tenant: str, response_
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
-    return CheckedResponse(submission, prepared, _started(body, state, response_id), with_logprobs)
+    return CheckedResponse(submission, prepared, _started(body, model.name, response_id), with_logprobs)
 
 
-def _started(body: ResponsesRequest, state: AppState, response_id: str) -> ResponseBody:
+def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBody:
     text = msgspec.to_builtins(body.text) if body.text else {}
     return ResponseBody(
         id=response_id,
@@ -92,7 +92,7 @@ def _started(body: ResponsesRequest, state: AppState, response_id: str) -> Respo
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=state.model_name,
+        model=model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},

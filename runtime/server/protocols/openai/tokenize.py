@@ -16,7 +16,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
-from plait.runtime.server.app_state import state_of
+from plait.runtime.server.app_state import use_model
 from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
@@ -88,9 +88,7 @@ class Detokenized(msgspec.Struct):
 async def tokenize_prompt(request: Request) -> Response:
     """The token ids of a prompt or a conversation."""
     body = await read_json(request, TokenizeRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    client = state.client
+    client = (await use_model(request, body.model)).client
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give 'prompt' or 'messages', and only one of them", "prompt")
     if body.messages is not None:
@@ -123,16 +121,15 @@ def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Clie
 async def detokenize_tokens(request: Request) -> Response:
     """The text of token ids."""
     body = await read_json(request, DetokenizeRequest)
-    state = state_of(request)
-    state.check_model(body.model)
+    client = (await use_model(request, body.model)).client
     kinds = {type(item) for item in body.tokens}
     if len(kinds) > 1:
         raise invalid("'tokens' mixes token ids with lists of them", "tokens")
     token_lists: Any = body.tokens if kinds == {list} else [body.tokens]
     if sum(map(len, token_lists)) > TOKENIZE_IN_THREAD_CHARS:
-        texts = await asyncio.to_thread(_texts, state.client, token_lists, body.skip_special_tokens)
+        texts = await asyncio.to_thread(_texts, client, token_lists, body.skip_special_tokens)
     else:
-        texts = _texts(state.client, token_lists, body.skip_special_tokens)
+        texts = _texts(client, token_lists, body.skip_special_tokens)
     answer = texts if kinds == {list} else texts[0]
     return json_response(Detokenized(answer, answer))
 

@@ -15,7 +15,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
 from plait.runtime.errors import Aborted, PlaitError
-from plait.runtime.server.app_state import request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
@@ -42,6 +42,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
+from plait.runtime.server.protocols.shared import timeout_of
 from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
@@ -52,13 +53,12 @@ EVENT_BYTES = 100  # about the memory of an event beside its text
 async def run_program(request: Request) -> Response:
     """Runs a program in one session. Streams its variables when `stream` is true."""
     body = await read_json(request, ProgramRequest)
-    state = state_of(request)
-    state.check_model(body.model)
-    steps = compile_program(body, state.settings.max_choices)
-    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": state.model_name}
+    model = await use_model(request, body.model, timeout_of(body.defaults))
+    steps = compile_program(body, model.settings.max_choices)
+    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": model.name}
 
     async def run() -> Response:
-        execution = _Execution(state.client, body, steps, envelope, tenant_of(request))
+        execution = _Execution(model.client, body, steps, envelope, tenant_of(request))
         if body.stream:
             return await stream_response(request, execution.events())
         return await json_response_in_pieces(await cancel_on_disconnect(request, execution.run()))

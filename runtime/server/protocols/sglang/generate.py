@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
-from plait.runtime.server.app_state import request_id, state_of, tenant_of
+from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import RequestHandle, submit
@@ -49,17 +49,17 @@ class AbortRequest(StrictStruct):
 async def generate(request: Request) -> Response:
     """Continues texts. One prompt with n=1 gives an object, all else a list. Streams when `stream` is true."""
     body = await read_json(request, GenerateRequest)
-    state, tenant = state_of(request), tenant_of(request)
+    model, tenant = await use_model(request, body.model, body.timeout), tenant_of(request)
     prompt_requests = await parse_generate_request(
-        body, state.client, tenant, request_id(request), state.settings.max_choices
+        body, model.client, tenant, request_id(request), model.settings.max_choices
     )
     single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(state.client, prompt_requests, single, registry),
-        complete=lambda: _complete_response(state.client, prompt_requests, single, registry),
+        events=lambda: _events(model.client, prompt_requests, single, registry),
+        complete=lambda: _complete_response(model.client, prompt_requests, single, registry),
         constraint_param=prompt_requests[0].constraint_param,
     )
 

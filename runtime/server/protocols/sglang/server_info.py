@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -10,8 +11,10 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
+from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server.app_state import AppState, state_of, tenant_of
+from plait.runtime.server.app_state import AppState, state_of, tenant_of, use_model
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.generation.embedding import EmbeddingOptions, embed_prompts
 from plait.runtime.server.generation.submission import Submission, submit
 from plait.runtime.server.http.json_body import check_content_type
@@ -59,39 +62,43 @@ class ServerInfo(msgspec.Struct):
 @router.get("/get_model_info", **documented(answer=ModelInfo, errors=(500, 503)))
 @router.get("/model_info", **documented(answer=ModelInfo, errors=(500, 503)))
 async def model_info(request: Request) -> Response:
-    """The model."""
-    state = state_of(request)
-    model = state.client.model
+    """The model called `model` in the query, or else the first one, which is loaded for that."""
+    served = await use_model(request, request.query_params.get("model"))
+    model = served.client.model
     path = model.model_path
-    return json_response(
-        ModelInfo(path, path, state.model_name, model.context_length, model.vocab_size, model.can_generate)
-    )
+    return json_response(ModelInfo(path, path, served.name, model.context_length, model.vocab_size, model.can_generate))
 
 
 @router.get("/get_server_info", **documented(answer=ServerInfo, errors=(500, 503)))
 @router.get("/server_info", **documented(answer=ServerInfo, errors=(500, 503)))
 async def server_info(request: Request) -> Response:
-    """The state of the server."""
-    state = state_of(request)
-    return json_response(await cancel_on_disconnect(request, _server_info(state)))
+    """The state of the engine of the model called `model` in the query, or else of the first one."""
+    model = await use_model(request, request.query_params.get("model"))
+    return json_response(await cancel_on_disconnect(request, _server_info(model)))
 
 
-async def _server_info(state: AppState) -> ServerInfo:
-    client = state.client
+async def _server_info(served: ServedModel) -> ServerInfo:
+    client = served.client
     now = await asyncio.to_thread(client.status)
     used = now.held_pages / now.total_pages
     scheduler = SchedulerState(now.running_calls, now.waiting_calls, used, now.cached_pages)
     model = client.model
     return ServerInfo(
-        model.model_path, state.model_name, model.context_length, now.total_pages, version("plait"), [scheduler]
+        model.model_path, served.name, model.context_length, now.total_pages, version("plait"), [scheduler]
     )
 
 
 async def _flush(request: Request) -> Response:
     state = state_of(request)
     tenant = tenant_of(request) if state.settings.api_keys else None
-    await cancel_on_disconnect(request, asyncio.to_thread(state.client.flush_cache, tenant))
+    clients = [model.client for model in state.models if model.backend is not None]
+    await cancel_on_disconnect(request, asyncio.to_thread(_flush_all, clients, tenant))
     return PlainTextResponse("The cache was flushed; what running calls need is kept.\n")
+
+
+def _flush_all(clients: Sequence[Client], tenant: str | None) -> None:
+    for client in clients:
+        client.flush_cache(tenant)
 
 
 _FLUSHES: dict[str, Any] = {
@@ -117,13 +124,20 @@ async def flush_cache_by_get(request: Request) -> Response:
 
 @router.get("/health_generate", **documented(errors=(500, 503, 504)))
 async def health_generate(request: Request) -> Response:
-    """200 once one token was generated for this request, or embedded if the model only embeds."""
-    await cancel_on_disconnect(request, _one_token(state_of(request)))
+    """200 once one token was generated for this request, or embedded if the model only embeds.
+
+    With several models by the one called `model` in the query, or else by the first one that is loaded.
+    """
+    model = await use_model(request, request.query_params.get("model") or _first_loaded(state_of(request)))
+    await cancel_on_disconnect(request, _one_token(model.client))
     return json_response({})
 
 
-async def _one_token(state: AppState) -> None:
-    client = state.client
+def _first_loaded(state: AppState) -> str | None:
+    return next((model.name for model in state.models if model.status == "loaded"), None)
+
+
+async def _one_token(client: Client) -> None:
     token = next(iter(client.tokenizer.eos_ids), 0)
     if not client.model.can_generate:
         await embed_prompts(

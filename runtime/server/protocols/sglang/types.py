@@ -61,6 +61,7 @@ class GenerateRequest(StrictStruct):
 
     text: Texts | None = None
     input_ids: Ids | None = None
+    model: str = "default"
     sampling_params: SglangSamplingParams | list[SglangSamplingParams] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
