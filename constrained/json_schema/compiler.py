@@ -31,6 +31,7 @@ from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Struct
 from plait.constrained.vocabulary import Vocabulary
 
 _ESCAPES = 'nrbtf\\"'
+_WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
 _NOT_COMBINED = (
     "schema too large",
     "Schema intersection stack level exceeded",
@@ -50,7 +51,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
     rewritten = _rewritten(spec)
     reason = None
-    if not is_large(rewritten.schema):
+    if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
         try:
             return _compile_rewritten(rewritten, spec, vocabulary)
         except _CannotCombine as error:
