@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from plait.lang.cluster.settings import Cluster
     from plait.lang.compat.global_config import global_config
     from plait.lang.control.agent import AgentRun, AgentStep, agent
     from plait.lang.control.beam import beam
@@ -100,6 +101,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "CallMeta",
     "CallRejected",
     "ChoicesMethod",
+    "Cluster",
     "CompileError",
     "ConstraintFailed",
     "ContextOverflow",
@@ -187,6 +189,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.choices": (
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
+    "plait.lang.cluster.settings": "Cluster",
     "plait.lang.derived.reasoning": "separate_reasoning",
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
@@ -225,7 +228,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for nam
 def __getattr__(name: str) -> object:
     """Imports a name's module when the name is first used (PEP 562)."""
     value: object
-    if name in ("constrained", "lang", "runtime"):
+    if name in ("constrained", "lang", "ray", "runtime"):
         value = importlib.import_module(f"plait.{name}")
     elif name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
