@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import plait
+import plait.ray
 import plait.testing
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -32,7 +33,7 @@ GROUPS = {
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map beam BeamHypothesis",
     "Tools": "Tool ToolCall ToolResult MCPServer agent AgentRun AgentStep",
-    "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
+    "Backends": "Runtime Engine Cluster RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "load_vocabulary set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded "
     "CallFailed CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded "
@@ -64,6 +65,8 @@ def page() -> str:
         parts += [_entry(plait, name) for name in names.split()]
     parts.append("## plait.testing\n")
     parts += [_entry(plait.testing, name) for name in plait.testing.__all__]
+    parts.append("## plait.ray\n")
+    parts += [_entry(plait.ray, name) for name in plait.ray.__all__]
     return "\n".join(parts)
 
 

@@ -21,6 +21,7 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
+from plait.lang.cluster.settings import Cluster
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import unknown_keyword
@@ -109,7 +110,7 @@ class Program(Generic[P]):
         self,
         batch_kwargs: Sequence[Mapping[str, Any]],
         *,
-        backend: Backend | None = None,
+        backend: Backend | Cluster | None = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         budget: Budget | None = None,
@@ -121,7 +122,7 @@ class Program(Generic[P]):
         self,
         batch_kwargs: Sequence[Mapping[str, Any]],
         *,
-        backend: Backend | None = None,
+        backend: Backend | Cluster | None = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         budget: Budget | None = None,
@@ -133,7 +134,7 @@ class Program(Generic[P]):
         self,
         batch_kwargs: Sequence[Mapping[str, Any]],
         *,
-        backend: Backend | None = None,
+        backend: Backend | Cluster | None = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         budget: Budget | None = None,
@@ -147,7 +148,9 @@ class Program(Generic[P]):
         raises it. A prefix that the items share is computed once. The sampling keywords are those of `run` and apply to
         all items.
 
-        - `num_threads`: how many items run at a time; "auto" means at most 64.
+        - `backend`: as in `run`, or a Cluster, whose actors then run the items. The arguments are JSON values then, and
+          the program is at the top level of a file or a module.
+        - `num_threads`: how many items run at a time, on each actor of a Cluster; "auto" means at most 64.
         - `budget`: a limit for each item.
         - `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
           have ended. Closing the iterator aborts the other items.
@@ -170,11 +173,15 @@ class Program(Generic[P]):
             raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
         if not items:
             return iter(()) if generator_style else []
+        if generator_style and resume is not None:
+            raise InputError("run_batch: resume cannot be combined with generator_style")
+        if isinstance(backend, Cluster):
+            return self._run_on_cluster(
+                items, backend, sampling, budget, num_threads, generator_style, resume, progress_bar
+            )
         client = self._client("run_batch", backend, options)
         executions = self._executions(items, client, options, budget)
         if generator_style:
-            if resume is not None:
-                raise InputError("run_batch: resume cannot be combined with generator_style")
             return iter_in_order(executions, workers, progress_bar)
         if resume is None:
             return self._run_all(executions, num_threads, workers, progress_bar)
@@ -188,6 +195,24 @@ class Program(Generic[P]):
         finished = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
         states.update(zip(unfinished, finished, strict=True))
         return [state for state in states.values() if state is not None]
+
+    def _run_on_cluster(
+        self,
+        items: Sequence[Mapping[str, Any]],
+        cluster: Cluster,
+        sampling: Mapping[str, Any],
+        budget: Budget | None,
+        num_threads: object,
+        generator_style: bool,
+        resume: str | Path | None,
+        progress_bar: bool,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order, run_on_cluster
+
+        batch = ClusterBatch(self, dict(enumerate(items)), cluster, sampling, budget, num_threads)
+        if generator_style:
+            return iter_on_cluster_in_order(batch, progress_bar)
+        return run_on_cluster(batch, resume, progress_bar)
 
     def _executions(
         self, items: Sequence[Mapping[str, Any]], client: Client, options: Options, budget: Budget | None

@@ -58,10 +58,14 @@ class ProgramArguments:
             known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
             raise InputError(f"{where}: {error}{got}{hint}; {known}") from None
 
+    def takes(self, name: str) -> bool:
+        """Whether the program takes an argument of this name."""
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.signature.parameters.values())
+        return takes_any or name in self.names
+
     def check_bind(self, arguments: Mapping[str, Any]) -> None:
         """Raises InputError if `arguments` of `bind` have a name that the program does not take."""
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self.signature.parameters.values())
-        if not takes_any and any(name not in self.names for name in arguments):
+        if not all(map(self.takes, arguments)):
             self.check(f"bind of program {self.program_name!r}", (), arguments, allow_missing=True)
 
     def checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

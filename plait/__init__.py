@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from plait.lang.cluster.settings import Cluster
     from plait.lang.compat.global_config import global_config
     from plait.lang.control.agent import AgentRun, AgentStep, agent
     from plait.lang.control.beam import beam
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.combinators import map as map
     from plait.lang.control.race import race
     from plait.lang.core.expressions import Expr, Typed
-    from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
+    from plait.lang.core.primitives import gen, gen_int, gen_string
     from plait.lang.core.roles import (
         assistant,
         assistant_begin,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         user_begin,
         user_end,
     )
+    from plait.lang.core.select import image, select, video
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
     from plait.lang.derived.reasoning import separate_reasoning
@@ -100,6 +102,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "CallMeta",
     "CallRejected",
     "ChoicesMethod",
+    "Cluster",
     "CompileError",
     "ConstraintFailed",
     "ContextOverflow",
@@ -187,6 +190,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.choices": (
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
+    "plait.lang.cluster.settings": "Cluster",
     "plait.lang.derived.reasoning": "separate_reasoning",
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
@@ -198,7 +202,8 @@ _NAMES_BY_MODULE = {
     "plait.lang.control.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
-    "plait.lang.core.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.core.primitives": "gen gen_int gen_string",
+    "plait.lang.core.select": "image select video",
     "plait.lang.meta_info": "CallMeta GenMeta SelectMeta",
     "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
@@ -225,7 +230,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for nam
 def __getattr__(name: str) -> object:
     """Imports a name's module when the name is first used (PEP 562)."""
     value: object
-    if name in ("constrained", "lang", "runtime"):
+    if name in ("constrained", "lang", "ray", "runtime"):
         value = importlib.import_module(f"plait.{name}")
     elif name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -13,13 +13,26 @@ import plait
 
 SAMPLING = ("temperature", "max_tokens", "seed", "top_p")
 
+CLUSTER: dict[str, tuple[type, str]] = {
+    "actors": (int, "processes with an engine; default: one for each GPU or machine"),
+    "gpus_per_actor": (float, "GPUs of each actor; default: 0"),
+    "cpus_per_actor": (float, "CPUs of each actor"),
+}
+
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options beside those of the model; docs/how-to/batch.md explains them."""
     parser.add_argument("program", metavar="FILE.py:PROGRAM", help="a file, and the name of a program in it")
-    parser.add_argument("--input", required=True, metavar="IN.jsonl", help="lines of JSON objects, the arguments")
-    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="the results; a second run continues it")
+    files = "a .parquet file or lines of JSON objects"
+    parser.add_argument("--input", required=True, metavar="IN", help=f"the arguments: {files}")
+    parser.add_argument(
+        "--output", required=True, metavar="OUT", help=f"the results; a second run continues it: {files}"
+    )
     parser.add_argument("--num-threads", type=int, metavar="N", help="items that run at once; default: at most 64")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="a Ray cluster: auto, local or ray://HOST:PORT")
+    for name, (kind, text) in CLUSTER.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=f"with --cluster: {text}")
+    parser.add_argument("--working-dir", metavar="FOLDER", help="with --cluster: a folder that all machines get")
     parser.add_argument("--temperature", type=float, metavar="T", help="the default of all calls; 0: greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="the default of all calls")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the default of all calls")
@@ -34,6 +47,8 @@ def batch_command(options: argparse.Namespace) -> int:
         load_program(options.program),
         Path(options.input),
         Path(options.output),
+        cluster=_cluster(options),
+        target=_target(options.program),
         num_threads=options.num_threads,
         progress_bar=sys.stderr.isatty(),
         sampling={name: value for name in SAMPLING if (value := getattr(options, name)) is not None},
@@ -43,6 +58,23 @@ def batch_command(options: argparse.Namespace) -> int:
         text += f", {num_failed} with an error; the same command runs these again"
     print(text, file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def _cluster(options: argparse.Namespace) -> plait.Cluster | None:
+    """Returns the cluster of the options. Raises InputError for options that need --cluster."""
+    given = {name: value for name in (*CLUSTER, "working_dir") if (value := getattr(options, name)) is not None}
+    if options.cluster is None:
+        for name in given:
+            raise plait.InputError(f"--{name.replace('_', '-')} needs --cluster")
+        return None
+    names = ("model", "device", "weights", "backend")
+    runtime = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return plait.Cluster(options.cluster, **given, **runtime)
+
+
+def _target(target: str) -> tuple[Path, str]:
+    file, _, name = target.rpartition(":")
+    return Path(file), name
 
 
 def load_program(target: str) -> plait.Program[Any]:

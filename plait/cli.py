@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     rest.required = False  # so that an error for a missing FILE.py does not list it
     run.set_defaults(command=_run)
 
-    batch = commands.add_parser("batch", help="run a program for each line of a JSON Lines file")
+    batch = commands.add_parser("batch", help="run a program for each line of a JSON Lines or Parquet file")
     _add_model(batch)
     add_batch_options(batch)
     batch.set_defaults(command=_batch)
@@ -170,7 +170,8 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
         raise plait.InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {device!r:.80}")
     if options.model is not None:
         options.model = os.path.expanduser(options.model)
-        if options.command is not _check:
+        is_elsewhere = getattr(options, "cluster", None) is not None
+        if options.command is not _check and not is_elsewhere:
             from plait.runtime.model_files.locate import locate_model
 
             locate_model(options.model)

@@ -27,6 +27,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
+    _add_files(server.add_argument_group("files and batches"))
     log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
@@ -91,6 +92,19 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")
     number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    text = "the directory of /v1/files and /v1/batches; default: none, and both are refused"
+    group.add_argument("--files-dir", metavar="DIR", help=text)
+    for flag, text in (
+        ("--max-file-bytes", "a larger file is refused; default: 209715200"),
+        ("--max-batch-lines", "a file with more lines is refused; default: 50000"),
+        ("--max-stored-bytes-per-key", "of all files of a key, results included; default: 4294967296"),
+        ("--max-files-per-key", "files that a key may store; default: 1000"),
+        ("--max-batch-calls", "calls of batches that are in flight at once; default: the rows of the batch"),
+    ):
+        group.add_argument(flag, type=int, metavar="N", help=text)
 
 
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
@@ -158,6 +172,12 @@ def serve_command(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         max_queue_time_s=options.max_queue_time,
         key_weights=weights,
+        files_dir=options.files_dir,
+        max_file_bytes=options.max_file_bytes,
+        max_batch_lines=options.max_batch_lines,
+        max_stored_bytes_per_key=options.max_stored_bytes_per_key,
+        max_files_per_key=options.max_files_per_key,
+        max_batch_calls=options.max_batch_calls,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,

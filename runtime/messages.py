@@ -18,7 +18,7 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 9  # incremented when the layout of any message changes
+PROTOCOL = 10  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -43,13 +43,17 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Opens an empty session. Only sessions with equal `tenant` and `cache_salt` share cached prefixes."""
+    """Opens an empty session. Only sessions with equal `tenant` and `cache_salt` share cached prefixes.
+
+    background: its calls run behind those of all other sessions, of any tenant and priority.
+    """
 
     session: int
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
     program: int = 0  # sessions of one program are scheduled as one user; 0: a separate program
+    background: bool = False
 
 
 class Append(Message, frozen=True):

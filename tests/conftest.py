@@ -35,6 +35,7 @@ gc.disable()  # until the tests are collected: what is imported before lives as 
 LONG_FILES = (
     "server/test_killed_runtime.py",
     "kernels/triton/attention/test_compiled.py",
+    "end_to_end/test_ray_cluster.py",
     "end_to_end/test_process_lifetime.py",
     "kernels/triton/test_compiled.py",
     "constrained/compile_service/test_pool.py",

@@ -106,8 +106,9 @@ def test_torch_and_triton_are_extras() -> None:
     assert not [name for name in PROJECT["dependencies"] if name.startswith(("torch", "triton"))]
     assert requirements("torch") == {"torch"}
     assert requirements("gpu") == {"torch", "triton"}
-    assert requirements("all") == {"torch", "triton", "transformers", "anthropic", "litellm", "mcp"}
-    assert requirements("test") >= {"torch", "triton"} and "torch" in requirements("rag")
+    assert requirements("all") == {"torch", "triton", "transformers", "anthropic", "litellm", "mcp", "pyarrow"}
+    assert requirements("ray") == {"ray", "pyarrow"}
+    assert requirements("test") >= {"torch", "triton", "ray"} and "torch" in requirements("rag")
 
 
 def test_install_commands_name_existing_extras() -> None:

@@ -29,4 +29,4 @@ def test_pages_for_users_import_public_modules_only():
     imported = set()
     for page in [root / "README.md", *(root / "docs").rglob("*.md")]:
         imported |= set(re.findall(r"^(?:from|import) (plait[\w.]*)", page.read_text(), re.MULTILINE))
-    assert imported == {"plait", "plait.constrained", "plait.testing"}
+    assert imported == {"plait", "plait.constrained", "plait.ray", "plait.testing"}

@@ -7,13 +7,22 @@ name. So these escapes are not allowed at all, and every text has one spelling.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import llguidance
+import numpy as np
 
 from plait.constrained.full_validation import Segment
-from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles, is_invalid_grammar
+from plait.constrained.grammar import mask_words
+from plait.constrained.guidance.llguidance_grammar import (
+    LlguidanceGrammar,
+    LlguidanceSource,
+    ensure_compiles,
+    is_invalid_grammar,
+)
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
+from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -22,6 +31,14 @@ from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Struct
 from plait.constrained.vocabulary import Vocabulary
 
 _ESCAPES = 'nrbtf\\"'
+_WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
+_NOT_COMBINED = (
+    "schema too large",
+    "Schema intersection stack level exceeded",
+    "circular references with sibling keys",
+    "Unsatisfiable schema",
+    "patternProperty regexes",
+)
 
 
 def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -32,22 +49,56 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     if isinstance(spec, JsonObject):
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
         return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
-    rewritten = rewrite_schema(
+    rewritten = _rewritten(spec)
+    reason = None
+    if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
+        try:
+            return _compile_rewritten(rewritten, spec, vocabulary)
+        except _CannotCombine as error:
+            reason, rewritten = error.reason, _rewritten(spec)
+    try:
+        combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
+        source = _compile_rewritten(combined, spec, vocabulary)
+        _ensure_begins(source, vocabulary)
+        return source
+    except GrammarError as error:
+        if reason is not None or not isinstance(error, CombinedTooLarge):
+            reason = reason or error.reason
+            raise GrammarError(_clarify_reason(reason), locate_rejected_keyword(spec.text, _rejects)) from None
+    return _compile_rewritten(rewritten, spec, vocabulary)
+
+
+def _ensure_begins(source: LlguidanceSource, vocabulary: Vocabulary) -> None:
+    """Raises GrammarError if an object or an array has more alternatives than llguidance follows at once."""
+    grammar, row = LlguidanceGrammar(source, vocabulary), np.zeros(mask_words(len(vocabulary)), np.int32)
+    for opened in (b"{", b"["):
+        matcher, token = grammar.matcher(), vocabulary.ids_by_bytes.get(opened)
+        if token is not None and matcher.accept(token):
+            matcher.fill_mask(row)
+
+
+class _CannotCombine(GrammarError):
+    """Raised if llguidance cannot combine the conjunctions of a schema; `combine_conjunctions` may."""
+
+
+def _rewritten(spec: JsonSchema) -> RewrittenSchema:
+    return rewrite_schema(
         spec.text,
         annotations=spec.annotations,
         lenient=spec.lenient,
         strict_formats=spec.strict_formats,
         keeps_unique_items=True,
     )
+
+
+def _compile_rewritten(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary) -> LlguidanceSource:
     unique = extract_unique_items(rewritten.schema)
-    full_check_schemas = (spec.text,) if rewritten.unchecked else ()
     try:
-        grammar = _grammar(rewritten.schema, spec)
         return ensure_compiles(
             LlguidanceSource(
-                grammar,
+                _grammar(rewritten.schema, spec),
                 rewritten.unchecked,
-                full_check_schemas,
+                (spec.text,) if rewritten.unchecked else (),
                 max_digits=digit_limit(spec.text),
                 warnings=rewritten.warnings,
                 unique_items=json.dumps(unique) if unique else "",
@@ -55,6 +106,8 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
             vocabulary,
         )
     except GrammarError as error:
+        if error.reason.startswith(_NOT_COMBINED):
+            raise _CannotCombine(error.reason) from None
         raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
 
 
@@ -160,7 +213,9 @@ def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
 
 
 def _rejects(schema: Schema) -> bool:
-    return schema is False or (schema is not True and is_invalid_grammar(_grammar(schema, JsonObject())))
+    if isinstance(schema, bool):
+        return not schema
+    return is_large(schema) or is_invalid_grammar(_grammar(schema, JsonObject()))
 
 
 def _regex_literal(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
+from plait.lang.cluster.settings import Cluster
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _backend_hint(backend: object) -> str:
     """Returns what to write instead of a text or a class, or ""."""
     if isinstance(backend, type):
         return f"; create one: {backend.__name__}(...)"
+    if isinstance(backend, Cluster):
+        return "; a Cluster runs batches: program.run_batch(items, backend=...)"
     if not isinstance(backend, str):
         return ""
     if backend.startswith(("http://", "https://")):

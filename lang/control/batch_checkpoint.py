@@ -121,7 +121,7 @@ def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options:
     counts: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):
-        if not _is_plain(dict(item)):
+        if not is_json(dict(item)):
             raise InputError(f"item {index} of run_batch has arguments that are not JSON values, as resume requires")
         digest = hashlib.sha256(json.dumps([shared, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
         keys.append(f"{digest}-{counts[digest]}")  # the count distinguishes equal items
@@ -152,12 +152,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     return done
 
 
-def _is_plain(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """Returns whether writing a value as JSON and reading it gives the same value (no tuples, objects, NaN, inf)."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+        return all(isinstance(key, str) for key in value) and all(map(is_json, value.values()))
     if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(map(is_json, value))
     if type(value) is float:
         return value - value == 0
     return value is None or type(value) in (str, int, bool)

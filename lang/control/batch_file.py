@@ -1,4 +1,4 @@
-"""`plait batch`: runs a program once for each line of a JSON Lines file, and writes a line for each result.
+"""`plait batch`: runs a program once for each line of a JSON Lines or Parquet file, and writes a line for each result.
 
     {"index": 0, "input": {...}, "output": {"answer": ...}, "return": null, "error": null, "usage": {...}}
 
@@ -8,29 +8,22 @@ without an error and runs the other items, with the seeds that they would have h
 
 from __future__ import annotations
 
-import dataclasses
-import enum
+import contextlib
 import json
-import math
-import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from plait.lang.backends.default_backend import Backend
-from plait.lang.batch import num_workers
+from plait.lang.batch import num_workers, progress
+from plait.lang.cluster.settings import Cluster
+from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
 from plait.lang.core.execution import Execution
-from plait.lang.core.state import ProgramState
 from plait.lang.program import Program
-from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
 
 CHUNK_ITEMS = 2000  # states that are in memory at a time
-USAGE_FIELDS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 MAX_SHOWN_INPUT = 1000  # characters of a line that is not an object
 
 
@@ -40,6 +33,8 @@ def run_batch_file(
     output_path: Path,
     *,
     backend: Backend | None = None,
+    cluster: Cluster | None = None,
+    target: tuple[Path, str] | None = None,
     num_threads: int | None = None,
     progress_bar: bool = False,
     sampling: Mapping[str, Any] | None = None,
@@ -48,41 +43,85 @@ def run_batch_file(
     and of those with an error.
 
     A line that is no object, or whose arguments do not fit the program, gets an error in its place. Raises InputError
-    if a file cannot be read or written, or if `output_path` has the results of other input.
+    if a file cannot be read or written, or if `output_path` has the results of other input. Files whose names end with
+    .parquet are tables (`batch_table.py`): a row is a line, and columns that are no arguments are left as they are.
+
+    cluster: runs the items on its actors. target: the file that the program was loaded from, and its name there.
     """
-    items = _read_items(input_path)
-    output = OutputFile(output_path, items)
-    ready = {}
+    items = _read_items(program, input_path)
+    output = _open_output(output_path, items, input_path)
+    ready = _ready_items(program, items, output, input_path)
+    threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
+    if ready and cluster is not None:
+        _run_on_cluster(program, ready, output, cluster, target, threads, progress_bar, sampling or {})
+    elif ready:
+        _run_here(program, ready, output, backend, threads, progress_bar, sampling or {})
+    return output.finish()
+
+
+def _ready_items(
+    program: Program[Any], items: Mapping[int, Any], output: OutputFile, input_path: Path
+) -> dict[int, dict[str, Any]]:
+    """Returns the arguments of the items to run. The others are done, or get their error in the output."""
+    is_table, ready = input_path.suffix == TABLE_SUFFIX, dict[int, dict[str, Any]]()
     for index, item in items.items():
         if index in output.done:
             continue
         try:
             if not isinstance(item, dict):
                 raise InputError(f"line {index + 1} of {input_path.name} is not a JSON object")
-            program._arguments.check(f"program {program.name!r}, line {index + 1}", (), item)
+            if is_table:
+                item = {name: value for name, value in item.items() if program._arguments.takes(name)}
+            place = f"{'row' if is_table else 'line'} {index + 1}"
+            program._arguments.check(f"program {program.name!r}, {place}", (), item)
             ready[index] = program._arguments.with_bound((), item)
         except InputError as error:
             output.add(index, error=str(error))
-    options, _ = program._arguments.split_sampling("batch", dict(sampling or {}))
-    client = program._client("batch", backend, options) if ready else None
+    return ready
+
+
+def _run_here(
+    program: Program[Any],
+    ready: Mapping[int, dict[str, Any]],
+    output: OutputFile,
+    backend: Backend | None,
+    threads: int | Literal["auto"],
+    progress_bar: bool,
+    sampling: Mapping[str, Any],
+) -> None:
+    options, _ = program._arguments.split_sampling("batch", sampling)
+    client = program._client("batch", backend, options)
     executions = []
     for index, arguments in ready.items():
-        assert client is not None
         executions.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
         executions[-1].on_done = partial(output.record, index)
     for first in range(0, len(executions), CHUNK_ITEMS):
         chunk = executions[first : first + CHUNK_ITEMS]
         output.abort_items = partial(_abort, chunk)
-        _run(program, chunk, num_threads, progress_bar)
-        if output.write_error is not None:
-            text = f"the output cannot be written: {output.write_error}"
-            raise InputError(f"{text}; the same command continues") from None
-    return output.finish()
+        program._run_all(chunk, threads, num_workers(threads, len(chunk)), progress_bar)
+        output.check_written()
 
 
-def _run(program: Program[Any], executions: list[Execution], num_threads: int | None, progress_bar: bool) -> None:
-    threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
-    program._run_all(executions, threads, num_workers(threads, len(executions)), progress_bar)
+def _run_on_cluster(
+    program: Program[Any],
+    ready: Mapping[int, dict[str, Any]],
+    output: OutputFile,
+    cluster: Cluster,
+    target: tuple[Path, str] | None,
+    threads: int | Literal["auto"],
+    progress_bar: bool,
+    sampling: Mapping[str, Any],
+) -> None:
+    from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster
+
+    program._arguments.split_sampling("batch", sampling)  # checks them
+    batch = ClusterBatch(program, ready, cluster, sampling, None, threads, target)
+    with progress(len(ready), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
+        for index, state in ended:
+            with contextlib.suppress(OSError):  # it is the output's write_error
+                output.record(index, state)
+            output.check_written()
+            step()
 
 
 def _abort(executions: list[Execution]) -> None:
@@ -90,8 +129,20 @@ def _abort(executions: list[Execution]) -> None:
         execution.abort()
 
 
-def _read_items(path: Path) -> dict[int, Any]:
+def _open_output(path: Path, items: Mapping[int, Any], input_path: Path) -> OutputFile:
+    if path.suffix != TABLE_SUFFIX:
+        return OutputFile(path, items)
+    from plait.lang.control.batch_table import TableOutput
+
+    return TableOutput(path, items, input_path)
+
+
+def _read_items(program: Program[Any], path: Path) -> dict[int, Any]:
     """Returns the lines by number, from 0, without blank ones; a line that is not JSON as its text."""
+    if path.suffix == TABLE_SUFFIX:
+        from plait.lang.control.batch_table import read_rows
+
+        return dict(read_rows(path, program._arguments.takes))
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -104,109 +155,3 @@ def _parsed(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return line[:MAX_SHOWN_INPUT]
-
-
-class OutputFile:
-    """The lines of the output. `done`: index -> line without an error, of this run or an earlier one."""
-
-    def __init__(self, path: Path, items: Mapping[int, Any]) -> None:
-        self._path, self._items, self._lock = path, items, threading.Lock()
-        self.done: dict[int, dict[str, Any]] = {}
-        self.write_error: OSError | None = None
-        self.abort_items: Callable[[], object] = lambda: None  # called when a line cannot be written
-        self._failed: dict[int, dict[str, Any]] = {}
-        try:
-            for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if path.exists() else ():
-                self._keep(number, line)
-            self._replace([*self.done.values()])  # without lines of errors, and an incomplete one that a kill left
-        except OSError as error:
-            raise InputError(f"the output cannot be written: {error}") from None
-
-    def _keep(self, number: int, line: bytes) -> None:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            return
-        index = row.get("index", -1) if isinstance(row, dict) else -1
-        if index not in self._items or row.get("input") != self._items[index]:
-            text = f"{self._path}, line {number}, is not a result of this input"
-            raise InputError(f"{text}; remove the file or name another")
-        if row.get("error") is None:
-            self.done[index] = row
-
-    def record(self, index: int, state: ProgramState) -> None:
-        """Adds the line of an item that has ended."""
-        error = state.error()
-        if error is not None:
-            self.add(index, error=str(error))
-            return
-        usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
-        variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
-        self.add(index, output=variables, value=as_json(state.ret_value), usage=usage)
-
-    def add(
-        self,
-        index: int,
-        output: dict[str, Any] | None = None,
-        value: Any = None,
-        error: str | None = None,
-        usage: dict[str, int] | None = None,
-    ) -> None:
-        """Appends a line."""
-        item = self._items[index]
-        row = {"index": index, "input": item, "output": output, "return": value, "error": error, "usage": usage}
-        with self._lock:
-            try:
-                with self._path.open("ab") as file:
-                    file.write(_encoded(row))
-            except OSError as write_error:
-                self.write_error = self.write_error or write_error
-                self.abort_items()
-                raise
-            (self.done if error is None else self._failed)[index] = row
-
-    def finish(self) -> tuple[int, int]:
-        """Puts the lines in the order of the input. Returns the numbers of lines and of those with an error."""
-        rows = self.done | self._failed
-        self._replace([rows[index] for index in sorted(rows)])
-        return len(rows), len(self._failed)
-
-    def _replace(self, rows: list[dict[str, Any]]) -> None:
-        part = self._path.with_name(self._path.name + ".part")
-        with part.open("wb") as file:
-            file.writelines(map(_encoded, rows))
-        os.replace(part, self._path)
-
-
-def _encoded(row: dict[str, Any]) -> bytes:
-    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def as_json(value: Any) -> Any:
-    """Returns a value of a program as JSON data: models and data classes as objects, what has no such form as text."""
-    if isinstance(value, enum.Enum):
-        return as_json(value.value)
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, ToolCall):
-        return {"name": value.name, "arguments": as_json(value.arguments)}
-    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
-        return [as_json(item) for item in value]
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct) or hasattr(value, "_asdict"):
-        return as_json(_fields(value))
-    return str(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if hasattr(value, "_asdict"):
-        fields: dict[str, Any] = value._asdict()
-        return fields
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

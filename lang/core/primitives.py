@@ -1,15 +1,16 @@
-"""`gen` and `select`, with their variants. Each checks its arguments and returns an expression."""
+"""`gen` and its variants. Each checks its arguments and returns an expression."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, Unpack, get_origin, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
-from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select, T, Typed
+from plait.lang.choices import ChoicesMethod, token_length_normalized
+from plait.lang.core.expressions import Expr, Gen, GenToolCall, T, Typed
+from plait.lang.core.select import select
 from plait.lang.derived.captures import with_captures
 from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RegexGenKeywords, Stop, TypedGenKeywords
@@ -23,13 +24,12 @@ from plait.lang.sampling_options import (
 from plait.lang.tools.call_format import call_options, checked_tools, value_or_call_options
 from plait.lang.tools.make_tools import ToolSource
 from plait.lang.tools.tool import Tool
-from plait.lang.typed.value_format import ValueFormat, json_value_format, value_format_of
+from plait.lang.typed.value_format import json_value_format, value_format_of
 from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
 REGEX_STRING = r'"[\w\d\s]*"'
 MAX_RETRIES = 32
-MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a gen with choices may have more
 
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _SpecialForm: TypeAlias = object  # Literal[...] and X | Y, which are no `type[T]` to type checkers
@@ -346,102 +346,6 @@ def gen_string(name: str | None = None, *args: Any, **keywords: Unpack[RegexGenK
     Takes the keywords of `gen` except regex and choices.
     """
     return _gen_with_regex("gen_string", REGEX_STRING, name, args, {**keywords})
-
-
-@overload
-def select(
-    name: str | None,
-    choices: Iterable[str],
-    temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
-    *,
-    timeout: float | None = None,
-    exact: bool | None = None,
-    seed: int | None = None,
-) -> Expr: ...
-@overload
-def select(
-    name: str | None = None,
-    choices: type | _SpecialForm | None = None,
-    temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
-    *,
-    timeout: float | None = None,
-    exact: bool | None = None,
-    seed: int | None = None,
-) -> Expr: ...
-def select(
-    name: str | None = None,
-    choices: Iterable[str] | type | _SpecialForm | None = None,
-    temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
-    *,
-    timeout: float | None = None,
-    exact: bool | None = None,
-    seed: int | None = None,
-    **unknown: object,
-) -> Expr:
-    """The most likely one of `choices`, stored as variable `name` and appended to the text.
-
-    `choices` is a list of texts, or an Enum, a Literal or bool: then the value is one of its values, and the texts are
-    those of `gen(type=...)`. Nothing is sampled: `choices_method` scores every choice, and the best one is taken.
-
-    - `exact=True`: one of the choices is drawn by the model's own distribution over them. The probability of a choice
-      is the product of the probabilities of its tokens, divided by the sum of these products over all choices. `seed`
-      as in `gen`.
-    - `timeout`: in seconds.
-
-    A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
-    start of each choice with the same result, unless a fork or another call comes between the two.
-
-    Raises InputError for an empty list, equal choices, or a temperature above 0.
-
-    >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
-    """
-    where = call_label("select", name)
-    for keyword in unknown:
-        raise unknown_keyword(
-            where, keyword, ("name", "choices", "temperature", "choices_method", "timeout", "exact", "seed")
-        )
-    if choices is None:
-        raise InputError(f"{where} needs choices: a list of texts, an Enum or a Literal")
-    checked = make_options(where, temperature=temperature, timeout=timeout)
-    if checked.fields.get("temperature"):
-        raise InputError(
-            f"{where}: select scores its choices and does not sample; to sample one, write "
-            f"gen({name!r}, choices=[...], temperature={temperature!r})"
-        )
-    texts, value_format = _scored_choices(where, choices)
-    method, timeout_s = method_name(choices_method), checked.fields.get("timeout_s")
-    if not exact:
-        if seed is not None:
-            raise InputError(f"{where}: seed has no effect without exact=True, since nothing is drawn")
-        return Select(name, texts, method, timeout_s, value_format)
-    if method != token_length_normalized.name:
-        raise InputError(f"{where}: exact draws a choice by its probability, so choices_method has no effect")
-    return Select(name, texts, "exact", timeout_s, value_format, make_options(where, seed=seed))
-
-
-def image(path: object, *_: object, **__: object) -> Expr:
-    """Exists in SGLang. Always raises InputError, since the models that plait runs read text only."""
-    raise InputError("image(...) is not supported: the models that plait runs read text only")
-
-
-def video(path: object, *_: object, **__: object) -> Expr:
-    """Exists in SGLang. Always raises InputError, like `image`."""
-    raise InputError("video(...) is not supported: the models that plait runs read text only")
-
-
-def _scored_choices(where: str, choices: object) -> tuple[tuple[str, ...], ValueFormat | None]:
-    """Returns the texts of a select and, if `choices` is a type, the format that converts them to its values."""
-    if not isinstance(choices, type) and get_origin(choices) is not Literal:
-        return checked_choices(where, choices, MAX_SELECT_CHOICES).choices, None
-    value_format = value_format_of(where, choices)
-    if not isinstance(value_format.spec, Choices):
-        raise InputError(
-            f"{where}: choices may be an Enum, a Literal or bool; {value_format.type_name} has more values"
-        )
-    return checked_choices(where, value_format.spec.choices, MAX_SELECT_CHOICES).choices, value_format
 
 
 def _gen_choices(

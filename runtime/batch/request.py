@@ -31,11 +31,15 @@ ProgramId = tuple[bytes, int]  # (client, the client's number for the program)
 
 
 class RequestOwner(NamedTuple):
-    """The accounts that a request is charged to, and its priority. Larger priorities are scheduled first."""
+    """The accounts that a request is charged to, and its priority. Larger priorities are scheduled first.
+
+    is_background: it runs behind all requests that are not.
+    """
 
     tenant: str
     program_id: ProgramId
     priority: int
+    is_background: bool = False
 
 
 class Request:

@@ -59,12 +59,19 @@ class Client:
         transport.start(self._on_reply, self._on_disconnect)
 
     def open_session(
-        self, *, tenant: str = "", cache_salt: str = "", priority: int = 0, program: int | None = None
+        self,
+        *,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
+        program: int | None = None,
+        background: bool = False,
     ) -> Session:
         """Opens an empty session.
 
         Sessions with equal `tenant` and `cache_salt` share cached prefixes. Sessions with the same `program` number
-        count as one program in fair scheduling; None makes the session a separate program. Raises InputError.
+        count as one program in fair scheduling; None makes the session a separate program. The calls of a `background`
+        session run behind all others. Raises InputError.
         """
         for name in (tenant, cache_salt):
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
@@ -75,7 +82,8 @@ class Client:
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
             raise InputError(f"priority is an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r:.40}")
         session_id = self.next_id()
-        self.send(Open(session_id, tenant, cache_salt, priority, session_id if program is None else program))
+        program = session_id if program is None else program
+        self.send(Open(session_id, tenant, cache_salt, priority, program, background))
         return Session(self, session_id)
 
     def encode_for_embedding(self, text: str) -> list[int]:

@@ -5,6 +5,8 @@ then waiting requests in the order of `Fairness`, and with equal rank the longes
 number of requests runs, a request whose program has had far more service than that of a waiting one is paused; its
 pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is
 retracted: it loses its pages and waits again.
+
+Background requests come last in all of this: `background.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.scheduler.background import BackgroundLimits
 from plait.runtime.scheduler.fairness import Fairness
 
 MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
@@ -56,6 +59,7 @@ class BatchScheduler:
         self.running: dict[Request, None] = {}  # in order of admission
         self.isolated: dict[Request, None] = {}  # waiting or running requests that are computed alone, in turn
         self.fairness = Fairness(order, tenant_weights)
+        self.background = BackgroundLimits(max_batch_tokens, max_batch_rows)
         self.num_retractions = self.num_pauses = 0
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.provisional_nodes: list[tuple[RadixNode, int]] = []
@@ -66,6 +70,7 @@ class BatchScheduler:
     def add(self, request: Request) -> None:
         """Adds a new request to the waiting ones."""
         self.fairness.add(request)
+        self.background.add(request)
         self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
@@ -78,6 +83,7 @@ class BatchScheduler:
             return
         self.isolated.pop(request, None)
         self.fairness.remove(request)
+        self.background.remove(request)
 
     @property
     def has_work(self) -> bool:
@@ -109,11 +115,18 @@ class BatchScheduler:
         self._now = time.monotonic()
         if self.isolated:
             return self._isolated_batch(batch)
+        self.background.begin_step()
+        for request in self.background.to_pause(self.running):
+            self.num_pauses += 1
+            self._preempt(request)
         self._preempt_for_waiting()
+        self._make_room_for_waiting()
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
             (prefilling if request.num_pending > 1 else decoding).append(request)
+        if self.background.num_requests:
+            decoding.sort(key=lambda request: request.owner.is_background)
         may_draft = self.draft and self._draft_token_cost < MAX_DRAFT_TOKEN_COST
         for request in decoding:
             if not batch.token_budget:
@@ -161,7 +174,8 @@ class BatchScheduler:
         request.metrics.count_cached(start)
         if may_draft and request.num_pending == 1:
             self._add_draft(batch, request)
-        count = self._allocate(batch, request, min(request.num_pending, batch.tokens_within_budget(request, start)))
+        count = min(request.num_pending, batch.tokens_within_budget(request, start))
+        count = self._allocate(batch, request, self.background.within_budget(request, count))
         if not count:
             return
         if count > 1 and not request.num_draft_tokens and (node := self.cache.publish_early(request.seq)) is not None:
@@ -184,8 +198,8 @@ class BatchScheduler:
                 count = 1
                 continue
             in_batch = {scheduled.request for scheduled in batch.rows} | {request}
-            victim = next((other for other in reversed(self.running) if other not in in_batch), None)
-            if victim is not None and victim.arrival_index > request.arrival_index:
+            victim = self._victim(request, in_batch)
+            if victim is not None and self._may_retract(victim, request):
                 self.retract(victim)
             elif self.cache.num_available:
                 count = self.cache.num_available
@@ -194,6 +208,17 @@ class BatchScheduler:
                     self.retract(request)
                 return 0
         return count
+
+    def _victim(self, request: Request, kept: Collection[Request]) -> Request | None:
+        """Returns the running request that gives its pages to `request` first: one in the background, or the latest."""
+        others = [other for other in reversed(self.running) if other not in kept]
+        return next((other for other in others if other.owner.is_background), others[0] if others else None)
+
+    @staticmethod
+    def _may_retract(victim: Request, request: Request) -> bool:
+        if victim.owner.is_background != request.owner.is_background:
+            return victim.owner.is_background
+        return victim.arrival_index > request.arrival_index
 
     def _schedule_placeholder(self, batch: Batch, request: Request) -> None:
         """Schedules the request's next token, which the step in flight samples, before its id is known."""
@@ -295,7 +320,9 @@ class BatchScheduler:
         if not self.waiting or not batch.token_budget or len(self.running) >= self.max_batch_rows:
             return
         for request in self._ranked_waiting():
-            if not batch.token_budget or len(self.running) >= self.max_batch_rows or not self._has_room_for(request):
+            if not batch.token_budget or len(self.running) >= self.max_batch_rows:
+                return
+            if not self._has_room_for(request) or not self.background.may_admit(request, self.running):
                 return
             if before is not None and not self._may_interrupt_prefill(request, before):
                 continue
@@ -310,8 +337,18 @@ class BatchScheduler:
         self.running[request] = None
 
     def _may_interrupt_prefill(self, waiting: Request, running: Request) -> bool:
-        num_needed = len(waiting.seq) - self._num_cached(waiting)
-        return num_needed < running.num_pending and self.fairness.may_interrupt(waiting, running, self._now)
+        if not self.fairness.may_interrupt(waiting, running, self._now):
+            return False
+        return running.owner.is_background or len(waiting.seq) - self._num_cached(waiting) < running.num_pending
+
+    def _make_room_for_waiting(self) -> None:
+        """Retracts background requests whose pages the next waiting request needs."""
+        if not self.background.is_limited or not self.waiting or len(self.running) >= self.max_batch_rows:
+            return
+        request = self._ranked_waiting()[0]
+        victims = [other for other in self.running if other.owner.is_background]
+        while victims and not request.owner.is_background and not self._has_room_for(request):
+            self.retract(victims.pop())
 
     def _has_room_for(self, request: Request) -> bool:
         """Returns whether there are pages for all tokens of the request and the next few of the running requests."""

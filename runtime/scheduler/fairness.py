@@ -5,6 +5,9 @@
                  programs, Autellix, arXiv 2502.13965), in levels that double so that equal programs do not alternate
     first-come   the oldest call first, as most servers do
 
+In both orders background requests come last, may be interrupted by all others, and are counted apart: what a tenant has
+computed in the background does not set back its other requests.
+
 Service is counted in tokens that went through the model. Levels rank waiting requests. Tiers are wider: a waiting
 request of a lower tier may interrupt a running one. A program without service for long (starving) goes first; the more
 service it had, the longer it takes to starve.
@@ -27,7 +30,9 @@ MAX_INACTIVE_TENANTS = 4096  # tenants without requests whose counter is remembe
 LEVEL_TOKENS = 256  # programs within one doubling of this much service rank as equal
 TIER_TOKENS = 2048  # service up to which no other program interrupts; each next tier is 2**TIER_BITS times as long
 TIER_BITS = 3
-Rank = tuple[int, bool, int, int]
+BACKGROUND_TIER = 1 << 10  # above that of any amount of service
+Rank = tuple[bool, int, bool, int, int]
+TenantKey = tuple[str, bool]  # (tenant, is_background)
 
 
 @dataclass(slots=True)
@@ -68,10 +73,11 @@ class Fairness:
         self.order = order
         self._weights = weights or {}  # of tenants; 1 for others
         self._accounts: dict[Request, tuple[TenantAccount, ProgramAccount]] = {}  # from `add` to `remove`
-        self._tenants: dict[str, TenantAccount] = {}  # those that have requests
-        self._inactive_tenants: dict[str, float] = {}  # counters of the others, the longest inactive first
-        self._last_inactive_counter = 0.0  # of the tenant that left last
-        self._counter_floor = 0.0  # what arriving tenants are raised to; never sinks, so kept levels do not add up
+        self._tenants: dict[TenantKey, TenantAccount] = {}  # those that have requests
+        self._inactive_tenants: dict[TenantKey, float] = {}  # counters of the others, the longest inactive first
+        # Both by is_background: the counter of the tenant that left last, and what arriving tenants are raised to. That
+        # never sinks, so kept levels do not add up.
+        self._last_inactive_counters, self._counter_floors = [0.0, 0.0], [0.0, 0.0]
         self._programs: dict[ProgramId, ProgramAccount] = {}
         self._num_arrivals = 0
 
@@ -82,24 +88,32 @@ class Fairness:
         self._num_arrivals += 1
         request.arrival_index = self._num_arrivals
         owner = request.owner
-        tenant = self._tenants.get(owner.tenant)
+        key = owner.tenant, owner.is_background
+        tenant = self._tenants.get(key)
         if tenant is None:
-            minimum = min((account.served for account in self._tenants.values()), default=self._last_inactive_counter)
-            self._counter_floor = max(self._counter_floor, minimum)
-            counter = self._inactive_tenants.pop(owner.tenant, None)
-            served = self._counter_floor if counter is None else max(counter, self._counter_floor - LEVEL_TOKENS)
-            tenant = self._tenants[owner.tenant] = TenantAccount(served, self._weights.get(owner.tenant, 1.0))
+            counter = self._inactive_tenants.pop(key, None)
+            floor = self._raise_floor(owner.is_background)
+            served = floor if counter is None else max(counter, floor - LEVEL_TOKENS)
+            tenant = self._tenants[key] = TenantAccount(served, self._weights.get(owner.tenant, 1.0))
         tenant.num_requests += 1
         self._accounts[request] = tenant, self._programs.setdefault(owner.program_id, ProgramAccount())
+
+    def _raise_floor(self, is_background: bool) -> float:
+        """Returns the counter that a tenant which arrives now is raised to."""
+        active = (account.served for (_, background), account in self._tenants.items() if background == is_background)
+        minimum = min(active, default=self._last_inactive_counters[is_background])
+        self._counter_floors[is_background] = max(self._counter_floors[is_background], minimum)
+        return self._counter_floors[is_background]
 
     def remove(self, request: Request) -> None:
         """Unregisters a request that has ended."""
         tenant, _ = self._accounts.pop(request)
         tenant.num_requests -= 1
         if not tenant.num_requests:
-            name = request.owner.tenant
-            del self._tenants[name]
-            self._inactive_tenants[name] = self._last_inactive_counter = tenant.served
+            owner = request.owner
+            key = owner.tenant, owner.is_background
+            del self._tenants[key]
+            self._inactive_tenants[key] = self._last_inactive_counters[owner.is_background] = tenant.served
             if len(self._inactive_tenants) > MAX_INACTIVE_TENANTS:
                 del self._inactive_tenants[next(iter(self._inactive_tenants))]
 
@@ -120,13 +134,14 @@ class Fairness:
 
     def rank(self, request: Request, now: float) -> Rank:
         """The sort key of a waiting request; the smallest goes first. Ties: by cached prefix, then by arrival."""
+        is_background = request.owner.is_background
         if self.order == "first-come":
-            return (0, False, request.arrival_index, 0)
+            return (is_background, 0, False, request.arrival_index, 0)
         tenant, program = self._accounts[request]
         tenant_level = int(tenant.served // LEVEL_TOKENS)
         if self.is_starving(request, now):
-            return (tenant_level, False, request.arrival_index, 0)
-        return (tenant_level, True, -request.owner.priority, program.level)
+            return (is_background, tenant_level, False, request.arrival_index, 0)
+        return (is_background, tenant_level, True, -request.owner.priority, program.level)
 
     def is_starving(self, request: Request, now: float) -> bool:
         """Whether the request's program has waited so long that its past service no longer counts."""
@@ -135,8 +150,10 @@ class Fairness:
     def tier(self, request: Request, now: float) -> int:
         """The tier of a request; one of tier 0 is never interrupted.
 
-        Tier 0: the program has little service, or is protected, or starves.
+        Tier 0: the program has little service, or is protected, or starves. Background requests have the highest tier.
         """
+        if request.owner.is_background:
+            return BACKGROUND_TIER
         program = self._accounts[request][1]
         if self.order == "first-come" or now < program.protected_until or self.is_starving(request, now):
             return 0

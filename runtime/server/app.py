@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -21,11 +22,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import AppState
+from plait.runtime.server.batches.batch_service import BatchService
+from plait.runtime.server.batches.directory import StateDirectory
+from plait.runtime.server.batches.line_request import BackgroundMiddleware, run_line
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.http import openapi, static_page
-from plait.runtime.server.http.admission import AdmissionMiddleware, BodyLimitMiddleware
+from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware, BodyLimitMiddleware
 from plait.runtime.server.http.early_refusal import EarlyRefusals
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
@@ -34,6 +38,7 @@ from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.ops import endpoints
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
 from plait.runtime.server.protocols.anthropic import messages
+from plait.runtime.server.protocols.batches import batches, files
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import generate as ollama_generate
 from plait.runtime.server.protocols.ollama import models as ollama_models
@@ -46,7 +51,7 @@ from plait.runtime.server.settings import ServerSettings
 ROUTERS = (
     *(endpoints.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
     *(messages.router, generate.router, server_info.router, ollama_generate.router, ollama_models.router),
-    *(ollama_embed.router, tokenize.router, program_route.router),
+    *(ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
 )
 HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # answered by `_error_response`
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -69,10 +74,13 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(backend: Backend | EnginePool, settings: ServerSettings) -> Application:
+def create_app(
+    backend: Backend | EnginePool, settings: ServerSettings, directory: StateDirectory | None = None
+) -> Application:
     """Returns the ASGI application that serves `backend`, the engine of one model, or those of an `EnginePool`.
 
-    `backend.client` is read for each request, so a backend may replace the client of a runtime that died.
+    `backend.client` is read for each request, so a backend may replace the client of a runtime that died. `directory`:
+    of files and batches; None opens `settings.files_dir`. Raises InputError for one that cannot be used.
     """
     app = Application(
         title="plait",
@@ -92,10 +100,33 @@ def create_app(backend: Backend | EnginePool, settings: ServerSettings) -> Appli
     app.endpoint_paths = frozenset(path for path in paths if "{" not in path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
+    if directory is None and settings.files_dir:
+        directory = StateDirectory(Path(settings.files_dir))
+    if directory is not None:
+        state.batches = _batch_service(app, table, state, directory)
     for error_type in HANDLED_ERRORS:
         app.add_exception_handler(error_type, _error_response)
     openapi.install(app)
     return app
+
+
+def _batch_service(app: Application, table: ASGIApp, state: AppState, directory: StateDirectory) -> BatchService:
+    """Returns the service whose lines pass the same middleware and endpoints as requests, except for admission."""
+    line_app = _add_context(
+        _limit_bodies(BackgroundMiddleware(table, state.in_flight), state.settings), state, app.endpoint_paths
+    )
+
+    async def entry(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = app
+        await line_app(scope, receive, send)
+
+    return BatchService(
+        directory,
+        state.settings,
+        ask=partial(run_line, entry),
+        may_start=lambda: state.only_model is None or state.only_model.status == "loaded",
+        is_draining=lambda: state.admission.is_draining,
+    )
 
 
 def _run_silent_calls_elsewhere(state: AppState) -> None:
@@ -114,13 +145,7 @@ def _run_silent_calls_elsewhere(state: AppState) -> None:
 def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     """Wraps `app`, the innermost first. `paths`: the routes' paths without parameters."""
     settings = state.settings
-    app = AdmissionMiddleware(app, admission=state.admission)
-    app = BodyLimitMiddleware(
-        app,
-        max_body_bytes=settings.max_body_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        retry_after_s=settings.retry_after_s,
-    )
+    app = _limit_bodies(AdmissionMiddleware(app, admission=state.admission), settings)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -129,8 +154,22 @@ def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> Req
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    return _add_context(app, state, paths)
+
+
+def _limit_bodies(app: ASGIApp, settings: ServerSettings) -> BodyLimitMiddleware:
+    return BodyLimitMiddleware(
+        app,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        retry_after_s=settings.retry_after_s,
+        max_upload_bytes=settings.max_file_bytes + FORM_BYTES if settings.files_dir else 0,
+    )
+
+
+def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     return RequestContextMiddleware(
-        app, in_flight=state.in_flight, metrics=state.metrics, paths=paths, log_prompts=settings.log_prompts
+        app, in_flight=state.in_flight, metrics=state.metrics, paths=paths, log_prompts=state.settings.log_prompts
     )
 
 

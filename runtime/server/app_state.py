@@ -8,6 +8,7 @@ from functools import partial
 
 from starlette.requests import Request
 
+from plait.runtime.server.batches.batch_service import BatchService
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import Backend, ServedModel
@@ -43,6 +44,12 @@ class AppState:
         self.admission = AdmissionControl(settings, self.in_flight, [model.queue for model in self.models])
         has_replicas = any(model.may_have_replicas for model in self.models)
         self.metrics = Metrics(has_replicas=has_replicas, has_models=self.pool is not None)
+        self.batches: BatchService | None = None  # None: the server keeps no files and batches
+
+    @property
+    def only_model(self) -> ServedModel | None:
+        """The model of a server that has one; None for one that has several."""
+        return self.models[0] if self.pool is None else None
 
     def find_model(self, name: str | None) -> ServedModel:
         """The model called `name`; None and "default" mean the first one. Raises ApiError 404 for another name."""

@@ -47,7 +47,8 @@ class RequestRecord:
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
     `num_key_requests` requests against the limit of its key. reserve_calls(n, t): counts it as n calls with
     prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a
-    program, whose calls also count against the limit of its key. num_runs: one more for each time that it was run again
+    program, whose calls also count against the limit of its key. is_background: it is a line of a batch, which counts
+    against no limit and runs behind all other requests. num_runs: one more for each time that it was run again
     because its runtime ended. model, queue: where it runs; None until that is known. num_body_bytes: that have arrived.
     on_end: called when it has ended. start_deadline: until when its calls must end, if it waited for its model.
     """
@@ -66,6 +67,7 @@ class RequestRecord:
     end_time: float | None = None
     client_gone: bool = False
     is_admitted: bool = False
+    is_background: bool = False
     num_calls: int = 0
     num_key_requests: int = 0
     reserve_calls: Callable[[int, int], None] = lambda num_calls, num_tokens: None
@@ -171,7 +173,7 @@ class InFlightRequests:
         record.is_admitted = True
         self.num_admitted += 1
         self.set_num_calls(record, 1)
-        self.set_num_key_requests(record, 1)
+        self.set_num_key_requests(record, 0 if record.is_background else 1)
         self._idle.clear()
 
     def set_num_calls(self, record: RequestRecord, num_calls: int) -> None:

@@ -11,11 +11,13 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from plait.runtime.errors import InputError
+from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.start import check_replicas, start_engine
 from plait.runtime.server.ops.request_log import LogFormat, set_up_log
 from plait.runtime.server.ops.tracing import export_spans
@@ -46,13 +48,14 @@ def serve(
     """
     if engine.get("replicas") is not None:
         check_replicas(engine["replicas"])
+    directory = _open_directory(settings)
     with _listening(settings, log_format) as listener:
         runtime = start_engine(model, settings.stuck_after_s, engine, _import_server)
         try:
             from plait.runtime.server.uvicorn_server import run
 
             settings = msgspec.structs.replace(settings, max_running=runtime.client.model.max_batch_rows)
-            return run(runtime, settings, listener, _address(settings, listener))
+            return run(runtime, settings, listener, _address(settings, listener), directory)
         finally:
             runtime.shutdown()
 
@@ -75,13 +78,19 @@ def serve_models(
     if keep is None:
         keep = 1 if any(spec.is_on_gpu for spec in specs) else KEEP
     pool = EnginePool(specs, settings, keep, keep_bytes, keep_alive_s)
+    directory = _open_directory(settings)
     with _listening(settings, log_format) as listener:
         try:
             from plait.runtime.server.uvicorn_server import run
 
-            return run(pool, settings, listener, _address(settings, listener))
+            return run(pool, settings, listener, _address(settings, listener), directory)
         finally:
             pool.shutdown()
+
+
+def _open_directory(settings: ServerSettings) -> StateDirectory | None:
+    """Opens the directory of files and batches, before a model is loaded, so that a fault is reported at once."""
+    return StateDirectory(Path(settings.files_dir)) if settings.files_dir else None
 
 
 def _listening(settings: ServerSettings, log_format: LogFormat) -> socket.socket:

@@ -38,6 +38,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     server (0: no limit; None: the time that six calls take, from 0.1 to 0.3). key_weights: the parts of keys in the
     queue and in the runtime, 1 unless set.
     max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
+    Files and batches. files_dir: the directory that holds them ("": none are kept). max_file_bytes: of one upload.
+    max_batch_lines: of one file. max_stored_bytes_per_key, max_files_per_key: results included. max_batch_calls: calls
+    of batches that are in flight at once (0: max_running).
     Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
     line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
     requests to end at shutdown. stuck_after_s: without an answer from the runtime until it is replaced.
@@ -60,6 +63,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
     key_weights: dict[str, Annotated[float, Meta(ge=0.001, le=1000)]] = {}
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    files_dir: str = ""
+    max_file_bytes: Annotated[int, Meta(ge=1024, le=1 << 34)] = 200 << 20
+    max_batch_lines: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
+    max_stored_bytes_per_key: Annotated[int, Meta(ge=1024, le=1 << 50)] = 4 << 30
+    max_files_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    max_batch_calls: Annotated[int, Meta(ge=0, le=4096)] = 0
     body_timeout_s: Seconds = 30.0
     idle_timeout_s: Seconds = 75.0
     write_timeout_s: Seconds = 15.0

@@ -14,6 +14,7 @@ import uvicorn
 
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.app import create_app
+from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
@@ -23,16 +24,31 @@ from plait.runtime.server.settings import BACKLOG, ServerSettings
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
 
 
-def run(runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, address: str) -> int:
-    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted."""
+def run(
+    runtime: Engine | EnginePool,
+    settings: ServerSettings,
+    listener: socket.socket,
+    address: str,
+    directory: StateDirectory | None = None,
+) -> int:
+    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted.
+
+    directory: of files and batches.
+    """
     gc.collect()
     gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(runtime, settings, listener, address))
+        return runner.run(_serve(runtime, settings, listener, address, directory))
 
 
-async def _serve(runtime: Engine | EnginePool, settings: ServerSettings, listener: socket.socket, address: str) -> int:
-    app = create_app(runtime, settings)
+async def _serve(
+    runtime: Engine | EnginePool,
+    settings: ServerSettings,
+    listener: socket.socket,
+    address: str,
+    directory: StateDirectory | None,
+) -> int:
+    app = create_app(runtime, settings, directory)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
     config = uvicorn.Config(
         app,
@@ -50,8 +66,13 @@ async def _serve(runtime: Engine | EnginePool, settings: ServerSettings, listene
     )
     server = GracefulServer(config, app.state.plait, runtime, address)
     runtime.attach_to_loop()
+    batches = app.state.plait.batches
     try:
+        if batches is not None:
+            batches.start()
         await server.serve(sockets=[listener])
+        if batches is not None:
+            await batches.stop()
     finally:
         runtime.detach_from_loop()
     return server.exit_code

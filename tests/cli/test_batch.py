@@ -12,7 +12,7 @@ import pytest
 from program_files import write_program
 
 from plait.cli import main
-from plait.lang.control.batch_file import as_json
+from plait.lang.control.batch_output import as_json
 
 PROGRAM = """
     import os, signal
@@ -152,11 +152,11 @@ def test_values_become_json():
 
 
 def test_a_full_disk_ends_the_job_with_an_error_and_a_later_one_goes_on(job, monkeypatch, capsys):
-    from plait.lang.control import batch_file
+    from plait.lang.control import batch_output
 
     command, write, read = job
     write(*({"number": i} for i in range(20, 26)))
-    encoded, left = batch_file._encoded, [3]
+    encoded, left = batch_output._encoded, [3]
 
     def encode(row):
         left[0] -= 1
@@ -164,9 +164,9 @@ def test_a_full_disk_ends_the_job_with_an_error_and_a_later_one_goes_on(job, mon
             raise OSError(28, "No space left on device")
         return encoded(row)
 
-    monkeypatch.setattr(batch_file, "_encoded", encode)
+    monkeypatch.setattr(batch_output, "_encoded", encode)
     assert main(command) == 1
     assert "No space left on device; the same command continues" in capsys.readouterr().err
     assert len(read()) == 3
-    monkeypatch.setattr(batch_file, "_encoded", encoded)
+    monkeypatch.setattr(batch_output, "_encoded", encoded)
     assert main(command) == 0 and len(read()) == 6

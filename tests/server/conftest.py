@@ -51,14 +51,14 @@ def small_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def address(small_model):
-    with served(small_model) as address:
+def address(small_model, tmp_path_factory):
+    with served(small_model, "--files-dir", tmp_path_factory.mktemp("files")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def real_address():
-    with served() as address:
+def real_address(tmp_path_factory):
+    with served("--files-dir", tmp_path_factory.mktemp("files")) as address:
         yield address
 
 

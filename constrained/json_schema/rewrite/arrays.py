@@ -128,28 +128,3 @@ def _with_exactly(inner: Schema, others: Schema, counts: range, places: int) -> 
 
 def _at(places: tuple[int, ...], inner: Schema = True, others: Schema = True) -> list[Schema]:
     return [inner if at in places else others for at in range(max(places, default=-1) + 1)]
-
-
-def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Replaces `unevaluatedItems` S by `items` S after the longest `prefixItems` of the conjuncts.
-
-    Proof: only `allOf` and `$ref` stand beside it (else it is refused), so each conjunct's prefix is evaluated
-    always, and one with `items` of its own evaluates all.
-
-    >>> unevaluated_items({"prefixItems": [True], "unevaluatedItems": False}, SchemaDocument("{}"))
-    {'prefixItems': [True], 'allOf': [{'prefixItems': [True], 'items': False}]}
-    """
-    if "unevaluatedItems" not in schema:
-        return None
-    rest, longest = without_keywords(schema, "unevaluatedItems"), 0
-    if schema["unevaluatedItems"] is True:
-        return rest
-    for part in conjuncts(rest, document):
-        if isinstance(part, bool):
-            continue
-        if part.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not", "contains"}:
-            raise UnsupportedKeywords("it is combined with alternatives", "unevaluatedItems")
-        if part.keys() & {"items", "unevaluatedItems"}:
-            return rest
-        longest = max(longest, len(part.get("prefixItems", ())))
-    return with_all_of(rest, {"prefixItems": [True] * longest, "items": schema["unevaluatedItems"]})

@@ -13,7 +13,11 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
-from plait.constrained.json_schema.rewrite.resources import (
+from plait.constrained.json_schema.rewrite.references.dynamic_scopes import (
+    has_dynamic_references,
+    with_static_references,
+)
+from plait.constrained.json_schema.rewrite.references.resources import (
     DEFINITIONS,
     ROOT,
     add_metaschemas,
@@ -75,15 +79,51 @@ class SchemaDocument:
         self._pointers: dict[int, str] = {}
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
+        self.parts: list[tuple[str, dict[str, Any]]] = []  # (pointer, subschema) of all subschemas, outer ones first
         if isinstance(self.schema, dict):
-            parts = list(subschemas(self.schema, ""))
-            added = add_metaschemas(self.schema, parts, self.draft)
-            for uri in added:
-                parts += subschemas(self.schema[DEFINITIONS][uri], f"/{DEFINITIONS}/{escape_pointer_token(uri)}")
-            for at, part in parts:
-                self._index_subschema(at, part)
+            parts, added = self._parts(self.schema)
+            self._index(parts)
             self._bases |= resolve_references(parts, self.draft, added)
+            if has_dynamic_references(parts):
+                again = _read(text)
+                assert isinstance(again, dict), "it was an object before"
+                static = with_static_references(again, self._parts(again)[0], self.draft)
+                parts = list(subschemas(static, ""))
+                parts += self._referred_to(static, parts)
+                self.schema = static
+                self._index(parts)
+                self._bases |= resolve_references(parts, self.draft)
+            self.parts = parts
         self._registry: Any = None
+
+    def _parts(self, schema: dict[str, Any]) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, bool]]:
+        """Adds the meta-schemas that a document refers to. Returns its subschemas, and which were added."""
+        parts = list(subschemas(schema, ""))
+        parts += self._referred_to(schema, parts)
+        added = add_metaschemas(schema, parts, self.draft)
+        for uri in added:
+            parts += subschemas(schema[DEFINITIONS][uri], f"/{DEFINITIONS}/{escape_pointer_token(uri)}")
+        return parts, added
+
+    def _referred_to(
+        self, schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the subschemas that references lead to at places where the keywords expect none."""
+        known, found, todo = {at for at, _ in parts}, list[tuple[str, dict[str, Any]]](), parts
+        while todo:
+            pointers = {
+                unquote(ref[1:]) for _, part in todo if isinstance(ref := part.get("$ref"), str) and ref[:2] == "#/"
+            }
+            todo = []
+            for pointer in sorted(pointers - known):
+                try:
+                    todo += subschemas(_value_at(schema, pointer, ""), pointer)
+                except GrammarError:
+                    continue  # refused where the reference is followed
+            todo = [(at, part) for at, part in todo if at not in known]
+            known |= {at for at, _ in todo}
+            found += todo
+        return found
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
         """Returns the pointer of `schema` (by identity); `otherwise` for a schema that a rewrite made."""
@@ -98,7 +138,7 @@ class SchemaDocument:
             if base not in self._bases:
                 reason = f"it refers to {base[:100]!r}, and nothing is fetched; add that schema to $defs, with its $id"
                 raise GrammarError(reason, at)
-            self._targets[reference] = self._resolve_pointer(unquote(fragment), at)
+            self._targets[reference] = _value_at(self.schema, unquote(fragment), at)
         return self._targets[reference]
 
     def is_valid(self, schema: Schema, value: object) -> bool:
@@ -119,29 +159,32 @@ class SchemaDocument:
                 f"not a valid schema: {reason.splitlines()[0][:160]}", self.pointer(schema, "")
             ) from None
 
-    def _index_subschema(self, at: str, part: dict[str, Any]) -> None:
-        self._pointers[id(part)] = at
-        for keyword in ("const", "enum"):
-            if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
-                raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
-        if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
-            raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
+    def _index(self, parts: list[tuple[str, dict[str, Any]]]) -> None:
+        self._pointers = {id(part): at for at, part in parts}
+        for at, part in parts:
+            for keyword in ("const", "enum"):
+                if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
+                    raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
+            if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
+                raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
 
-    def _resolve_pointer(self, pointer: str, at: str) -> Schema:
-        target: Any = self.schema
-        if pointer and not pointer.startswith("/"):
+
+def _value_at(schema: Schema, pointer: str, at: str) -> Schema:
+    """Returns the schema at `pointer`. Raises GrammarError at `at` if there is none."""
+    target: Any = schema
+    if pointer and not pointer.startswith("/"):
+        raise GrammarError("the reference points to nothing in the schema", at)
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict) and key in target:
+            target = target[key]
+        elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
+            target = target[int(key)]
+        else:
             raise GrammarError("the reference points to nothing in the schema", at)
-        for step in pointer.split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, dict) and key in target:
-                target = target[key]
-            elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
-                target = target[int(key)]
-            else:
-                raise GrammarError("the reference points to nothing in the schema", at)
-        if not isinstance(target, dict | bool):
-            raise GrammarError("the reference points to a value that is not a schema", at)
-        return target
+    if not isinstance(target, dict | bool):
+        raise GrammarError("the reference points to a value that is not a schema", at)
+    return target
 
 
 def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:

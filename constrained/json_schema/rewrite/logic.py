@@ -122,7 +122,9 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `if` C `then` T `else` E by: C and T, or not C and E.
 
     Proof: each value is valid by C or by its complement and never by both; the first case requires T, the second
-    E; a missing T or E requires nothing. `then` and `else` without `if` have no effect.
+    E; a missing T or E requires nothing. `then` and `else` without `if` have no effect. If C has no complement that can
+    be written, or only part of it, there is a case for T and E, which is valid whether C holds or not; left out are the
+    values outside of that part that match E but neither C nor T.
 
     >>> if_({"if": {"required": ["a"]}, "then": False}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}]}]}
@@ -134,13 +136,16 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
         return rest
     condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
     negation = negate(condition, document)
+    shared: list[Schema] = []
     if negation is None:
+        negation, shared = subtract([rest], condition, document), [{"allOf": [then, otherwise]}]
+    if negation is None and (then is False or otherwise is False):
         raise UnsupportedKeywords(
             "the condition has no complement that can be written without not", "if", "then", "else"
         )
-    cases = []
+    cases = shared if then is not False and otherwise is not False else []
     if then is not False:
         cases.append({"allOf": [condition, then]} if then is not True else condition)
-    if otherwise is not False:
+    if otherwise is not False and negation is not None:
         cases.append({"allOf": [negation, otherwise]} if otherwise is not True else negation)
     return with_all_of(rest, {"anyOf": cases} if cases else False)

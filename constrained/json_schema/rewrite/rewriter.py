@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.arrays import contains, unevaluated_items, unique_items
+from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
 from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
-from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token, subschemas
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token
 from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, upgrade_draft
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import (
@@ -30,8 +30,6 @@ from plait.constrained.json_schema.rewrite.objects import (
     count_properties,
     dependent_required,
     dependent_schemas,
-    property_names,
-    unevaluated_properties,
 )
 from plait.constrained.json_schema.rewrite.patterns import (
     are_disjoint,
@@ -40,6 +38,8 @@ from plait.constrained.json_schema.rewrite.patterns import (
     is_narrowed,
     matches,
 )
+from plait.constrained.json_schema.rewrite.property_names import property_names
+from plait.constrained.json_schema.rewrite.unevaluated import unevaluated_items, unevaluated_properties
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -142,7 +142,7 @@ class _Rewriter:
         self._parts = self._nesting = 0
 
     def rewrite_document(self) -> RewrittenSchema:
-        for at, part in subschemas(self._document.schema, ""):
+        for at, part in self._document.parts:
             self._check_keywords(part, at)
         schema = self._schema(self._document.schema, "", frozenset())
         if schema is False:

@@ -48,7 +48,8 @@ class Session:
         self.queue = SessionQueue(max_length)
         self.active_call: Call | None = None
         self.error: SessionError | None = None
-        self.owner = RequestOwner(open_message.tenant, (key.client, open_message.program), open_message.priority)
+        program_id = key.client, open_message.program
+        self.owner = RequestOwner(open_message.tenant, program_id, open_message.priority, open_message.background)
 
     @property
     def min_length(self) -> int:

@@ -149,7 +149,10 @@ async def embed_prompts(
             if len(pending_calls) == MAX_CONCURRENT_INPUTS:
                 results.append(await _next_result(pending_calls))
             session = client.open_session(
-                tenant=options.tenant, cache_salt=options.cache_salt, priority=options.priority
+                tenant=options.tenant,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                background=record is not None and record.is_background,
             )
             handle.sessions.append(session)
             session.append_tokens(prompt)

@@ -125,7 +125,8 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         record.handles.append(handle)
     try:
         for submission in submissions:
-            _start(client, submission if record is None else _with_time_left(submission, record), handle)
+            is_background = record is not None and record.is_background
+            _start(client, submission if record is None else _with_time_left(submission, record), handle, is_background)
             if len(submissions) > 1:
                 await yield_after_prompt(submission.prompt_ids)
         yield handle
@@ -143,9 +144,12 @@ def _with_time_left(submission: Submission, record: RequestRecord) -> Submission
     return replace(submission, sampling=msgspec.structs.replace(submission.sampling, timeout_s=timeout_s))
 
 
-def _start(client: Client, submission: Submission, handle: RequestHandle) -> None:
+def _start(client: Client, submission: Submission, handle: RequestHandle, is_background: bool) -> None:
     session = client.open_session(
-        tenant=submission.tenant, cache_salt=submission.cache_salt, priority=submission.priority
+        tenant=submission.tenant,
+        cache_salt=submission.cache_salt,
+        priority=submission.priority,
+        background=is_background,
     )
     handle.sessions.append(session)
     handle.submissions.append(submission)

@@ -27,6 +27,8 @@ from plait.runtime.server.settings import ServerSettings
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
+UPLOAD_PATH = "/v1/files"  # its bodies are files, which have limits of their own and hold no prompt
+FORM_BYTES = 1 << 16  # of an upload beside its file
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
 MAX_RETRY_AFTER_S = 60
@@ -114,7 +116,7 @@ class AdmissionControl:
 
     def enter_queue(self, record: RequestRecord, queue: RequestQueue) -> None:
         """Puts an admitted request into the queue of its model, once that is known. Raises ApiError 503 or 429."""
-        if record.queue is not None or not record.is_admitted:
+        if record.queue is not None or not record.is_admitted or record.is_background:
             return
         if (refusal := queue.refusal(record.tenant)) is not None:
             raise self._queue_full(refusal)
@@ -207,8 +209,10 @@ class AdmissionMiddleware:
 
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
+        if scope["path"] != UPLOAD_PATH:
+            receive = observe_body(record, receive)
         try:
-            await self.app(scope, observe_body(record, receive), send)
+            await self.app(scope, receive, send)
         finally:
             self.admission.leave_queue(record)
 
@@ -216,12 +220,16 @@ class AdmissionMiddleware:
 class BodyLimitMiddleware:
     """Limits a body to `max_body_bytes`, and its arrival to `body_timeout_s` seconds from the request's start.
 
+    An upload may have `max_upload_bytes`, and `body_timeout_s` for each `max_body_bytes` of it.
+
     Answers an exception that reaches it, as long as the response has not started.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int, max_upload_bytes: int = 0
+    ) -> None:
         self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.max_upload_bytes = retry_after_s, max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -235,9 +243,10 @@ class BodyLimitMiddleware:
             await send(message)
 
         try:
-            if content_length(scope) > self.max_body_bytes:
-                raise self._too_large()
-            await self.app(scope, self._limited(receive), tracking_send)
+            max_bytes, timeout_s = self._limits(scope)
+            if content_length(scope) > max_bytes:
+                raise self._too_large(max_bytes)
+            await self.app(scope, self._limited(receive, max_bytes, timeout_s), tracking_send)
         except asyncio.CancelledError:
             record = current_request()
             if started or record is None or record.code != DRAINED:
@@ -251,9 +260,16 @@ class BodyLimitMiddleware:
                 raise  # too late for an error response: the connection is closed
             await _send_error(api_error, tracking_send)
 
-    def _limited(self, receive: Receive) -> Receive:
-        bytes_left, is_complete = self.max_body_bytes, False
-        deadline = asyncio.get_running_loop().time() + self.body_timeout_s
+    def _limits(self, scope: Scope) -> tuple[int, float]:
+        """The most bytes of the body of a request, and the seconds in which it must arrive."""
+        if scope["path"] != UPLOAD_PATH or not self.max_upload_bytes:
+            return self.max_body_bytes, self.body_timeout_s
+        num_bytes = content_length(scope) or self.max_upload_bytes
+        return self.max_upload_bytes, self.body_timeout_s * max(1.0, num_bytes / self.max_body_bytes)
+
+    def _limited(self, receive: Receive, max_bytes: int, timeout_s: float) -> Receive:
+        bytes_left, is_complete = max_bytes, False
+        deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def limited_receive() -> Message:
             nonlocal bytes_left, is_complete
@@ -263,18 +279,18 @@ class BodyLimitMiddleware:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                text = f"the body did not arrive within {self.body_timeout_s:g} s"
+                text = f"the body did not arrive within {timeout_s:g} s"
                 raise ApiError(408, text, type=TIMEOUT, code="body_timeout", headers=CLOSE) from None
             is_complete = not message.get("more_body")
             bytes_left -= len(message.get("body", b""))
             if bytes_left < 0:
-                raise self._too_large()
+                raise self._too_large(max_bytes)
             return message
 
         return limited_receive
 
-    def _too_large(self) -> ApiError:
-        text = f"the body is larger than {self.max_body_bytes} bytes"
+    def _too_large(self, max_bytes: int) -> ApiError:
+        text = f"the body is larger than {max_bytes} bytes"
         return ApiError(413, text, code="body_too_large", headers=CLOSE)
 
 

@@ -16,16 +16,21 @@ _documented_types: list[Any] = []
 STATUS_DESCRIPTIONS = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or unknown.",
-    403: "The host, or the origin of the page, is not allowed.",
-    404: "There is no such model or path.",
+    403: "The host, or the origin of the page, is not allowed; or the key stores as much as it may.",
+    404: "There is no such model, file, batch or path.",
     408: "The body did not arrive in time.",
+    409: "The file or batch is not in a state that allows this.",
     413: "The body is too large.",
-    415: "The body is not application/json.",
+    415: "The body is not of the right type, for most paths application/json.",
     429: "This key has reached its limit of running requests; retry after Retry-After seconds.",
     500: "An error in the server.",
     503: "The server is at capacity, or the model is being started; retry after Retry-After seconds.",
     504: "The request exceeded its own timeout.",
+    507: "The server cannot store this: its disk is full, or does not work.",
 }
+
+
+DEFAULT_ERRORS = tuple(status for status in STATUS_DESCRIPTIONS if status not in (409, 507))
 
 
 class ErrorDetail(msgspec.Struct):
@@ -48,17 +53,25 @@ def documented(
     answer: Any = None,
     *,
     stream: bool | str = False,
-    errors: tuple[int, ...] = tuple(STATUS_DESCRIPTIONS),
+    errors: tuple[int, ...] = DEFAULT_ERRORS,
     error_body: Any = ErrorBody,
     media_type: str = "application/json",
+    request_media_type: str = "application/json",
+    query: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
     """Returns keyword arguments that document a route: the types of its request, response and errors.
 
-    `stream`: the route may also stream server-sent events (True) or lines of the given media type.
+    `stream`: the route may also stream server-sent events (True) or lines of the given media type. `query`: a struct of
+    its query parameters.
     """
     extra: dict[str, Any] = {}
     if request is not None:
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(request)}}}
+        extra["requestBody"] = {"required": True, "content": {request_media_type: {"schema": _schema(request)}}}
+    if query is not None:
+        extra["parameters"] = [
+            {"name": field.name, "in": "query", "required": False, "schema": _schema(field.type)}
+            for field in msgspec.structs.fields(query)
+        ]
     content: dict[str, Any] = {media_type: {"schema": _schema(answer) if answer is not None else {}}}
     if stream:
         content[stream if isinstance(stream, str) else "text/event-stream"] = {"schema": {"type": "string"}}

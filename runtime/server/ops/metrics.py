@@ -121,7 +121,7 @@ class Metrics:
         """Counts a request that has ended."""
         model = (record.model.last_name if record.model is not None else "",) if self.has_models else ()
         self.requests.observe(record.wall_s, record.route, str(record.status or 499), *model)
-        for call, usage in record.usages():
+        for call, usage in () if record.is_background else record.usages():
             self.queue.observe(usage.queue_s, *model)
             if call.result(0).embedding_bytes is None:  # an embedding generates no tokens
                 self.ttft.observe(usage.ttft_s, *model)

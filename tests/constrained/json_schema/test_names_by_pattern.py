@@ -29,6 +29,19 @@ SCHEMAS: list[dict[str, Any]] = [
     {"propertyNames": {"not": {"anyOf": [{"pattern": "^a"}, {"maxLength": 1}]}}, "additionalProperties": {"const": 1}},
     {"propertyNames": {"type": "integer"}},
     {
+        "propertyNames": {
+            "allOf": [
+                {"anyOf": [{"pattern": "^[ab]{1,9}$|^_[a-z]{1,9}$"}, {"enum": ["c", "ac"]}]},
+                {"not": {"enum": ["ab"]}},
+                {"not": {"pattern": "^(ba|bb)$"}},
+            ]
+        },
+        "properties": {"c": {"type": "integer"}, "a": {"type": "string"}},
+        "additionalProperties": {"type": "integer"},
+    },
+    {"propertyNames": {"anyOf": [{"pattern": "^a", "not": {"const": "ab"}}, {"enum": ["ab", "c"]}]}},
+    {"propertyNames": {"anyOf": [{"pattern": "^a", "not": {"const": "ab"}}, {"enum": ["b"]}]}, "properties": {"b": {}}},
+    {
         "propertyNames": {"anyOf": [{"enum": ["a", "c"]}, {"pattern": "^b.$"}]},
         "patternProperties": {"c|b": {"const": 1}},
         "additionalProperties": {"const": "x"},

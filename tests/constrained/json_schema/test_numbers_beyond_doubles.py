@@ -69,3 +69,14 @@ def test_bounds_that_a_double_represents_are_supported():
     with pytest.raises(GrammarError) as caught:
         grammar_of({"properties": {"a": {"type": "integer", "minimum": (1 << 53) + 1}}})
     assert caught.value.where == "/properties/a/minimum"
+
+
+def test_a_bound_of_fractions_is_rounded_towards_the_inside():
+    unsigned = (1 << 64) - 1  # as generators write the range of a 64-bit integer; larger than the compiler can bound
+    grammar = grammar_of({"type": "number", "minimum": 1, "maximum": unsigned})
+    assert accepts(grammar, "1.5") and accepts(grammar, "9223372036854770000")
+    assert not any(accepts(grammar, text) for text in (str(unsigned + 1), "1.8446744073709552e19", "0.5"))
+    grammar = grammar_of({"exclusiveMaximum": (1 << 60) + 1})
+    assert accepts(grammar, str((1 << 60) - 200)) and not accepts(grammar, str((1 << 60) + 1))
+    grammar = grammar_of({"type": "integer", "allOf": [{"minimum": (1 << 53) + 1}]})
+    assert accepts(grammar, str((1 << 53) + 2)) and not accepts(grammar, str(1 << 53))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from schema_strategies import accepts, compact, grammar_of, reference_validator
 
 from plait.constrained import GrammarError
@@ -33,6 +36,18 @@ RESOLVED: list[dict[str, Any]] = [
         "$dynamicAnchor": "n",
         "$ref": "list",
         "$defs": {"x": {"$id": "list", "$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n"}}},
+    },
+    {
+        "$ref": "http://a.b/list",
+        "$defs": {
+            "x": {
+                "$id": "http://a.b/list",
+                "$dynamicAnchor": "n",
+                "type": ["array", "integer"],
+                "items": {"$dynamicRef": "#n"},
+            },
+            "y": {"$id": "http://a.b/other", "$dynamicAnchor": "n"},
+        },
     },
     {"$schema": DRAFT_7, "items": {"$ref": f"{DRAFT_7}/definitions/nonNegativeInteger"}},
     {"$schema": DRAFT_4, "items": {"$ref": f"{DRAFT_4}/definitions/positiveIntegerDefault0"}},
@@ -73,16 +88,6 @@ def test_a_meta_schema_of_another_draft_is_refused() -> None:
             {"$defs": {"x": {"$id": "http://a.b/c", "items": {"$ref": "#/y"}}}, "$ref": "http://a.b/c"},
             "/$defs/x/items/$ref",
         ),
-        (
-            {
-                "$ref": "http://a.b/list",
-                "$defs": {
-                    "x": {"$id": "http://a.b/list", "$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}},
-                    "y": {"$id": "http://a.b/other", "$dynamicAnchor": "n"},
-                },
-            },
-            "/$defs/x/items/$dynamicRef",
-        ),
         ({"items": {"$dynamicRef": "#n"}}, "/items/$dynamicRef"),
         ({"$defs": {"x": {"$id": "y", "$schema": DRAFT_7}}}, "/$defs/x/$schema"),
     ],
@@ -111,3 +116,41 @@ def test_a_discriminator_that_no_branch_requires_is_always_written() -> None:
     grammar = grammar_of(schema)
     assert accepts(grammar, '{"k":"k2","v":7}') and not accepts(grammar, '{"k":"k3"}')
     assert not accepts(grammar, "{}") and not reference_validator(schema).is_valid({})
+
+
+ANCHORED = [f"r{at}" for at in range(1, 4)]
+REFERENCES = st.one_of(
+    st.sampled_from(ANCHORED).map(lambda uri: {"$ref": uri}),
+    st.sampled_from([f"{uri}#n" for uri in ANCHORED]).map(lambda uri: {"$dynamicRef": uri}),
+    st.sampled_from([INTEGER, {"type": "null"}]),
+)
+RESOURCES = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from([["array", "integer"], ["array", "null"], ["array", "string"]]),
+        "items": REFERENCES,
+        "prefixItems": st.lists(REFERENCES, min_size=1, max_size=2),
+    },
+    optional={"maxItems": st.integers(1, 2), "$defs": REFERENCES.map(lambda inner: {"y": inner})},
+)
+
+
+def nested(scalar: Any, path: tuple[int, ...]) -> Any:
+    """A scalar within arrays, at one place of each."""
+    return [[]] * path[0] + [nested(scalar, path[1:])] if path else scalar
+
+
+NESTED = [
+    nested(scalar, path) for depth in range(5) for path in product((0, 1), repeat=depth) for scalar in (None, 1, "a")
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(root=RESOURCES, inner=st.lists(RESOURCES, min_size=3, max_size=3))
+def test_dynamic_references_find_the_outermost_anchor(root: Any, inner: list[Any]) -> None:
+    definitions = {
+        uri: {**schema, "$id": uri, "$dynamicAnchor": "n"} for uri, schema in zip(ANCHORED, inner, strict=True)
+    }
+    schema = {**root, "$id": "r0", "$defs": {**root.get("$defs", {}), **definitions}}
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for value in NESTED:
+        assert accepts(grammar, compact(value)) is validator.is_valid(value), value

@@ -33,11 +33,11 @@ OWN_TIMEOUT = 504  # the request's own, a documented answer
 
 
 @pytest.fixture(scope="module")
-def schema(small_model):
+def schema(small_model, tmp_path_factory):
     """The schema of a server with a short context, so that answers are short."""
     with (
         Engine(small_model, context_length=96, max_pages=4000, compile_deadline_s=60) as engine,
-        serve_app(_app(engine)) as address,
+        serve_app(_app(engine, tmp_path_factory.mktemp("files"))) as address,
     ):
         document = httpx.get(f"{address}/openapi.json", timeout=60).json()
         yield _load(document, address)
@@ -45,8 +45,8 @@ def schema(small_model):
         assert engine.client.status().held_pages == 0
 
 
-def _app(engine):
-    return create_app(engine, server_settings(model_name="default", max_queue_time_s=0))
+def _app(engine, files_dir):
+    return create_app(engine, server_settings(model_name="default", max_queue_time_s=0, files_dir=str(files_dir)))
 
 
 def _load(document, address):

@@ -382,7 +382,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"x-guidance": {"lenient": True}, "type": "string"}, "/x-guidance", "not accepted"),
     ({"not": {"uniqueItems": True}}, "/not", "complement"),
     ({"oneOf": [{"type": "string", "format": "email"}, {"type": "string"}]}, "/oneOf", "may share"),
-    ({"if": {"uniqueItems": True}, "then": {"minItems": 1}}, "/if", "complement"),
+    ({"if": {"uniqueItems": True}, "then": False}, "/if", "complement"),
     ({"type": "object", "minProperties": 3}, "/minProperties", "more than one"),
     (
         {"type": "object", "patternProperties": {"x{200}": {"const": 1}, "b": {"const": 2}}},
@@ -395,9 +395,12 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"enum": []}, "", "no value"),
     ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema", "draft"),
     (
-        {"anyOf": [{"type": "object", "unevaluatedProperties": False, "anyOf": [{"properties": {"a": {}}}]}]},
-        "/anyOf/0/unevaluatedProperties",
-        "alternatives",
+        {
+            "unevaluatedProperties": False,
+            "allOf": [{"anyOf": [{"properties": {f"{a}{b}": {}}} for b in range(9)]} for a in "ab"],
+        },
+        "/unevaluatedProperties",
+        "too many alternatives",
     ),
 ]
 

@@ -129,7 +129,12 @@ class SchedulerModel:
         self.num_ids += 1
         session = draw.choice([self.num_ids, self.num_ids, draw.integer(-1, 6)])
         opened = Open(
-            session, draw.choice(["", "", "t"]), draw.choice(["", "", "s"]), draw.integer(-1, 1), draw.integer(0, 3)
+            session,
+            draw.choice(["", "", "t"]),
+            draw.choice(["", "", "s"]),
+            draw.integer(-1, 1),
+            draw.integer(0, 3),
+            draw.choice([False, False, True]),
         )
         client = draw.choice(CLIENTS)
         self._post(opened, client)

@@ -43,13 +43,13 @@ class _Scheduler(ScriptedScheduler):
 class ScriptedServer:
     """`post` sends a request to the application; `scheduler.requests` has what it sent on."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.scheduler = _Scheduler()
         self.scheduler.welcome = msgspec.structs.replace(
             self.scheduler.welcome, embeddings=EmbeddingInfo(3, "last", False)
         )
         self.client = Client(self.scheduler, byte_tokenizer(TEMPLATE))
-        self.app = create_app(self, server_settings(max_queue_time_s=0))
+        self.app = create_app(self, server_settings(max_queue_time_s=0, **settings))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         async def send() -> httpx.Response:

@@ -8,6 +8,7 @@ from plait.constrained.json_schema.rewrite.patterns.conversion import (
 from plait.constrained.json_schema.rewrite.patterns.operations import (
     are_disjoint,
     complement_pattern,
+    finite_texts,
     is_narrowed,
     literal,
     matches,
@@ -19,6 +20,7 @@ __all__ = [
     "complement_pattern",
     "ecma_to_plain_pattern",
     "ecma_to_plain_patterns",
+    "finite_texts",
     "is_narrowed",
     "literal",
     "matches",

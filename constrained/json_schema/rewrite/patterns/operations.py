@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import product
+from typing import Any
 
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
 from plait.constrained.regex.pattern_algebra import for_interegular
+from plait.constrained.regex.python_syntax import parse_regex
 from plait.constrained.specs import GrammarError
 
 MAX_PAIRS = 100_000  # states of the product of two automata
@@ -53,6 +56,54 @@ def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
         return bool((a & b).empty())  # interegular's isdisjoint() returns True for some patterns that share texts
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
         return False
+
+
+def finite_texts(plain: str, limit: int = 24) -> list[str] | None:
+    """Returns the texts that a plain pattern matches, if there are at most `limit`; else None.
+
+    >>> finite_texts("a(?:b|c){0,1}"), finite_texts("a{0,}")
+    (['a', 'ab', 'ac'], None)
+    """
+    try:
+        found = _texts_of(list(parse_regex(plain)), limit)
+    except (re.error, RecursionError, OverflowError):
+        return None
+    return None if found is None else sorted(found)
+
+
+def _texts_of(items: list[Any], limit: int) -> set[str] | None:
+    found = {""}
+    for op, value in items:
+        texts = _texts_of_item(str(op), value, limit)
+        if texts is None or len(found) * len(texts) > limit:
+            return None
+        found = {before + after for before in found for after in texts}
+    return found
+
+
+def _texts_of_item(op: str, value: Any, limit: int) -> set[str] | None:
+    match op:
+        case "LITERAL":
+            return {chr(value)}
+        case "IN" if str(value[0][0]) != "NEGATE":
+            spans = [(content, content) if str(kind) == "LITERAL" else content for kind, content in value]
+            if sum(high - low + 1 for low, high in spans) > limit:
+                return None
+            return {chr(code) for low, high in spans for code in range(low, high + 1)}
+        case "SUBPATTERN":
+            return _texts_of(list(value[3]), limit)
+        case "BRANCH":
+            arms = [_texts_of(list(arm), limit) for arm in value[1]]
+            return None if None in arms else set[str]().union(*(arm for arm in arms if arm is not None))
+        case "MAX_REPEAT" if isinstance(value[1], int) and value[1] <= limit:
+            once = _texts_of(list(value[2]), limit)
+            counts = range(value[0], value[1] + 1)
+            return None if once is None or len(once) ** value[1] > limit else _repeated(once, counts)
+    return None
+
+
+def _repeated(texts: set[str], counts: range) -> set[str]:
+    return {"".join(several) for count in counts for several in product(texts, repeat=count)}
 
 
 def literal(text: str) -> str:

@@ -72,4 +72,4 @@ def test_a_returning_tenant_is_not_always_first():
     ends = finish_order(transport)
     assert ends.index(5) < ends.index(3), ends
     assert not batch_scheduler.fairness._tenants
-    assert set(batch_scheduler.fairness._inactive_tenants) == {"busy", "other", "third"}
+    assert set(batch_scheduler.fairness._inactive_tenants) == {(name, False) for name in ("busy", "other", "third")}

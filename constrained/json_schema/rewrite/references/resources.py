@@ -31,9 +31,9 @@ def add_metaschemas(schema: dict[str, Any], parts: list[tuple[str, dict[str, Any
     """
     if not any("json-schema.org" in str(part.get(name, "")) for _, part in parts for name in ("$ref", "id", "$id")):
         return {}
-    known = _Resources(draft)
+    known = Resources(draft)
     referred = {
-        urldefrag(_join(base, part[keyword]))[0]
+        urldefrag(join_reference(base, part[keyword]))[0]
         for _, part, base in list(known.add(parts))
         for keyword in ("$ref", "$dynamicRef")
         if isinstance(part.get(keyword), str)
@@ -64,7 +64,7 @@ def resolve_references(
     >>> sorted(resolve_references([("", part), ("/items", part["items"])], 2020)), part["items"]
     (['http://a.b/c', 'http://root.invalid/'], {'$ref': 'http://root.invalid/#/x'})
     """
-    known = _Resources(draft, metaschemas)
+    known = Resources(draft, metaschemas)
     based = list(known.add(parts))
     for _, part, base in based:
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -77,7 +77,9 @@ def resolve_references(
     return {uri for uri, pointer in known.pointers.items() if not pointer}
 
 
-class _Resources:
+class Resources:
+    """The resources and anchors of a document, by URI."""
+
     def __init__(self, draft: int, metaschemas: dict[str, bool] | None = None) -> None:
         self._root = ""  # URI of the resource of the root
         self._metaschemas = metaschemas or {}
@@ -100,7 +102,7 @@ class _Resources:
             if isinstance(written, str) and not (self._draft <= 7 and "$ref" in part):
                 address, fragment = urldefrag(written)
                 if address:
-                    base = _join(base, address)
+                    base = join_reference(base, address)
                     self.pointers[base] = at
                 if fragment and self._draft <= 7:
                     self.anchors[f"{base}#{fragment}"] = at
@@ -121,7 +123,7 @@ class _Resources:
             self._recursive.append(base)
 
     def rewrite(self, part: dict[str, Any], keyword: str, base: str) -> None:
-        address, fragment = urldefrag(_join(base, part[keyword]))
+        address, fragment = urldefrag(join_reference(base, part[keyword]))
         fragment = unquote(fragment)
         having = [uri.partition("#")[0] for uri in self._dynamic.get(fragment, ())]
         if keyword == "$recursiveRef":
@@ -156,8 +158,12 @@ class _Resources:
 _SAFE = "/~!$&'()*+,;=:@?"
 
 
-def _join(base: str, reference: str) -> str:
-    """Returns a reference resolved against a base; also against a URN, to which only a fragment is relative."""
+def join_reference(base: str, reference: str) -> str:
+    """Returns a reference resolved against a base; also against a URN, to which only a fragment is relative.
+
+    >>> join_reference("urn:x:y", "#z")
+    'urn:x:y#z'
+    """
     if not reference or reference.startswith("#"):
         return base + reference
     return urljoin(base, reference)

@@ -1,0 +1,1 @@
+../../plait/ray.py

@@ -1,0 +1,275 @@
+"""Rewrites the conjunctions of a rewritten schema, for schemas that the compiler cannot combine itself.
+
+llguidance combines the schemas of an `allOf` when it reads them, each alternative of one with each of the others, and
+the targets of references too. That does not end for recursive ones, and is too large for many alternatives. Here the
+combination of some schemas becomes a definition of its own, made once and named by the set of these schemas. Cases that
+have no value are left out.
+
+    {allOf: [{$ref: tree}, {properties: {a: A}}]}  is  {properties: {a: {$ref: "A and B"}}}  for a tree of {a: B}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, matches, property_schema, scalar_keywords
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal
+from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.specs import GrammarError
+
+MAX_CASES = 200  # of one combination
+MAX_DEFINITIONS = 3_000
+LARGE = 20_000  # parts, after each alternative is combined with each other one
+_NO_NAME = f"^(?:{NO_TEXT})$"
+_PREFIX = "#/$defs/"
+_STRUCTURED = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
+
+
+class CombinedTooLarge(GrammarError):
+    """Raised if there are too many cases or definitions."""
+
+    def __init__(self) -> None:
+        super().__init__("its alternatives have too many combinations", "")
+
+
+def combine_conjunctions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns an equivalent schema in which only scalar keywords are combined by `allOf`.
+
+    Proof: a value matches all of some schemas if it matches all of their keywords, for one alternative of each `anyOf`.
+    A name must match what each schema says about it; likewise an item. Raises GrammarError if the result is too large
+    or no value matches it.
+
+    >>> combine_conjunctions({"type": "object", "allOf": [{"required": ["a"]}, {"properties": {"a": {"minimum": 1}}}]})
+    {'type': ['object'], 'properties': {'a': {'minimum': 1}}, 'required': ['a']}
+    """
+    return _Combiner(schema).combined()
+
+
+def is_large(schema: dict[str, Any]) -> bool:
+    """Returns whether the compiler would combine many alternatives of a schema with each other.
+
+    >>> is_large({"allOf": [{"anyOf": [{"minimum": n} for n in range(60)]}] * 3})
+    True
+    """
+    return max(map(_weight, (schema, *schema.get("$defs", {}).values()))) > LARGE
+
+
+def _weight(schema: Schema) -> int:
+    if isinstance(schema, bool):
+        return 1
+    weight = 1 + sum(
+        _weight(inner) for name in ("properties", "patternProperties") for inner in schema.get(name, {}).values()
+    )
+    weight += sum(_weight(schema[name]) for name in ("items", "additionalProperties") if name in schema)
+    weight += sum(map(_weight, schema.get("prefixItems", ())))
+    combined = [
+        *schema.get("allOf", ()),
+        *([{"anyOf": schema["anyOf"]}] if "anyOf" in schema and len(schema) > 1 else []),
+    ]
+    if not combined:
+        return weight + sum(map(_weight, schema.get("anyOf", ())))
+    num_cases = 1
+    for inner in combined:
+        num_cases *= len(inner["anyOf"]) if isinstance(inner, dict) and "anyOf" in inner else 1
+    return min(num_cases * (weight + sum(map(_weight, combined))), 1 << 40)
+
+
+class _Combiner:
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._root = {name: value for name, value in schema.items() if name != "$defs"}
+        self._known: dict[str, Schema] = schema.get("$defs", {})
+        self._emptiness = Emptiness(self._known)
+        self._names: dict[tuple[str, ...], str] = {}
+        self._todo: list[tuple[str, list[Schema]]] = []
+
+    def combined(self) -> dict[str, Any]:
+        definitions = {"": self._merged([self._root])}
+        while self._todo:
+            name, parts = self._todo.pop()
+            definitions[name] = self._merged(parts)
+        possible = Emptiness(definitions).without_empty()
+        root = possible.pop("")
+        if root is False:
+            raise GrammarError("no value satisfies this schema", "")
+        result: dict[str, Any] = {} if isinstance(root, bool) else dict(root)
+        return {**result, "$defs": possible} if possible else result
+
+    def _child(self, parts: Iterable[Schema]) -> Schema:
+        """Returns the combination of schemas: a reference to it unless it is about scalars only."""
+        listed = {json.dumps(part, sort_keys=True): part for part in parts if part is not True and part != {}}
+        if any(part is False for part in listed.values()):
+            return False
+        if not listed:
+            return True
+        if all(self._is_plain(part, frozenset()) for part in listed.values()):
+            return self._merged(list(listed.values()))
+        key = tuple(listed)
+        if key not in self._names:
+            if len(self._names) >= MAX_DEFINITIONS:
+                raise CombinedTooLarge
+            self._names[key] = f"c{len(self._names)}"
+            self._todo.append((self._names[key], list(listed.values())))
+        return {"$ref": _PREFIX + self._names[key]}
+
+    def _is_plain(self, schema: Schema, seen: frozenset[str]) -> bool:
+        """Returns whether a schema has no schemas of properties and items, also in its alternatives and references."""
+        if isinstance(schema, bool):
+            return True
+        if schema.keys() & _STRUCTURED:
+            return False
+        name = schema["$ref"].removeprefix(_PREFIX) if "$ref" in schema else None
+        if name is not None and (name in seen or not self._is_plain(self._known[name], seen | {name})):
+            return False
+        return all(self._is_plain(inner, seen) for key in ("allOf", "anyOf") for inner in schema.get(key, ()))
+
+    def _merged(self, parts: list[Schema]) -> Schema:
+        found = [self._simple(case) for case in self._cases(parts, [], frozenset())]
+        distinct = {json.dumps(one): one for one in found if one is not False}
+        if not distinct:
+            return False
+        return next(iter(distinct.values())) if len(distinct) == 1 else {"anyOf": list(distinct.values())}
+
+    def _cases(
+        self, parts: list[Schema], flat: list[dict[str, Any]], seen: frozenset[str]
+    ) -> list[list[dict[str, Any]]]:
+        """Returns the cases of `parts` and `flat`: lists of schemas without references, `allOf` and `anyOf`."""
+        alternatives: list[list[Schema]] = []
+        flat, todo = list(flat), list(reversed(parts))
+        while todo:
+            part = todo.pop()
+            if part is False:
+                return []
+            if part is True:
+                continue
+            if "$ref" in part:
+                name = part["$ref"].removeprefix(_PREFIX)
+                if name not in seen:
+                    todo.append(self._known[name])
+                seen |= {name}
+            todo += reversed(part.get("allOf", ()))
+            if "anyOf" in part:
+                alternatives.append(part["anyOf"])
+            simple = {name: value for name, value in part.items() if name not in ("$ref", "allOf", "anyOf")}
+            if simple and simple not in flat:
+                flat.append(simple)
+        if self._emptiness.is_empty_conjunction(flat):
+            return []
+        if not alternatives:
+            return [flat]
+        rest: list[Schema] = [{"anyOf": other} for other in alternatives[1:]]
+        cases = []
+        for branch in alternatives[0]:
+            cases += self._cases([branch, *rest], flat, seen)
+            if len(cases) > MAX_CASES:
+                raise CombinedTooLarge
+        return cases
+
+    def _simple(self, case: list[dict[str, Any]]) -> Schema:
+        """Returns one schema for all of these, which have keywords but no alternatives and references."""
+        if not case:
+            return True
+        kinds = kinds_of(case)
+        out: dict[str, Any] = {"type": kinds} if any("type" in part for part in case) else {}
+        listed = [value for part in case for value in part.get("enum", ())]
+        if len(case) > 1 and any(isinstance(value, list | dict) for value in listed):
+            raise CombinedTooLarge  # listed arrays and objects are not compared with other keywords here
+        if "object" in kinds:
+            self._object(case, out)
+        if "array" in kinds:
+            self._array(case, out)
+        for low, high in (("minLength", "maxLength"), ("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
+            _copy_bounds(case, out, low, high)
+        scalars = [{name: value} for part in case for name, value in scalar_keywords(part).items()]
+        distinct = [one for at, one in enumerate(scalars) if one not in scalars[:at]]
+        if len({name for one in distinct for name in one}) == len(distinct):
+            return {**out, **{name: value for one in distinct for name, value in one.items()}}
+        return {**out, "allOf": distinct}
+
+    def _object(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
+        names = dict.fromkeys(name for part in case for name in part.get("properties", ()))
+        if names:
+            out["properties"] = {name: self._child(property_schema(part, name) for part in case) for name in names}
+        if any("patternProperties" in part for part in case):
+            patterns = _disjoint_patterns(case)
+            out["patternProperties"] = {_without_names(one, names): self._child(patterns[one]) for one in patterns}
+        if any("additionalProperties" in part for part in case):
+            out["additionalProperties"] = self._child(part.get("additionalProperties", True) for part in case)
+        required = dict.fromkeys(name for part in case for name in part.get("required", ()))
+        if required:
+            out["required"] = list(required)
+        _copy_bounds(case, out, "minProperties", "maxProperties")
+
+    def _array(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
+        num_listed = max(len(part.get("prefixItems", ())) for part in case)
+        if num_listed:
+            out["prefixItems"] = [self._child(_item_at(part, at) for part in case) for at in range(num_listed)]
+        if any("items" in part for part in case):
+            out["items"] = self._child(part.get("items", True) for part in case)
+        _copy_bounds(case, out, "minItems", "maxItems")
+        if any(part.get("uniqueItems") for part in case):
+            out["uniqueItems"] = True
+
+
+def _disjoint_patterns(case: list[dict[str, Any]]) -> dict[str, list[Schema]]:
+    """Returns disjoint patterns of names, and for each what the schemas say about such a name."""
+    found: dict[str, list[Schema]] = {}
+    others: list[Schema] = []
+    for part in case:
+        patterns, additional = part.get("patternProperties", {}), part.get("additionalProperties", True)
+        if found.keys() == patterns.keys():
+            found = {pattern: [*schemas, patterns[pattern]] for pattern, schemas in found.items()}
+            others.append(additional)
+            continue
+        divided: dict[str, list[Schema]] = {}
+        for pattern, schemas in found.items():
+            for own, schema in patterns.items():
+                _add(divided, _both(pattern, own), [*schemas, schema])
+                pattern = _both(pattern, own, negated=True)
+            _add(divided, pattern, [*schemas, additional])
+        for own, schema in patterns.items():
+            rest = own
+            for pattern in found:
+                rest = _both(rest, pattern, negated=True)
+            _add(divided, rest, [*others, schema])
+        found = divided
+        others.append(additional)
+    return found
+
+
+def _both(one: str, other: str, *, negated: bool = False) -> str:
+    """Returns the pattern of the names that match both, or only the first one."""
+    if are_disjoint(one[4:-2], other[4:-2]):
+        return one if negated else _NO_NAME
+    return f"^(?:{intersect(one[4:-2], other[4:-2], negated=negated).pattern})$"
+
+
+def _add(found: dict[str, list[Schema]], pattern: str, schemas: list[Schema]) -> None:
+    if pattern != _NO_NAME:
+        found[pattern] = schemas
+
+
+def _without_names(pattern: str, names: Iterable[str]) -> str:
+    """Returns a pattern without listed names, which the compiler would combine with the schema of the pattern again."""
+    matching = [name for name in names if matches(pattern, name)]
+    if not matching:
+        return pattern
+    try:
+        return f"^(?:{intersect(pattern[4:-2], '|'.join(map(literal, matching)), negated=True).pattern})$"
+    except GrammarError:
+        return pattern
+
+
+def _item_at(part: dict[str, Any], at: int) -> Schema:
+    listed = part.get("prefixItems", ())
+    found: Schema = listed[at] if at < len(listed) else part.get("items", True)
+    return found
+
+
+def _copy_bounds(case: list[dict[str, Any]], out: dict[str, Any], low: str, high: str) -> None:
+    for name, choose in ((low, max), (high, min)):
+        bounds = [part[name] for part in case if name in part]
+        if bounds:
+            out[name] = choose(bounds)

@@ -1,0 +1,223 @@
+"""Finds rewritten schemas that no value matches. A schema that is not found to be empty may be empty nevertheless."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.document import Schema
+
+MAX_DEPTH = 6
+MAX_LISTED = 60
+KINDS = ("null", "boolean", "object", "array", "string", "number")
+_KIND_OF: dict[type, str] = {
+    type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
+}  # fmt: skip
+_PREFIX = "#/$defs/"
+_OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength")
+_COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *_BOUNDS, "type"))
+
+
+def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns the types that all of some schemas allow.
+
+    >>> kinds_of([{"type": ["number", "null"]}, {"type": "integer"}])
+    ['integer']
+    """
+    kinds = list(KINDS)
+    for part in parts:
+        listed = [part["type"]] if isinstance(part.get("type"), str) else part.get("type", KINDS)
+        both = [kind for kind in kinds if kind in listed or (kind == "integer" and "number" in listed)]
+        kinds = both + ["integer"] * ("number" in kinds and "integer" in listed and "number" not in listed)
+    return kinds
+
+
+def scalar_keywords(part: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keywords of a schema that are about neither objects nor arrays, without bounds.
+
+    >>> scalar_keywords({"type": "object", "enum": [1], "minItems": 2})
+    {'enum': [1]}
+    """
+    return {name: value for name, value in part.items() if name not in _COMBINED}
+
+
+def property_schema(part: dict[str, Any], name: str) -> Schema:
+    """Returns what a rewritten schema says about a property; `properties` has what the patterns say about its names.
+
+    >>> property_schema({"patternProperties": {"^(?:a)$": False}}, "a")
+    False
+    """
+    if name in part.get("properties", {}):
+        found: Schema = part["properties"][name]
+        return found
+    patterns = part.get("patternProperties", {})
+    matching = next((pattern for pattern in patterns if matches(pattern, name)), None)
+    other: Schema = part.get("additionalProperties", True) if matching is None else patterns[matching]
+    return other
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Returns whether a pattern of a rewritten schema, which is anchored at both ends, matches a text.
+
+    >>> matches("^(?:a)$", "a"), matches("^(?:a)$", "ab")
+    (True, False)
+    """
+    return _compiled(pattern).fullmatch(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern[1:-1])
+
+
+class Emptiness:
+    """What is known to be empty among schemas that refer to these definitions."""
+
+    def __init__(self, definitions: Mapping[str, Schema]) -> None:
+        self._definitions = definitions
+
+    def is_empty_conjunction(self, parts: list[Any], depth: int = 0) -> bool:
+        """Returns whether it is found that no value matches all of `parts`."""
+        flat, alternatives = self._flattened(parts)
+        if flat is None:
+            return True
+        kinds = kinds_of(flat)
+        listed = next((part["enum"] for part in flat if "enum" in part), None)
+        if listed is not None and len(listed) <= MAX_LISTED:
+            return not any(all(self.admits(part, value) for part in parts) for value in listed)
+        if not kinds or (set(kinds) <= {"number", "integer"} and _do_bounds_cross(flat)):
+            return True
+        if depth >= MAX_DEPTH:
+            return False
+        if kinds == ["object"]:
+            required = {name for part in flat for name in part.get("required", ())}
+            for name in sorted(required):
+                if self.is_empty_conjunction([property_schema(part, name) for part in flat], depth + 1):
+                    return True
+        return any(
+            all(self.is_empty_conjunction([*flat, branch], depth + 2) for branch in branches)
+            for branches in alternatives
+            if depth and len(branches) <= 8
+        )
+
+    def _flattened(self, parts: list[Any]) -> tuple[list[dict[str, Any]] | None, list[list[Schema]]]:
+        """Returns (the schemas without references, `allOf` and `anyOf`, or None if one is false; the alternatives)."""
+        flat, alternatives = list[dict[str, Any]](), list[list[Schema]]()
+        todo, seen = list(parts), set[str]()
+        while todo:
+            part = todo.pop()
+            if part is False:
+                return None, []
+            if part is True:
+                continue
+            name = part["$ref"].removeprefix(_PREFIX) if "$ref" in part else None
+            if name is not None and name not in seen:
+                seen.add(name)
+                todo.append(self._definitions.get(name, True))
+            todo += part.get("allOf", ())
+            if "anyOf" in part:
+                alternatives.append(part["anyOf"])
+            flat.append(part)
+        return flat, alternatives
+
+    def admits(self, schema: Schema, value: Any, depth: int = 0) -> bool:
+        """Returns False if it is found that a value does not match a schema."""
+        if isinstance(schema, bool) or depth > MAX_DEPTH:
+            return schema is not False
+        kind = _KIND_OF.get(type(value), "number")
+        if not any(one == kind or (kind == "number" and one == "integer") for one in kinds_of([schema])):
+            return False
+        if "enum" in schema and not any(
+            one == value and isinstance(one, bool) is isinstance(value, bool) for one in schema["enum"]
+        ):
+            return False
+        if kind in ("string", "number") and _violates_bound(schema, value):
+            return False
+        if "$ref" in schema:
+            target = self._definitions.get(schema["$ref"].removeprefix(_PREFIX), True)
+            if not self.admits(target, value, depth + 1):
+                return False
+        if not all(self.admits(inner, value, depth + 1) for inner in schema.get("allOf", ())):
+            return False
+        return "anyOf" not in schema or any(self.admits(inner, value, depth + 1) for inner in schema["anyOf"])
+
+    def without_empty(self) -> dict[str, Schema]:
+        """Returns the definitions without references to those that no finite value matches.
+
+        A definition has a value if its schema has one when all definitions without a known value have none.
+        """
+        having: set[str] = set()
+        while True:
+            more = {
+                name for name, schema in self._definitions.items() if name not in having and _has_value(schema, having)
+            }
+            if not more:
+                break
+            having |= more
+        return {
+            name: _without(schema, having) for name, schema in self._definitions.items() if name in having or not name
+        }
+
+
+def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
+    """Returns whether a text or a number violates a keyword other than `multipleOf`."""
+    if isinstance(value, str):
+        low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
+        return not low <= len(value) <= high or ("pattern" in schema and not matches(schema["pattern"], value))
+    return (
+        value < schema.get("minimum", value)
+        or value > schema.get("maximum", value)
+        or ("exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"])
+        or ("exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"])
+    )
+
+
+def _do_bounds_cross(parts: list[dict[str, Any]]) -> bool:
+    lows = [
+        (part[name], name != "minimum") for part in parts for name in ("minimum", "exclusiveMinimum") if name in part
+    ]
+    highs = [
+        (part[name], name != "maximum") for part in parts for name in ("maximum", "exclusiveMaximum") if name in part
+    ]
+    return any(low > high or (low == high and (a or b)) for low, a in lows for high, b in highs)
+
+
+def _has_value(schema: Schema, having: set[str]) -> bool:
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema and schema["$ref"].removeprefix(_PREFIX) not in having:
+        return False
+    if "anyOf" in schema and not any(_has_value(inner, having) for inner in schema["anyOf"]):
+        return False
+    kinds = kinds_of([schema])
+    if kinds == ["object"]:
+        return all(_has_value(property_schema(schema, name), having) for name in schema.get("required", ()))
+    if kinds == ["array"]:
+        listed, items = schema.get("prefixItems", ()), schema.get("items", True)
+        count = schema.get("minItems", 0)
+        return all(_has_value(inner, having) for inner in listed[:count]) and (
+            count <= len(listed) or _has_value(items, having)
+        )
+    return True
+
+
+def _without(schema: Schema, having: set[str]) -> Schema:
+    """Returns a schema with false in place of the schemas that have no value."""
+    if isinstance(schema, bool) or not _has_value(schema, having):
+        return schema is True
+    out = dict(schema)
+    for name in ("properties", "patternProperties"):
+        if name in out:
+            out[name] = {key: _without(inner, having) for key, inner in out[name].items()}
+    for name in ("items", "additionalProperties"):
+        if name in out:
+            out[name] = _without(out[name], having)
+    if "prefixItems" in out:
+        out["prefixItems"] = [_without(inner, having) for inner in out["prefixItems"]]
+    if "anyOf" in out:
+        out["anyOf"] = [_without(inner, having) for inner in out["anyOf"] if _has_value(inner, having)]
+    return out

@@ -1,0 +1,1 @@
+"""References within a document: resources, anchors and dynamic scopes."""

@@ -1,0 +1,226 @@
+"""`run_batch` on a cluster: starts the actors, sends the items, and makes states of what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.batch import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.cluster.actor import Work, encode_work, read_welcome
+from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
+from plait.lang.cluster.job import Finished, Job
+from plait.lang.cluster.prefix_groups import group_items
+from plait.lang.cluster.program_reference import reference_of
+from plait.lang.cluster.ray_actors import RayActors, actor_resources, connected
+from plait.lang.cluster.settings import Cluster
+from plait.lang.control.batch_checkpoint import BatchCheckpoint, is_json
+from plait.lang.core.state import ProgramState
+from plait.lang.errors import program_error
+from plait.lang.sampling_options import run_options
+from plait.runtime.errors import InputError, PlaitError, RuntimeGone
+from plait.runtime.messages import Welcome
+
+if TYPE_CHECKING:
+    from plait.lang.budget import Budget
+    from plait.lang.program import Program
+    from plait.runtime.client.client import Client
+
+
+@dataclass(frozen=True)
+class ClusterBatch:
+    """What `run_batch` was asked for. `items`: index, which is part of the seed of an item -> its arguments.
+
+    target: the file that the program was loaded from, if it was not imported, and its name there.
+    """
+
+    program: Program[Any]
+    items: Mapping[int, Mapping[str, Any]]
+    cluster: Cluster
+    sampling: Mapping[str, Any]
+    budget: Budget | None = None
+    num_threads: Any = "auto"
+    target: tuple[Path, str] | None = None
+
+    def check(self) -> Work:
+        """Returns what the actors do. Raises InputError for what cannot be sent to them."""
+        for index, item in self.items.items():
+            for name, value in item.items():
+                if not is_json(value):
+                    text = f"item {index}: {name} is a {type(value).__name__} that cannot be sent to an actor"
+                    raise InputError(f"{text}; the arguments are JSON values: text, numbers, lists and dicts")
+        reference = reference_of(self.program, self.cluster.working_dir, self.target)
+        limits = (None, None) if self.budget is None else (self.budget.tokens, self.budget.seconds)
+        return Work(reference, self.cluster.model, self.cluster.settings, dict(self.sampling), *limits)
+
+
+def run_on_cluster(batch: ClusterBatch, resume: str | Path | None, progress_bar: bool) -> list[ProgramState]:
+    """Returns the states of all items in order. Finished items are saved in `resume`, and read from it."""
+    states: dict[int, ProgramState] = {}
+    with progress(len(batch.items), progress_bar) as step:
+        for index, state in iter_on_cluster(batch, resume):
+            states[index] = state
+            step()
+    return [states[index] for index in batch.items]
+
+
+def iter_on_cluster_in_order(batch: ClusterBatch, progress_bar: bool) -> Iterator[ProgramState]:
+    """Yields the states in the order of the items, each as soon as it and those before it have ended."""
+    states: dict[int, ProgramState] = {}
+    waiting = iter(batch.items)
+    upcoming = next(waiting)
+    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
+        for index, state in ended:
+            states[index] = state
+            step()
+            while upcoming in states:
+                yield states.pop(upcoming)
+                upcoming = next(waiting, -1)
+
+
+def iter_on_cluster(
+    batch: ClusterBatch, resume: str | Path | None = None
+) -> Generator[tuple[int, ProgramState], None, None]:
+    """Yields the index and the state of each item when it ends. Closing the iterator ends the actors.
+
+    Raises InputError, RuntimeGone or the error of the model if nothing can run. A failed item is no error here.
+    """
+    encoded = encode_work(batch.check())
+    threads = MAX_AUTO_THREADS if batch.num_threads == "auto" else num_workers(batch.num_threads, len(batch.items))
+    with connected(batch.cluster) as ray:
+        num_actors, cpus = actor_resources(ray, batch.cluster, len(batch.items))
+        capacity = min(threads, math.ceil(len(batch.items) / num_actors))
+        actors = RayActors(
+            ray,
+            encoded,
+            lambda index: (index, json.dumps(batch.items[index])),
+            capacity=capacity,
+            num_cpus=cpus,
+            num_gpus=batch.cluster.gpus_per_actor,
+        )
+        try:
+            models = _Models(batch)
+            job = Job(
+                actors,
+                num_actors=num_actors,
+                capacity=capacity,
+                max_attempts=batch.cluster.max_attempts,
+                start_timeout_s=batch.cluster.start_timeout_s,
+                check_welcome=models.check,
+                on_lost=warn_of_lost_actor,
+            )
+            job.wait_until_ready()
+            yield from _results(batch, job, models.client(), resume)
+        finally:
+            actors.close()
+
+
+def _results(
+    batch: ClusterBatch, job: Job, client: Client, resume: str | Path | None
+) -> Iterator[tuple[int, ProgramState]]:
+    program, remaining = batch.program, dict(batch.items)
+    checkpoint = None
+    if resume is not None:
+        options, items = run_options("run_batch", batch.sampling), list(batch.items.values())
+        checkpoint = BatchCheckpoint(resume, program.name, program._body, items, options, client)
+        for index in batch.items:
+            if (saved := checkpoint.state(index)) is not None:
+                del remaining[index]
+                yield index, saved
+    codec = ClusterCodec(program._body)
+    for finished in job.run(group_items(remaining)) if remaining else ():
+        state = _state(program.name, client, finished, codec)
+        if checkpoint is not None:
+            checkpoint.record(finished.item, state)
+        yield finished.item, state
+
+
+def _state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -> ProgramState:
+    if not finished.failure:
+        return decode_result(name, client, finished.result, codec)
+    return failed_state(name, client, program_error(name, None, RuntimeGone(finished.failure)))
+
+
+def warn_of_lost_actor(reason: str) -> None:
+    """Warns that an actor has ended. What it ran is repeated, so nobody else may notice."""
+    warnings.warn(f"an actor of the cluster ended: {reason}", RuntimeWarning, stacklevel=2)
+
+
+class _Models:
+    """The model of the actors, which must be one."""
+
+    def __init__(self, batch: ClusterBatch) -> None:
+        self._batch = batch
+        self._welcome: Welcome | None = None
+
+    def check(self, text: str) -> None:
+        """Raises InputError if an actor has another model than those before it."""
+        welcome = read_welcome(text)
+        assert isinstance(welcome, Welcome)
+        first = self._welcome = self._welcome or welcome
+        if (welcome.model_fingerprint, welcome.vocab_size) != (first.model_fingerprint, first.vocab_size):
+            raise InputError(f"an actor has another model than the first one: {welcome.model_path}, {first.model_path}")
+
+    def client(self) -> Client:
+        """Returns what states of finished items need of a client. Call it when an actor is ready."""
+        assert self._welcome is not None
+        client: Any = FinishedItemsClient(self._welcome, _tokenizer(self._batch.cluster.model, self._welcome))
+        checked: Client = client
+        return checked
+
+
+class FinishedItemsClient:
+    """The client of states whose calls have ended on an actor: it has a model and a tokenizer, and no sessions."""
+
+    def __init__(self, model: Welcome, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._ids = itertools.count(1)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+
+class _AbsentVocabulary:
+    """The vocabulary of a model whose files are on the actors' machines only."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        return _AbsentTokens()
+
+
+class _AbsentTokens(Sequence[bytes]):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: Any) -> Any:
+        raise InputError(
+            "the texts of tokens are unknown here, since the model's files are on the actors' machines only"
+        )
+
+
+class AbsentTokenizer:
+    chat_template = None
+    vocabulary = _AbsentVocabulary()
+    control_ids: frozenset[int] = frozenset()
+
+
+def _tokenizer(model: str | None, welcome: Welcome) -> Any:
+    """Returns the tokenizer of the model's files on this machine, for the texts of logprobs. They may be missing."""
+    from plait.runtime.model_files.locate import locate_model
+    from plait.runtime.tokenizer.tokenizer import load_tokenizer
+
+    path = Path(welcome.model_path)
+    for name in (str(path), model) if path.exists() else (model,):
+        try:
+            tokenizer = load_tokenizer(locate_model(name))
+        except PlaitError:
+            continue  # it is not here, or another version is
+        if tokenizer.vocab_size == welcome.vocab_size:
+            return tokenizer
+    return AbsentTokenizer()

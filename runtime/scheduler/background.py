@@ -1,0 +1,67 @@
+"""What background requests may use while others run or wait: a part of the rows, and of the tokens of a step.
+
+They are ranked behind all others, and give up their rows and pages to them (`fairness.py`, `batching.py`). Without
+other requests they are scheduled like any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from plait.runtime.batch.request import Request
+
+ROWS_PART = 4  # one row in so many beside other requests, but at least one
+TOKENS_PART = 8  # one prompt token of a step in so many beside other requests
+
+
+class BackgroundLimits:
+    """Counts the waiting and running requests of both kinds. `num_requests`: those in the background."""
+
+    def __init__(self, max_batch_tokens: int, max_batch_rows: int) -> None:
+        self.num_requests = self._num_others = 0
+        self._max_rows = max(1, max_batch_rows // ROWS_PART)
+        self._max_tokens = max(1, max_batch_tokens // TOKENS_PART)
+        self._tokens_left = self._max_tokens
+
+    def add(self, request: Request) -> None:
+        """Counts a request that starts to wait."""
+        self._count(request, 1)
+
+    def remove(self, request: Request) -> None:
+        """Counts no longer a request that has ended."""
+        self._count(request, -1)
+
+    def _count(self, request: Request, sign: int) -> None:
+        if request.owner.is_background:
+            self.num_requests += sign
+        else:
+            self._num_others += sign
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there are requests of both kinds."""
+        return self.num_requests > 0 and self._num_others > 0
+
+    def begin_step(self) -> None:
+        """Renews the prompt tokens of a step."""
+        self._tokens_left = self._max_tokens
+
+    def to_pause(self, running: Iterable[Request]) -> list[Request]:
+        """Returns the background requests that exceed their rows, those that were admitted last."""
+        if not self.is_limited:
+            return []
+        return [request for request in running if request.owner.is_background][self._max_rows :]
+
+    def may_admit(self, request: Request, running: Iterable[Request]) -> bool:
+        """Whether a waiting request may become a running one."""
+        if not self.is_limited or not request.owner.is_background:
+            return True
+        return sum(other.owner.is_background for other in running) < self._max_rows
+
+    def within_budget(self, request: Request, count: int) -> int:
+        """Returns how many of `count` tokens the request may have in this step. One token is always allowed."""
+        if count <= 1 or not self.is_limited or not request.owner.is_background or request.num_draft_tokens:
+            return count
+        count = min(count, self._tokens_left)
+        self._tokens_left -= count
+        return count

@@ -1,0 +1,256 @@
+"""Runs one batch from its present state to its end, and keeps that state on disk.
+
+    validating -> in_progress -> finalizing -> completed, expired or cancelled
+    validating -> failed (problems of the input);  any -> failed (a full disk, the key's quota, damaged results)
+
+After a kill the same steps are taken again: lines that have a result are skipped, files that were moved stay moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from plait.runtime.server.batches.directory import StateDirectory, encode_record, write_record
+from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
+from plait.runtime.server.batches.input_file import CheckedInput, Line, check_input, read_line
+from plait.runtime.server.batches.line_runner import LineRunner
+from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
+from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
+from plait.runtime.server.batches.result_writer import ResultWriter
+from plait.runtime.server.batches.slots import Slots
+
+NOT_RUN = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+}
+LINES_AT_ONCE = 1000  # that get the error "not run"
+
+log = logging.getLogger("plait.server")
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """max_body_bytes: of a line's body. max_lines: of a file."""
+
+    max_body_bytes: int
+    max_lines: int
+
+
+class BatchRun:
+    """One batch of a server. `record` is its state; `run()` leads it to its end."""
+
+    def __init__(
+        self,
+        record: BatchRecord,
+        directory: StateDirectory,
+        files: FileStore,
+        limits: RunLimits,
+        slots: Slots,
+        turn: asyncio.Lock,
+        lines: LineRunner,
+    ) -> None:
+        self.record = record
+        self._folder, self._files, self._limits = directory.batches, files, limits
+        self._slots, self._turn, self._lines = slots, turn, lines
+        self._stop = asyncio.Event()
+        self._saving = asyncio.Lock()
+        self._are_results_counted = False
+        if record.status == "cancelling":
+            self._stop.set()
+
+    # -- state ------------------------------------------------------------------------------------
+
+    async def save(self) -> None:
+        """Writes the record, durably. Raises OSError."""
+        async with self._saving:
+            encoded = encode_record(self.record)  # here, so that no other thread sees half of a change
+            await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
+
+    async def cancel(self) -> None:
+        """Ends the batch: lines that run are stopped. Raises OSError if this cannot be stored."""
+        before = self.record.status
+        self.record.status, self.record.cancelling_at = "cancelling", int(time.time())
+        try:
+            await self.save()
+        except OSError:
+            if self.record.status == "cancelling":
+                self.record.status, self.record.cancelling_at = before, None
+            raise
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
+        try:
+            await self._run()
+        except QuotaExceeded as error:
+            await self._fail(QUOTA, str(error))
+        except DamagedResults as error:
+            await self._fail("damaged_results", f"{error}; the batch cannot be continued")
+        except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            text = "the server's disk is full" if is_full else f"the server cannot store the batch: {error.strerror}"
+            await self._fail("disk_full" if is_full else "storage_error", text)
+        except Exception:
+            log.exception("batch %s failed", self.record.id)
+            await self._fail("server_error", "the server failed on this batch; see its log")
+
+    async def _run(self) -> None:
+        record = self.record
+        if not record.is_sealed:
+            checked = await check_input(
+                self._files.content_path(record.input_file_id),
+                record.endpoint,
+                self._limits.max_body_bytes,
+                self._limits.max_lines,
+            )
+            if checked.problems and record.in_progress_at is not None:  # it was right when the batch began
+                await self._fail("input_changed", f"the input is refused now: {checked.problems[0].message}")
+                return
+            if checked.problems:
+                await self._end("failed", checked.problems)
+                return
+            await self._run_lines(checked)
+        await self._add_result_files()
+        assert record.ending is not None
+        await self._end(record.ending)
+
+    async def _run_lines(self, checked: CheckedInput) -> None:
+        record = self.record
+        results = await asyncio.to_thread(self._open_results)
+        writer = ResultWriter(results)
+        try:
+            record.counts, record.tokens = results.counts, results.tokens
+            record.counts.total = len(checked.lines)
+            lines = [line for line in checked.lines if line.id_digest not in results.done]
+            if record.status == "validating":
+                record.status, record.in_progress_at = "in_progress", int(time.time())
+                await self.save()
+            if record.ending is None:
+                record.ending = await self._execute(lines, writer)
+                await self._start_finalizing()
+            if record.ending in NOT_RUN:
+                await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
+            record.has_output, record.has_errors = results.has_lines(True), results.has_lines(False)
+            record.is_sealed = True
+            await self.save()
+        finally:
+            await writer.close()
+            results.close()
+
+    def _open_results(self) -> ResultLog:
+        record = self.record
+        output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
+        results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
+        self._files.count(record.tenant, results.recovered_bytes)
+        self._are_results_counted = True
+        return results
+
+    async def _start_finalizing(self) -> None:
+        self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
+        await self.save()
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    async def _execute(self, lines: list[Line], writer: ResultWriter) -> Ending:
+        """Runs lines until all have a result, the batch is cancelled, or its time is over. Returns how it ended."""
+        work = asyncio.create_task(self._run_in_turn(lines, writer))
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            timeout_s = max(0.0, self.record.expires_at - time.time())
+            await asyncio.wait({work, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                return "completed"
+            return "cancelled" if stopped.done() else "expired"
+        finally:
+            stopped.cancel()
+            work.cancel()
+            await asyncio.wait({work})  # its lines stop and store nothing more
+            await writer.flush()
+
+    async def _run_in_turn(self, lines: list[Line], writer: ResultWriter) -> None:
+        """Runs the lines, after all earlier batches of the key. Raises what the first failure raises."""
+        async with self._turn:
+            tasks: set[asyncio.Task[None]] = set()
+            try:
+                for line in lines:
+                    slot = await self._slots.acquire()
+                    task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
+                    tasks.add(task)
+                    for ended in [task for task in tasks if task.done()]:
+                        tasks.discard(ended)
+                        ended.result()
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                if tasks:
+                    await asyncio.wait(tasks)
+
+    async def _add_lines_not_run(self, lines: list[Line], results: ResultLog, error: tuple[str, str]) -> None:
+        """Gives every line without a result its error."""
+        path = self._files.content_path(self.record.input_file_id)
+        missing = [line for line in lines if line.id_digest not in results.done]
+        for start in range(0, len(missing), LINES_AT_ONCE):
+            part = missing[start : start + LINES_AT_ONCE]
+            await asyncio.to_thread(partial(_append_not_run, results, path, part, error))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def _add_result_files(self) -> None:
+        """Makes the results files of the key. Those that were added before a crash are left as they are."""
+        record = self.record
+        for is_there, file_id, name in (
+            (record.has_output, record.output_id, "output"),
+            (record.has_errors, record.error_id, "errors"),
+        ):
+            if is_there:
+                path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
+                await asyncio.to_thread(
+                    self._files.add_results,
+                    path,
+                    file_id,
+                    record.tenant,
+                    filename,
+                    record.results_expire_s,
+                    self._are_results_counted,
+                )
+
+    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None) -> None:
+        self.record.problems = problems or []
+        self.record.status = self.record.ending = ending
+        setattr(self.record, f"{ending}_at", int(time.time()))
+        await self.save()
+
+    async def _fail(self, code: str, text: str) -> None:
+        """Ends the batch with an error of the server. Results that are stored become files, if that is possible."""
+        record = self.record
+        log.error("batch %s failed: %s", record.id, text)
+        problems = [BatchProblem(code=code, message=text)]
+        record.status, record.ending, record.problems, record.failed_at = "failed", "failed", problems, int(time.time())
+        folder = self._folder
+        record.has_output = _is_filled(folder / f"{record.id}.output") or self._files.has(record.output_id)
+        record.has_errors = _is_filled(folder / f"{record.id}.errors") or self._files.has(record.error_id)
+        try:
+            if code != "damaged_results":
+                await self._add_result_files()
+            await self.save()
+        except OSError as error:
+            log.error("the end of batch %s cannot be stored: %s", record.id, error)
+        record.has_output, record.has_errors = self._files.has(record.output_id), self._files.has(record.error_id)
+
+
+def _is_filled(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _append_not_run(results: ResultLog, path: Path, lines: list[Line], error: tuple[str, str]) -> None:
+    code, text = error
+    ids = [read_line(path, line).custom_id for line in lines]
+    results.append([ResultLine(new_id("batch_req_"), name, None, {"code": code, "message": text}) for name in ids])

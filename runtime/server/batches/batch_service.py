@@ -1,0 +1,203 @@
+"""All batches of one server: creates, lists and cancels them, and runs those that have not ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from plait.runtime.server.batches.batch_run import BatchRun, RunLimits
+from plait.runtime.server.batches.directory import StateDirectory, read_records, remove, remove_unfinished
+from plait.runtime.server.batches.file_store import FileStore, Quota
+from plait.runtime.server.batches.line_runner import Ask, LineRunner
+from plait.runtime.server.batches.records import DAY_S, BatchRecord, Endpoint, new_id
+from plait.runtime.server.batches.slots import Slots
+from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid
+from plait.runtime.server.settings import ServerSettings
+
+COMPLETION_WINDOW_S = DAY_S
+KEPT_S = 30 * DAY_S  # a batch after it was created
+KEPT_PER_KEY = 1000  # batches that have ended
+MAX_UNFINISHED_PER_KEY = 64
+HOUSEKEEPING_S = 60.0
+RATE_LIMIT_ERROR = "rate_limit_error"
+
+log = logging.getLogger("plait.server")
+
+
+class BatchService:
+    """The files and batches of one server, in `directory`. Raises InputError for damaged state.
+
+    ask: answers a line. may_start(): whether another line may be begun now. is_draining(): the server shuts down.
+    """
+
+    def __init__(
+        self,
+        directory: StateDirectory,
+        settings: ServerSettings,
+        ask: Ask,
+        may_start: Callable[[], bool],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._directory, self._settings = directory, settings
+        quota = Quota(settings.max_file_bytes, settings.max_stored_bytes_per_key, settings.max_files_per_key)
+        self.files = FileStore(directory, quota)
+        self.files.user_of = self._unfinished_with_input
+        self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
+        self._slots = Slots(settings.max_batch_calls or settings.max_running, lambda: may_start() and not is_draining())
+        self._limits = RunLimits(settings.max_body_bytes, settings.max_batch_lines)
+        self._lines = LineRunner(self.files, ask, is_draining)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Continues the batches that have not ended, in the running event loop. Idempotent.
+
+        The batches of a key that the server no longer has are left as they are.
+        """
+        if self._housekeeping is not None and not self._housekeeping.done():
+            return
+        unfinished = sorted(self._unfinished(), key=lambda record: (record.created_at, record.id))
+        results = {file_id for record in unfinished for file_id in (record.output_id, record.error_id)}
+        self.files.remove_leftovers(expected=results)
+        remove_unfinished(self._directory.batches)
+        self._housekeeping = asyncio.create_task(self._keep_house())
+        for record in unfinished:
+            if record.tenant in (self._settings.api_keys or ("",)):
+                log.info("batch %s is continued: %s", record.id, record.status)
+                self._run(record)
+            else:
+                log.warning("batch %s is not continued: there is no API key named %r", record.id, record.tenant)
+
+    async def stop(self) -> None:
+        """Stops all batches where they are, and unlocks the directory. They are continued by the next server."""
+        tasks = [*self._tasks, *([self._housekeeping] if self._housekeeping is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._directory.close()
+
+    def _new_run(self, record: BatchRecord) -> BatchRun:
+        turn = self._turns[record.tenant]
+        return BatchRun(record, self._directory, self.files, self._limits, self._slots, turn, self._lines)
+
+    def _run(self, record: BatchRecord) -> None:
+        run = self._runs[record.id] = self._new_run(record)
+        task = asyncio.create_task(run.run())
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._on_end(record, task))
+
+    def _on_end(self, record: BatchRecord, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._runs.pop(record.id, None)
+
+    async def _keep_house(self) -> None:
+        """Removes what has expired, now and every minute."""
+        while True:
+            try:
+                await asyncio.to_thread(self._remove_expired)
+            except OSError as error:
+                log.error("expired files and batches cannot be removed: %s", error)
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _remove_expired(self) -> None:
+        self.files.delete_expired()
+        oldest = time.time() - KEPT_S
+        records = list(self._records.values())
+        self._forget([record for record in records if record.id not in self._runs and record.created_at <= oldest])
+
+    def _forget(self, records: Iterable[BatchRecord]) -> None:
+        for record in records:
+            self._records.pop(record.id, None)
+            for name in ("output", "errors", "json"):
+                remove(self._path(record, name))
+
+    def _path(self, record: BatchRecord, name: str) -> Path:
+        return self._directory.batches / f"{record.id}.{name}"
+
+    # -- requests of clients ----------------------------------------------------------------------
+
+    async def create(
+        self, tenant: str, input_file_id: str, endpoint: Endpoint, metadata: dict[str, str] | None, model: str | None,
+        results_expire_s: int,
+    ) -> BatchRecord:  # fmt: skip
+        """Creates a batch and starts it. Raises ApiError, QuotaExceeded, and OSError if it cannot be stored."""
+        source = self.files.get(tenant, input_file_id, "input_file_id")
+        if source.purpose != "batch":
+            raise invalid(f"the purpose of 'input_file_id' must be batch, not {source.purpose}", "input_file_id")
+        num_unfinished = sum(record.tenant == tenant for record in self._unfinished())
+        if num_unfinished >= MAX_UNFINISHED_PER_KEY:
+            text = f"this key has {MAX_UNFINISHED_PER_KEY} batches that have not ended; try again when one has"
+            raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded")
+        self.files.check_num_files(tenant, num_new=2 * (num_unfinished + 1))  # their results
+        now = int(time.time())
+        record = BatchRecord(
+            id=new_id("batch_"),
+            tenant=tenant,
+            endpoint=endpoint,
+            input_file_id=source.id,
+            output_id=new_id("file-"),
+            error_id=new_id("file-"),
+            results_expire_s=results_expire_s,
+            created_at=now,
+            expires_at=now + COMPLETION_WINDOW_S,
+            metadata=metadata,
+            model=model,
+        )
+        self._records[record.id] = record  # before the first wait, so that its input is not deleted meanwhile
+        try:
+            ended = [other for other in self.of_tenant(tenant) if other.has_ended]
+            await asyncio.to_thread(self._forget, ended[KEPT_PER_KEY - 1 :])
+            await self._new_run(record).save()
+        except BaseException:
+            del self._records[record.id]
+            raise
+        self._run(record)
+        return record
+
+    def get(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Returns a batch of this key. Raises ApiError 404 for one that does not exist, or is another key's."""
+        record = self._records.get(batch_id)
+        if record is None or record.tenant != tenant:
+            text = f"there is no batch {batch_id[:100]!r}"
+            raise ApiError(404, text, type=NOT_FOUND, code="batch_not_found")
+        return record
+
+    def of_tenant(self, tenant: str) -> list[BatchRecord]:
+        """Returns the batches of this key, the newest first."""
+        own = (record for record in self._records.values() if record.tenant == tenant)
+        return sorted(own, key=lambda record: (record.created_at, record.id), reverse=True)
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Starts to cancel a batch. Raises ApiError 409 for one that ends or has ended, and OSError."""
+        record = self.get(tenant, batch_id)
+        run = self._runs.get(batch_id)
+        if record.status not in ("validating", "in_progress", "cancelling") or run is None:
+            text = f"a batch with the status {record.status} cannot be cancelled"
+            raise ApiError(409, text, code="invalid_status")
+        if record.status != "cancelling":
+            await run.cancel()
+        return record
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Deletes a file. Raises ApiError 404, and 409 for the input of a batch that has not ended."""
+        record = self.files.get(tenant, file_id)
+        if (batch_id := self._unfinished_with_input(file_id)) is not None:
+            text = f"the file is the input of {batch_id}, which has not ended; cancel the batch first"
+            raise ApiError(409, text, code="file_in_use")
+        await asyncio.to_thread(self.files.delete, record)
+
+    def _unfinished(self) -> list[BatchRecord]:
+        return [record for record in self._records.values() if not record.has_ended]
+
+    def _unfinished_with_input(self, file_id: str) -> str | None:
+        return next((record.id for record in self._unfinished() if record.input_file_id == file_id), None)

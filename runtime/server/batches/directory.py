@@ -1,0 +1,153 @@
+"""The directory of files and batches on disk, and the writes that survive a kill and a power cut.
+
+    DIR/lock              held by the server that uses the directory
+    DIR/files/ID.json     a file's record;  DIR/files/ID.content its bytes;  ID.part an upload that has not ended
+    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each
+
+Both folders have mode 0700, all files 0600. A record is replaced as a whole; results are appended and fsynced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from plait.runtime.errors import InputError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+class StateDirectory:
+    """The directory that the operator named, locked until `close()`. Raises InputError if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            _check_is_private(path)
+            self._lock = _lock(path)
+            self.files, self.batches = _private_folder(path / "files"), _private_folder(path / "batches")
+        except OSError as error:
+            raise _unusable(path, error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        """Lets another server use the directory."""
+        os.close(self._lock)
+
+
+def _unusable(path: Path, reason: str) -> InputError:
+    return InputError(f"--files-dir {str(path)!r} cannot be used: {reason}")
+
+
+def _check_is_private(path: Path) -> None:
+    """Raises InputError if another account could replace the folders in `path`."""
+    mode = path.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise _unusable(path, "every account can write to it; chmod o-w it, or name another directory")
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise _unusable(path, "another server uses it; give each server its own directory") from None
+    return lock
+
+
+def _private_folder(path: Path) -> Path:
+    """Makes a folder that only this account can enter. Raises InputError for a link, or one of another account."""
+    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise _unusable(path, "it is no folder of this account")
+    path.chmod(FOLDER_MODE)
+    return path
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def encode_record(record: msgspec.Struct) -> bytes:
+    """Returns a record as it is stored."""
+    return msgspec.json.format(msgspec.json.encode(record))
+
+
+def write_record(path: Path, encoded: bytes) -> None:
+    """Replaces a record: after a crash at any moment the old one or the new one is there. Raises OSError."""
+    unfinished = path.with_suffix(".tmp")
+    descriptor = open_new(unfinished)
+    try:
+        write_all(descriptor, encoded)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(unfinished, path)
+    sync_folder(path.parent)
+
+
+def read_records(folder: Path, kind: type[T]) -> list[T]:
+    """Reads all records of a folder. Raises InputError that names a damaged one."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=kind)
+            reason = "" if getattr(record, "id", None) == path.stem else "its id is not that of its name"
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            reason = str(error)
+        if reason:
+            text = f"the state file {str(path)!r} is damaged ({reason}); restore it, or move it out of the directory"
+            raise InputError(text)
+        records.append(record)
+    return records
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def open_new(path: Path) -> int:
+    """Opens an empty file for writing, with mode 0600. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of `data`. Raises OSError, such as ENOSPC, after a part of it may have been written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def move(source: Path, target: Path) -> None:
+    """Moves a file, durably. Raises OSError."""
+    os.replace(source, target)
+    sync_folder(target.parent)
+    if source.parent != target.parent:
+        sync_folder(source.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the records of a folder whose writing a kill interrupted. Raises OSError."""
+    for path in folder.glob("*.tmp"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, if it is there. Raises OSError."""
+    path.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,175 @@
+"""The stored files of all keys: who owns them, how much each key stores, and when they expire."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from plait.runtime.server.batches.directory import (
+    StateDirectory,
+    encode_record,
+    move,
+    open_new,
+    read_records,
+    remove,
+    sync_folder,
+    write_record,
+)
+from plait.runtime.server.batches.records import FileRecord, Purpose, new_id
+from plait.runtime.server.errors import NOT_FOUND, ApiError
+
+QUOTA = "storage_quota_exceeded"
+
+
+class QuotaExceeded(Exception):
+    """A key would store more than it may."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one key may store: bytes in all, and files. `max_file_bytes`: of one uploaded file."""
+
+    max_file_bytes: int
+    max_bytes: int
+    max_files: int
+
+
+class FileStore:
+    """The files in a `StateDirectory`. Methods that write are for threads; the event loop may call all others."""
+
+    def __init__(self, directory: StateDirectory, quota: Quota) -> None:
+        self._folder, self.quota = directory.files, quota
+        self._files = {record.id: record for record in read_records(directory.files, FileRecord)}
+        self._num_bytes: Counter[str] = Counter()  # by key, with uploads and results that are still written
+        for record in self._files.values():
+            self._num_bytes[record.tenant] += record.bytes
+        self.user_of: Callable[[str], str | None] = lambda file_id: None  # -> the id of a batch that reads the file
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def get(self, tenant: str, file_id: str, param: str | None = None) -> FileRecord:
+        """Returns a file of this key. Raises ApiError 404 for one that does not exist, or is another key's."""
+        record = self._files.get(file_id)
+        if record is None or record.tenant != tenant or self._is_expired(record):
+            text = f"there is no file {file_id[:100]!r}"
+            raise ApiError(404, text, type=NOT_FOUND, param=param, code="file_not_found")
+        return record
+
+    def of_tenant(self, tenant: str) -> list[FileRecord]:
+        """Returns the files of this key, the oldest first."""
+        own = (record for record in self._files.values() if record.tenant == tenant and not self._is_expired(record))
+        return sorted(own, key=lambda record: (record.created_at, record.id))
+
+    def content_path(self, file_id: str) -> Path:
+        """Where the bytes of a file are; `file_id` is that of a record, never a client's text."""
+        return self._folder / f"{file_id}.content"
+
+    def has(self, file_id: str) -> bool:
+        """Whether a file with this id is stored."""
+        return file_id in self._files
+
+    # -- quotas -----------------------------------------------------------------------------------
+
+    def reserve(self, tenant: str, num_bytes: int) -> None:
+        """Counts bytes that are about to be written. Raises QuotaExceeded, having counted none."""
+        if self._num_bytes[tenant] + num_bytes > self.quota.max_bytes:
+            raise QuotaExceeded(
+                f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
+                "delete some, or ask the server's operator for more"
+            )
+        self._num_bytes[tenant] += num_bytes
+
+    def count(self, tenant: str, num_bytes: int) -> None:
+        """Counts bytes that are on disk already."""
+        self._num_bytes[tenant] += num_bytes
+
+    def release(self, tenant: str, num_bytes: int) -> None:
+        """Takes back a reservation."""
+        self._num_bytes[tenant] -= num_bytes
+
+    def check_num_files(self, tenant: str, num_new: int = 1) -> None:
+        """Raises QuotaExceeded if the key may not have so many files more."""
+        if len(self.of_tenant(tenant)) + num_new > self.quota.max_files:
+            raise QuotaExceeded(f"this key may store {self.quota.max_files} files; delete some")
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def remove_leftovers(self, expected: Collection[str]) -> None:
+        """Removes what a killed server left: uploads that had not ended, and bytes without a record.
+
+        `expected`: ids of results that are about to be added.
+        """
+        for path in self._folder.iterdir():
+            is_content = path.suffix == ".content" and (path.stem in self._files or path.stem in expected)
+            if path.suffix != ".json" and not is_content:
+                remove(path)
+
+    @contextlib.contextmanager
+    def new_upload(self) -> Iterator[tuple[str, int]]:
+        """Opens a new file. Yields its id and descriptor; closes it, and removes it unless `keep_upload` kept it."""
+        file_id = new_id("file-")
+        path = self._folder / f"{file_id}.part"
+        descriptor = open_new(path)
+        try:
+            yield file_id, descriptor
+        finally:
+            os.close(descriptor)
+            remove(path)
+
+    def keep_upload(self, file_id: str, descriptor: int, tenant: str, filename: str, lifetime_s: int) -> FileRecord:
+        """Makes an upload a file, durably. Its bytes have been reserved. Raises OSError."""
+        os.fsync(descriptor)
+        move(self._folder / f"{file_id}.part", self.content_path(file_id))
+        size = self.content_path(file_id).stat().st_size
+        return self._add(file_id, tenant, "batch", filename, size, lifetime_s)
+
+    def add_results(
+        self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int, is_counted: bool
+    ) -> None:
+        """Moves a file of results here, durably, if that has not been done. is_counted: its bytes were reserved."""
+        if self.has(file_id):
+            return
+        if path.exists():
+            move(path, self.content_path(file_id))
+        size = self.content_path(file_id).stat().st_size
+        self._add(file_id, tenant, "batch_output", filename, size, lifetime_s)
+        if not is_counted:
+            self.count(tenant, size)
+
+    def _add(
+        self, file_id: str, tenant: str, purpose: Purpose, filename: str, size: int, lifetime_s: int
+    ) -> FileRecord:
+        now = int(time.time())
+        record = FileRecord(
+            id=file_id,
+            tenant=tenant,
+            purpose=purpose,
+            filename=filename,
+            bytes=size,
+            created_at=now,
+            expires_at=now + lifetime_s,
+        )
+        write_record(self._folder / f"{file_id}.json", encode_record(record))
+        self._files[file_id] = record
+        return record
+
+    def delete(self, record: FileRecord) -> None:
+        """Removes a file: first its record, so that no record is ever without its bytes. Raises OSError."""
+        remove(self._folder / f"{record.id}.json")
+        sync_folder(self._folder)
+        if self._files.pop(record.id, None) is not None:
+            self.release(record.tenant, record.bytes)
+        remove(self.content_path(record.id))
+
+    def delete_expired(self) -> None:
+        """Removes the files whose time is over, except for inputs of batches that have not ended. Raises OSError."""
+        for record in [record for record in self._files.values() if self._is_expired(record)]:
+            self.delete(record)
+
+    def _is_expired(self, record: FileRecord) -> bool:
+        return record.expires_at <= time.time() and self.user_of(record.id) is None

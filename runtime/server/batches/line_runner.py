@@ -1,0 +1,90 @@
+"""Runs one line of a batch: reads it, asks the endpoint, repeats what failed for no fault of the line, stores it.
+
+A server that shuts down leaves a line without a result; the next server on the same directory runs it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from plait.runtime.server.batches.file_store import FileStore
+from plait.runtime.server.batches.input_file import Line, read_line
+from plait.runtime.server.batches.line_request import LineAnswer, SetCalls
+from plait.runtime.server.batches.records import BatchRecord, new_id
+from plait.runtime.server.batches.result_log import ResultLine
+from plait.runtime.server.batches.result_writer import ResultWriter
+from plait.runtime.server.batches.slots import Slot
+
+MAX_RUNS = 5  # of a line that is refused for lack of capacity or fails with the server
+MAX_RUNS_WITH_LOST_RUNTIME = 2  # it may be the cause, and each run was in two runtimes
+FIRST_PAUSE_S = 1.0  # before the next run; it doubles
+REPEATED = frozenset({429, 503})
+RUNTIME_GONE = "runtime_gone"
+
+Ask = Callable[[str, bytes, str, str, SetCalls], Awaitable[LineAnswer]]
+"""(path, body, tenant, label, set_calls) -> the response."""
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorCode
+
+
+class LineRunner:
+    """Runs the lines of all batches of a server. is_draining(): whether the server shuts down."""
+
+    def __init__(self, files: FileStore, ask: Ask, is_draining: Callable[[], bool]) -> None:
+        self._files, self._ask, self._is_draining = files, ask, is_draining
+        self._alone = asyncio.Lock()  # held by a line that may have ended a runtime
+
+    async def run(self, record: BatchRecord, line: Line, slot: Slot, writer: ResultWriter) -> None:
+        """Gives the line its result, and then releases the slot. Raises OSError and QuotaExceeded."""
+        try:
+            path = self._files.content_path(record.input_file_id)
+            request = await asyncio.to_thread(read_line, path, line)
+            label = f"{record.id}:{line.number}"
+            answer = await self._answer(record, bytes(request.body), label, slot)
+            response = {
+                "status_code": answer.status,
+                "request_id": answer.request_id,
+                "body": msgspec.Raw(answer.body),
+            }
+            await writer.put(ResultLine(new_id("batch_req_"), request.custom_id, response, None))
+        finally:
+            slot.release()
+
+    async def _answer(self, record: BatchRecord, body: bytes, label: str, slot: Slot) -> LineAnswer:
+        """The response to a line, from the first run that may count."""
+        pause_s, num_lost = FIRST_PAUSE_S, 0
+        for run in range(1, MAX_RUNS + 1):
+            await self._stop_if_draining()
+            async with self._alone if num_lost else contextlib.nullcontext():
+                answer = await self._ask(record.endpoint, body, record.tenant, label, slot.set_calls)
+            if answer.status not in REPEATED:
+                break
+            await self._stop_if_draining()
+            num_lost += _error_code(answer) == RUNTIME_GONE
+            if run == MAX_RUNS or num_lost == MAX_RUNS_WITH_LOST_RUNTIME:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        return answer
+
+    async def _stop_if_draining(self) -> None:
+        """Does not return if the server shuts down: the line is then cancelled."""
+        if self._is_draining():
+            await asyncio.get_running_loop().create_future()
+
+
+def _error_code(answer: LineAnswer) -> str | None:
+    try:
+        return msgspec.json.decode(answer.body, type=_ErrorBody).error.code
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,79 @@
+"""How many lines of batches run: a bounded number of calls over all batches. Lines start in the order of waiting.
+
+One batch of each key waits for one line at a time, so keys take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+POLL_S = 0.05  # while the server may start no line
+
+
+class Slot:
+    """One line that may run. `set_calls` says how many calls it makes; `release` ends it."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots, self._num_calls = slots, 1
+
+    def set_calls(self, num_calls: int) -> None:
+        """Counts the line as `num_calls` calls, such as the choices of its request. Then the next line may start."""
+        self._slots.num_calls += num_calls - self._num_calls
+        self._num_calls = num_calls
+        if self._slots.starting is self:
+            self._slots.starting = None
+        self._slots.wake()
+
+    def release(self) -> None:
+        """Lets another line run. Idempotent."""
+        self.set_calls(0)
+
+
+class Slots:
+    """Grants slots while fewer than `max_calls` calls of batches run and `may_start()` is true.
+
+    Lines start one after the other: the next one when the calls of the last one are known. So one line with several
+    calls may exceed the limit, not many. While a slot is waited for, `may_start` is asked again every 50 ms.
+    """
+
+    def __init__(self, max_calls: int, may_start: Callable[[], bool]) -> None:
+        self.max_calls, self._may_start = max_calls, may_start
+        self.num_calls = 0
+        self.starting: Slot | None = None  # whose calls are not known yet
+        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def acquire(self) -> Slot:
+        """Waits until a line may run."""
+        future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self.wake()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                future.result().release()
+            raise
+
+    def wake(self) -> None:
+        """Grants what can be granted now."""
+        while self._waiting and self._has_room and self._may_start():
+            future = self._waiting.popleft()
+            if not future.done():  # its batch was not cancelled
+                self.num_calls += 1
+                self.starting = Slot(self)
+                future.set_result(self.starting)
+        if self._waiting and self._has_room and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(POLL_S, self._on_timer)
+
+    @property
+    def _has_room(self) -> bool:
+        return self.starting is None and self.num_calls < self.max_calls
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        self.wake()

@@ -1,0 +1,27 @@
+"""Errors of the disk, and exceeded quotas, as responses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Iterator
+
+from plait.runtime.server.batches.file_store import QUOTA, QuotaExceeded
+from plait.runtime.server.errors import INTERNAL, ApiError
+
+log = logging.getLogger("plait.server")
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raises ApiError 507 in place of an OSError of the block, and 403 in place of QuotaExceeded."""
+    try:
+        yield
+    except QuotaExceeded as error:
+        raise ApiError(403, str(error), code=QUOTA) from None
+    except OSError as error:
+        log.error("the server cannot store a file or a batch: %s", error)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = "the server's disk is full" if is_full else "the server cannot store this; see its log"
+        raise ApiError(507, text, type=INTERNAL, code="disk_full" if is_full else "storage_error") from error
