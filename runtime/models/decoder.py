@@ -192,25 +192,28 @@ class Decoder:
 
         Returns the new residual again as two summands (x, delta): the next norm adds them in its own kernel.
         """
-        x, h = self.add_rms_norm(x, delta, layer.attention_norm)
+        x, h = self.pre_norm(x, delta, layer.attention_norm)
         delta = self.post_norm(self.attend(layer.attention, h, cos_sin, cache, layout), layer.post_attention_norm)
-        x, h = self.add_rms_norm(x, delta, layer.mlp_norm)
+        x, h = self.pre_norm(x, delta, layer.mlp_norm)
         return x, self.post_norm(self.mlp(layer.mlp, h), layer.post_mlp_norm)
+
+    def pre_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, the input of attention or MLP), both [T, C]: the sum's norm, where the layer has one."""
+        if weight is not None:
+            return self.add_rms_norm(x, delta, weight)
+        x = x if delta is None else x + delta
+        return x, x
 
     def post_norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """The norm of the output [T, C] of attention or MLP, where the layer has one."""
         return x if weight is None else self.rms_norm(x, weight)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, its norm), both [T, C]; without `weight` the sum is not normed.
-
-        A fused kernel, which only computes RMSNorm, writes the sum into x.
-        """
-        if weight is None:
-            x = x if delta is None else x + delta
-            return x, x
+        """(x + delta, its norm), both [T, C]. A fused kernel, which only computes RMSNorm, writes the sum into x."""
         has_rms_norm = type(self).rms_norm is Decoder.rms_norm  # a family may override it
         if delta is not None and self.kernels.fused is not None and has_rms_norm:
             return x, self.kernels.fused.add_rms_norm(delta, x, weight, self.config.rms_norm_eps)
