@@ -351,7 +351,7 @@ class UniqueItemsMatcher(LlguidanceMatcher):
 
 def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
-        initial_lexer_fuel=500_000,
+        initial_lexer_fuel=5_000_000,  # 50,000 listed values take half of it, 0.1 s
         step_lexer_fuel=400_000,  # at most 30 ms in one step
         step_max_items=20_000,
         max_lexer_states=20_000,

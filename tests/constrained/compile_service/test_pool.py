@@ -246,7 +246,7 @@ def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypat
     try:
         wait_for(pool, [pool.submit(Regex("a"))])
         (first,) = pids(pool)
-        assert isinstance(wait_for(pool, [ticket := pool.submit(MEMBERS)])[ticket], GrammarError)
+        wait_for(pool, [pool.submit(MEMBERS)])
         assert pids(pool) != [first]
         wait_for(pool, [pool.submit(Regex("b"))])
         (second,) = pids(pool)

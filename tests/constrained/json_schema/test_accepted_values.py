@@ -129,3 +129,10 @@ def test_accepted_values_drawn_from_a_schema_are_valid(data: st.DataObject) -> N
     value = data.draw(from_schema(schema))
     if accepts(grammar_of(schema), compact(value)):
         assert reference_validator(schema).is_valid(value)
+
+
+def test_50000_listed_values_compile():
+    values = [f"value-{number * 7919 % 1_000_003}" for number in range(50_000)]
+    grammar = grammar_of({"enum": values})
+    assert accepts(grammar, compact(values[0])) and accepts(grammar, compact(values[-1]))
+    assert not accepts(grammar, compact("value-1")) and not accepts(grammar, compact(values[0] + "x"))
