@@ -45,11 +45,13 @@ def select_kernels(
         linear=make_linear(linear),
         dequantize_rows=dequantize_rows,
         rms_norm=ops.rms_norm,
+        rms_norm_in_place=ops.rms_norm_in_place,
         head_norm=ops.head_norm,
         rotary=ops.rotary,
         write_kv=ops.write_kv,
         silu_and_multiply=ops.silu_and_multiply,
         gelu_tanh_and_multiply=ops.gelu_tanh_and_multiply,
+        soft_cap_in_place=ops.soft_cap_in_place,
         experts=partial(ops.experts if device.type == "cpu" else ops.experts_dense, linear=linear),
         paged_attention=attention,
         names={

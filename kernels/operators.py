@@ -21,16 +21,28 @@ from plait.kernels.sampling_inputs import LogitAdjustments, SamplingInputs
 DenseLinearOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 LinearOp = Callable[[torch.Tensor, LinearWeight, torch.Tensor | None], torch.Tensor]
 
-# (q, k_cache, v_cache, layout, scale, window) -> [T, H, D], see reference.ops.paged_attention
-PagedAttentionOp = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor
-]
-
 # (x, routing weights, expert ids, gate_up, down) -> [T, C], see reference.ops.experts
 ExpertsOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # (logits [B, V], parameters, adjustments, out [B]) -> out, see reference.sampling.sample
 SampleOp = Callable[[torch.Tensor, SamplingInputs, LogitAdjustments, torch.Tensor], torch.Tensor]
+
+
+class PagedAttentionOp(Protocol):
+    """Attention over pages."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        layout: AttentionLayout,
+        scale: float,
+        window: int | None = None,
+        *,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See `reference.ops.paged_attention`."""
 
 
 class FusedAttentionOp(Protocol):
@@ -47,6 +59,7 @@ class FusedAttentionOp(Protocol):
         window: int | None,
         head_norm: torch.Tensor | None,
         eps: float,
+        softcap: float | None,
     ) -> torch.Tensor:
         """Head norm, rotary embedding, KV cache write and attention: qkv [T, H + 2 G, D] -> [T, H, D].
 
@@ -91,11 +104,13 @@ class Kernels:
     linear: LinearOp
     dequantize_rows: Callable[[SimpleWeight, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rms_norm_in_place: Callable[[torch.Tensor, torch.Tensor, float], None]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     silu_and_multiply: Callable[[torch.Tensor], torch.Tensor]
     gelu_tanh_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    soft_cap_in_place: Callable[[torch.Tensor, float], None]
     experts: ExpertsOp
     paged_attention: PagedAttentionOp
     names: dict[str, str]  # operator -> chosen implementation, printed by `plait check`

@@ -35,7 +35,7 @@ NEED_TORCH = (
         "plait.runtime.executor.torch_device",
     ),
     *("plait.runtime.executor.torch_runner", "plait.runtime.models.decoder", "plait.runtime.sampling.torch_ops"),
-    *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "phi3")),
+    *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "olmo2", "phi3")),
     "plait.runtime.models.loading.torch_weights",
     *(
         "plait.runtime.executor.torch_inputs",

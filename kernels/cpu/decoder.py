@@ -73,13 +73,13 @@ class LayerWeights:
     experts, one expert after the other.
     """
 
-    norm: Floats
+    norm: Floats | None
     qkv: Sequence[PackedWeight]
     bias: Floats | None
     head_norms: Floats | None
     output: PackedWeight
     post_norm: Floats | None
-    mlp_norm: Floats
+    mlp_norm: Floats | None
     gate_up: PackedPair
     down: PackedWeight
     post_mlp_norm: Floats | None
@@ -99,7 +99,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """The weights of a model. `rope_tables`: cos and sin, float32 [context, D / 2], of each rotary table."""
+    """The weights of a model.
+
+    `rope_tables`: cos and sin, float32 [context, D / 2], of each rotary table. `joint_head_norms`: queries and keys are
+    each normed over all heads of a token together, not head by head.
+    """
 
     embedding: PackedWeight
     embedding_scale: float
@@ -110,7 +114,9 @@ class DecoderWeights:
     heads: HeadLayout
     eps: float
     activation: int
+    joint_head_norms: bool = False
     logit_scale: float = 1.0
+    logit_softcap: float = 0.0
     experts: Experts | None = None
 
 
@@ -128,6 +134,7 @@ class CpuDecoder:
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._head_settings = np.zeros((1, arg.NUM_HEAD_SETTINGS), np.int64)
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
+        self._head_args.set(arg.HEAD_SOFT_CAP, np.array([weights.logit_softcap], np.float64))
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
         self._args = self._model_args()
         self._token_capacity = 0
@@ -260,6 +267,7 @@ class CpuDecoder:
             kv_block.AMX if amx.available() else kv_block.BEST_WITHOUT_AMX,
             0 if weights.experts is None else weights.experts.num_experts,
             0 if weights.experts is None else weights.experts.normalize_topk,
+            weights.joint_head_norms,
         )
         self._set_expert_args(args)
         args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
@@ -271,6 +279,7 @@ class CpuDecoder:
         for entry, value in (
             (arg.EMBEDDING_SCALE, weights.embedding_scale),
             (arg.SCORE_SCALE, heads.scale),
+            (arg.SOFT_CAP, heads.softcap),
             (arg.EPS, weights.eps),
         ):
             args.set(entry, np.array([value], np.float64))

@@ -25,7 +25,8 @@ SPLIT_STARTS, PARTIALS, FINISHED_SPLITS = range(41, 44)
 # late thread finds the numbers of its own layer. Each of the last two takes five entries:
 EXPERT_COUNTERS, SCORES, CHOSEN, WEIGHTS, PLACES, GROUPS, EXPERT_OUT = range(44, 51)
 EXPERT_INPUTS, EXPERT_INNER = 51, 56
-ENTRIES = 61
+SOFT_CAP = 61  # of scores; 0: none
+ENTRIES = 62
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
 # gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of
@@ -45,20 +46,21 @@ POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, ROUTER, WINDOW, ROPE_TABLE
     ATTENTION_ISA,
     NUM_EXPERTS,
     NORMALIZE_TOPK,
+    JOINT_HEAD_NORMS,
     PAGE_SHIFT,
     KV_CACHE,
     KV_CACHE_STRIDE,
     KV_SLOT_BYTES,
     KV_SCALES,
-) = range(14)
+) = range(15)
 # Written by the kernel itself, but for NUM_PARTITIONS:
-NUM_TILES, NUM_PARTITIONS, SPLIT_KV, KV_HEADS_PER_ITEM, TILE_LANES = range(14, 19)
-NUM_SETTINGS = 19
+NUM_TILES, NUM_PARTITIONS, SPLIT_KV, KV_HEADS_PER_ITEM, TILE_LANES = range(15, 20)
+NUM_SETTINGS = 20
 
 # Entries of `compute_logits`; HEAD_ACTIVATIONS takes five.
 HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS = range(3)
-HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX, HEAD_SETTINGS = range(7, 11)
-HEAD_ENTRIES, HEAD_PHASES = 11, 3
+HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX, HEAD_SETTINGS, HEAD_SOFT_CAP = range(7, 12)
+HEAD_ENTRIES, HEAD_PHASES = 12, 3
 HEAD_OUTPUTS = PART_COLUMNS  # column of HEAD_SETTINGS after the weight's part: its outputs without padding
 NUM_HEAD_SETTINGS = HEAD_OUTPUTS + 1
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import decoder_args as arg
+from plait.kernels.cpu.attention import online_softmax
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
@@ -83,7 +84,11 @@ def _activations(args: Any, entry: int) -> Any:
 @inner_njit
 def _heads(args: Any, settings: Any) -> HeadLayout:
     return HeadLayout(
-        settings[arg.Q_PER_KV], settings[arg.NUM_KV_HEADS], settings[arg.HEAD_DIM], scalar(args, arg.SCORE_SCALE)
+        settings[arg.Q_PER_KV],
+        settings[arg.NUM_KV_HEADS],
+        settings[arg.HEAD_DIM],
+        scalar(args, arg.SCORE_SCALE),
+        scalar(args, arg.SOFT_CAP),
     )
 
 
@@ -211,8 +216,8 @@ def _before_attention(
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     linear(ctx, phase + 1, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv)
     apply_rope_and_write_kv(
-        ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], eps, cos[table], sin[table], heads,
-        batch, _layer_cache(settings, layer, index),
+        ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
+        cos[table], sin[table], heads, batch, _layer_cache(settings, layer, index),
     )  # fmt: skip
 
 
@@ -316,21 +321,27 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
         mark_done(ctx.counters, 0, 1)
     barrier_wait(ctx.counters, 0, items)
     linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT))
-    _argmax_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
+    _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 
 @inner_njit
-def _argmax_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
-    """Writes the largest logit of each row and its index to HEAD_ARGMAX, for as many rows as that has."""
+def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
+    """Caps all logits, if there is a cap, and writes the largest one of each row of HEAD_ARGMAX and its index to it."""
     logits, argmax_out = float32_matrix(args, arg.HEAD_OUT), float64_matrix(args, arg.HEAD_ARGMAX)
-    items = len(argmax_out)
+    cap, items = scalar(args, arg.HEAD_SOFT_CAP), len(argmax_out)
+    if cap > 0:
+        items = len(logits)
     while True:
         row = claim_work(ctx.counters, 2, 1)
         if row >= items:
             break
-        highest, index = row_argmax(logits[row, :outputs])
-        argmax_out[row, 0] = highest
-        argmax_out[row, 1] = index
+        if cap > 0:
+            address, vectors = address_of(logits) + 4 * row * logits.shape[1], logits.shape[1] // 16
+            online_softmax.soft_cap(address, np.float32(1.0 / cap), np.float32(cap), vectors)
+        if row < len(argmax_out):
+            highest, index = row_argmax(logits[row, :outputs])
+            argmax_out[row, 0] = highest
+            argmax_out[row, 1] = index
         mark_done(ctx.counters, 2, 1)
     barrier_wait(ctx.counters, 2, items)
 

@@ -46,6 +46,7 @@ class HeadLayout(NamedTuple):
     num_kv_heads: int
     head_dim: int
     scale: float  # factor of the scores
+    softcap: float = 0.0  # a scaled score x becomes softcap * tanh(x / softcap); 0: it stays as it is
 
 
 class LayerKvCache(NamedTuple):

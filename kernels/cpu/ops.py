@@ -68,7 +68,7 @@ def add_rms_norm(
 ) -> None:
     """Adds y to x, both [T, C], and writes the RMS norm of the sum to `normed`, and quantized to `out`.
 
-    If `post` is the address of a weight, y itself is normed first.
+    If `post` is the address of a weight, y itself is normed first. If `weight` is 0, the sum is not normed.
     """
     items, channels = x.shape
     count = items_per_claim(items, ctx)
@@ -83,7 +83,11 @@ def add_rms_norm(
                 rms_norm_row(y_row, post, eps, channels, y_row)
             vector_ops.add_into(x_row, y_row, channels // 16)
             normed_row = address_of(normed) + 4 * row * channels
-            rms_norm_row(x_row, weight, eps, channels, normed_row)
+            if weight:
+                rms_norm_row(x_row, weight, eps, channels, normed_row)
+            else:
+                for channel in range(channels):
+                    normed[row, channel] = x[row, channel]
             blocks = channels // 32
             quantize_blocks(normed_row, out, row * blocks, blocks)
         mark_done(ctx.counters, phase, last - first)
@@ -103,12 +107,19 @@ def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
 
 
 @inner_njit
+def _norm_heads(row: int, norms: int, eps: float, first: int, channels: int) -> None:
+    """Norms channels [first, first + channels) of a token's queries and keys together, in place."""
+    rms_norm_row(row + 4 * first, norms + 4 * first, eps, channels, row + 4 * first)
+
+
+@inner_njit
 def apply_rope_and_write_kv(
     ctx: ThreadContext,
     phase: int,
     qkv: Any,
     bias: int,
     norms: int,
+    joint_norms: int,
     eps: float,
     cos: Any,
     sin: Any,
@@ -118,7 +129,8 @@ def apply_rope_and_write_kv(
 ) -> None:
     """Applies bias, head norms and rotary embeddings to qkv [T, (H + 2 G) D] in place; writes keys and values.
 
-    `bias` and `norms` are addresses; 0: no bias, no head norms.
+    `bias` and `norms` are addresses; 0: no bias, no head norms. `joint_norms`: 1 if all queries are normed together,
+    and all keys; 0 if each head is.
     """
     items, channels = qkv.shape
     head_dim, count = heads.head_dim, items_per_claim(items, ctx)
@@ -133,9 +145,13 @@ def apply_rope_and_write_kv(
             if bias:
                 vector_ops.add_into(row, bias, channels // 16)
             angles = 2 * batch.positions[token] * head_dim  # bytes: a position has D / 2 float32
+            if norms and joint_norms:
+                num_heads = heads.q_per_kv * heads.num_kv_heads
+                _norm_heads(row, norms, eps, 0, num_heads * head_dim)
+                _norm_heads(row, norms, eps, num_heads * head_dim, heads.num_kv_heads * head_dim)
             for head in range(num_rotated_heads):
                 x = row + 4 * head * head_dim
-                if norms:
+                if norms and not joint_norms:
                     rms_norm_row(x, norms + 4 * head * head_dim, eps, head_dim, x)
                 vector_ops.apply_rope(
                     x, address_of(cos) + angles, address_of(sin) + angles, 2 * head_dim, head_dim // 32

@@ -20,6 +20,7 @@ def attend(
     window: int | None,
     head_norm: torch.Tensor | None,
     eps: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Implements `FusedAttentionOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
@@ -35,7 +36,9 @@ def attend(
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
     )
-    return ops.paged_attention(q, *cache[:2], layout, scale, window, k_scale=cache.k_scale, v_scale=cache.v_scale)
+    return ops.paged_attention(
+        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale
+    )
 
 
 REFERENCE_FUSED_OPERATORS = FusedOperators(

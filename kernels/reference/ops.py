@@ -25,6 +25,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (scaled.to(weight.dtype) * weight).to(x.dtype)
 
 
+def rms_norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """Replaces x [T, C], whose rows may be strided, by its `rms_norm`."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
 def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`rms_norm` of each head: x [T, H, D] (rows may be strided), weight [H, D]. Returns [T, H, D]."""
     return rms_norm(x, weight, eps)
@@ -55,6 +60,11 @@ def gelu_tanh_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """Returns gelu(gate) * up [T, C] of gate_up [T, 2 C], GELU in its tanh form (GEGLU, Shazeer 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh") * up
+
+
+def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
+    """Replaces x [T, V] by cap * tanh(x / cap), computed in float32 (Gemma 2, arXiv 2408.00118)."""
+    x.copy_(cap * torch.tanh(x.float() / cap))
 
 
 def experts(

@@ -1,4 +1,4 @@
-"""Gated activations: SiLU or GELU of one half of each row, times the other half.
+"""Gated activations: SiLU or GELU of one half of each row, times the other half; and the soft cap of logits.
 
 Bound by memory: one pass with loads of 16 bytes per thread; computed in float32.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from plait.kernels.triton.attention.kv_loop import tanh
 
 BLOCK = 1024  # channels per program: with 4 warps, 8 elements (16 bytes) per thread
 
@@ -32,6 +34,27 @@ def _gated(
     inner = gate * 1.5957691216057308 * (1.0 + 0.044715 * gate * gate) if GELU else gate
     result = gate / (1.0 + tl.exp2(inner * -1.4426950408889634)) * up
     tl.store(out_ptr + row * out_stride + channel, result.to(raw.dtype), mask=inside)
+
+
+@triton.jit
+def _soft_cap(x_ptr, channels, row_stride, inner, cap, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < channels
+    at = x_ptr + row * row_stride + channel
+    raw = tl.load(at, mask=inside, other=0.0)
+    result = cap * tanh(raw.to(tl.float32) * inner)
+    tl.store(at, result.to(raw.dtype), mask=inside)
+
+
+def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
+    """As `ops.soft_cap_in_place`, for x [T, V] with the last axis contiguous; else ValueError."""
+    if x.dim() != 2 or x.stride(1) != 1 or not cap > 0:
+        raise ValueError(f"expected [T, V] with the last axis contiguous and a positive cap, not {tuple(x.shape)}")
+    rows, channels = x.shape
+    if rows and channels:
+        grid = (rows, triton.cdiv(channels, BLOCK))
+        _soft_cap[grid](x, channels, x.stride(0), 1.0 / cap, cap, BLOCK=BLOCK, num_warps=4)
 
 
 def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

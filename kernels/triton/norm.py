@@ -87,6 +87,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Te
     return out
 
 
+def rms_norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """As `reference.ops.rms_norm_in_place`; the rows of x [T, C] may be strided, C is contiguous."""
+    rms_norm(x, weight, eps, out=x)
+
+
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,

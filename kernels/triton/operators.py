@@ -14,12 +14,12 @@ from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.operators import FusedOperators, Kernels, SampleOp, qk_norm_weights
 from plait.kernels.reference import ops
-from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply
+from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply, soft_cap_in_place
 from plait.kernels.triton.attention.paged import paged_attention, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
-from plait.kernels.triton.norm import add_rms_norm, rms_norm
+from plait.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_in_place
 from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
 from plait.kernels.triton.sampling import logprobs, sampler
 from plait.kernels.triton.sampling.logit_adjustments import count_tokens
@@ -34,11 +34,13 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         linear=linear,
         dequantize_rows=dequantize_rows,
         rms_norm=rms_norm,
+        rms_norm_in_place=rms_norm_in_place,
         head_norm=ops.head_norm,
         rotary=ops.rotary,
         write_kv=ops.write_kv,
         silu_and_multiply=silu_and_multiply,
         gelu_tanh_and_multiply=gelu_tanh_and_multiply,
+        soft_cap_in_place=soft_cap_in_place,
         experts=experts if is_16_bit else partial(ops.experts_dense, linear=functional.linear),
         paged_attention=paged_attention,
         names={
@@ -73,6 +75,7 @@ def attend(
     window: int | None,
     head_norm: torch.Tensor | None,
     eps: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Implements `FusedAttentionOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
@@ -88,7 +91,9 @@ def attend(
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
     )
-    return paged_attention(q, *cache[:2], layout, scale, window, k_scale=cache.k_scale, v_scale=cache.v_scale)
+    return paged_attention(
+        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale
+    )
 
 
 def with_plans_for_decode(layout: AttentionLayout, shapes: tuple[AttentionShape, ...]) -> AttentionLayout:

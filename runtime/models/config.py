@@ -41,6 +41,7 @@ class ModelConfig:
     - `unrotated_layers`: marks the layers without rotary embeddings; empty if there are none.
     - `attention_scale`: the factor of attention scores; 0 for 1 / sqrt(head_dim).
     - `embedding_scale`, `logit_scale`: the factors of embeddings and of logits.
+    - `attention_softcap`, `logit_softcap`: a score or logit x becomes cap * tanh(x / cap); 0: it stays as it is.
     - `has_lm_head`: False if the files have no output head. The embedding then takes its place, and the model can
       embed texts but not generate.
 
@@ -71,6 +72,8 @@ class ModelConfig:
     attention_scale: float = 0.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
     experts: MoEConfig | None = None
     has_lm_head: bool = True
 
@@ -93,6 +96,9 @@ class ModelConfig:
             checked_float("attention scale", self.attention_scale, 0.0, 1e6)
         checked_float("embedding scale", self.embedding_scale, 0.0, 1e6)
         checked_float("logit scale", self.logit_scale, 0.0, 1e6)
+        for name in ("attention_softcap", "logit_softcap"):
+            if getattr(self, name):
+                checked_float(name, getattr(self, name), 0.0, 1e6)
         self._check_rotary()
         if self.experts is not None:
             _check_experts(self.experts, self.num_layers)

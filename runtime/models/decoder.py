@@ -26,6 +26,7 @@ from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
+from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.weight_split import vocabulary_range
 
 Projection = tuple[LinearWeight, torch.Tensor | None]  # weight [out, in], bias [out] or None
@@ -36,12 +37,14 @@ CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
 class Attention:
     """The weights of one attention block; q, k and v are one projection.
 
-    `head_norm` [H + G, D]: the norm weights of every query and key head, or None. `window`: see `ModelConfig.window`.
+    `head_norm` [H + G, D]: the norm weights of every query and key head, or None. `joint_norms` [H D] and [G D]: those
+    of all queries and of all keys of a token, or None. `window`: see `ModelConfig.window`.
     """
 
     qkv: Projection
     output: Projection
     head_norm: torch.Tensor | None
+    joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     window: int | None
     rope_table: int  # index into Decoder.rope_tables
 
@@ -65,14 +68,14 @@ class MoE:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. Only Gemma has the `post` norms, on the outputs of attention and MLP."""
+    """One decoder layer. The `post` norms are on the outputs of attention and MLP; None: there is no such norm."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     attention: Attention
-    mlp_norm: torch.Tensor
+    post_attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
     mlp: MLP | MoE
-    post_attention_norm: torch.Tensor | None = None
-    post_mlp_norm: torch.Tensor | None = None
+    post_mlp_norm: torch.Tensor | None
 
 
 class Decoder:
@@ -98,6 +101,7 @@ class Decoder:
         if dtype == torch.float16 and not self.supports_float16:
             raise InputError(f"activations of {config.architecture} overflow float16; use bfloat16 or float32")
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
+        self.family = FAMILIES_BY_NAME[config.architecture]
         self.communicator = communicator
         self.vocabulary = vocabulary_range(config.vocab_size, communicator.rank)  # of the embedding and the head
         self._weights, self._names = weights, set(weights.names())
@@ -131,7 +135,7 @@ class Decoder:
         if self.communicator.rank.size > 1:
             return self.logits(hidden)[:, columns]
         head = self.kernels.dequantize_rows(self.head, columns, self.dtype)
-        return self.kernels.linear(hidden * self.config.logit_scale, head, None).float()
+        return self._soft_capped(self.kernels.linear(hidden * self.config.logit_scale, head, None)).float()
 
     def unconverted_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of hidden [n, C] in the model's dtype."""
@@ -145,7 +149,13 @@ class Decoder:
     def rank_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden [n, C] for the tokens `vocabulary`, in the model's dtype."""
         scale = self.config.logit_scale
-        return self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None)
+        return self._soft_capped(self.kernels.linear(hidden if scale == 1.0 else hidden * scale, self.head, None))
+
+    def _soft_capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Writes cap * tanh(logits / cap) to the logits, where the model has a cap."""
+        if self.config.logit_softcap:
+            self.kernels.soft_cap_in_place(logits, self.config.logit_softcap)
+        return logits
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -182,9 +192,23 @@ class Decoder:
 
         Returns the new residual again as two summands (x, delta): the next norm adds them in its own kernel.
         """
-        x, h = self.add_rms_norm(x, delta, layer.attention_norm)
-        x, h = self.add_rms_norm(x, self.attend(layer.attention, h, cos_sin, cache, layout), layer.mlp_norm)
-        return x, self.mlp(layer.mlp, h)
+        x, h = self.pre_norm(x, delta, layer.attention_norm)
+        delta = self.post_norm(self.attend(layer.attention, h, cos_sin, cache, layout), layer.post_attention_norm)
+        x, h = self.pre_norm(x, delta, layer.mlp_norm)
+        return x, self.post_norm(self.mlp(layer.mlp, h), layer.post_mlp_norm)
+
+    def pre_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, the input of attention or MLP), both [T, C]: the sum's norm, where the layer has one."""
+        if weight is not None:
+            return self.add_rms_norm(x, delta, weight)
+        x = x if delta is None else x + delta
+        return x, x
+
+    def post_norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """The norm of the output [T, C] of attention or MLP, where the layer has one."""
+        return x if weight is None else self.rms_norm(x, weight)
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
@@ -211,12 +235,16 @@ class Decoder:
         """Attention of h [T, C] with its projections; returns [T, C]. The new KV is written to the cache first."""
         config, kernels = self.config, self.kernels
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = kernels.linear(h, *attention.qkv).view(len(h), heads + 2 * kv_heads, size)  # [T, H + 2 G, D]
+        softcap = config.attention_softcap or None
+        qkv = kernels.linear(h, *attention.qkv)
+        if attention.joint_norms is not None:
+            self.norm_queries_and_keys(qkv, attention.joint_norms)
+        qkv = qkv.view(len(h), heads + 2 * kv_heads, size)  # [T, H + 2 G, D]
         if kernels.fused is not None:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
             attended = kernels.fused.attend(
-                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps
+                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps, softcap
             )
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
@@ -225,9 +253,24 @@ class Decoder:
         qk = kernels.rotary(qk, *cos_sin[attention.rope_table])
         kernels.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
         attended = kernels.paged_attention(
-            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window
+            qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window, softcap=softcap
         )  # [T, H, D]
         return self.row_parallel(attended.reshape(len(h), heads * size), attention.output)
+
+    def norm_queries_and_keys(self, qkv: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Norms all queries and all keys of each token of qkv [T, (H + 2 G) D] in place, with `joint_norms`."""
+        num_q, num_k = (len(weight) for weight in weights)
+        parts = qkv[:, :num_q], qkv[:, num_q : num_q + num_k]
+        eps, size = self.config.rms_norm_eps, self.communicator.rank.size
+        if size == 1:
+            for part, weight in zip(parts, weights, strict=True):
+                self.kernels.rms_norm_in_place(part, weight, eps)
+            return
+        squares = torch.stack([part.float().pow(2).mean(-1) for part in parts], dim=-1)  # [T, 2]
+        # The ranks hold equally many heads; those that several of them hold are counted equally often.
+        factors = torch.rsqrt(self.communicator.sum(squares) / size + eps)
+        for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+            part.copy_((part.float() * factors[:, i, None]).to(weight.dtype) * weight)
 
     def mlp(self, mlp: MLP | MoE, h: torch.Tensor) -> torch.Tensor:
         """The MLP, or the mixture of experts, of h [T, C]; returns [T, C]."""
@@ -258,11 +301,16 @@ class Decoder:
 
     def load_layer(self, index: int, prefix: str) -> Layer:
         """Layer `index`; the names of its weights begin with `prefix`."""
+        attention_norm, post_attention_norm, mlp_norm, post_mlp_norm = (
+            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self.family.layer_norms
+        )
         return Layer(
-            attention_norm=self.load_norm(f"{prefix}.input_layernorm.weight"),
+            attention_norm=attention_norm,
             attention=self.load_attention(index, prefix),
-            mlp_norm=self.load_norm(f"{prefix}.post_attention_layernorm.weight"),
+            post_attention_norm=post_attention_norm,
+            mlp_norm=mlp_norm,
             mlp=self.load_mlp(index, prefix),
+            post_mlp_norm=post_mlp_norm,
         )
 
     def load_norm(self, name: str) -> torch.Tensor:
@@ -271,11 +319,13 @@ class Decoder:
 
     def load_attention(self, index: int, prefix: str) -> Attention:
         """The attention weights of layer `index`."""
-        config = self.config
+        config, is_joint = self.config, self.family.joint_qk_norms
+        norms = self._qk_norms(f"{prefix}.self_attn")
         return Attention(
             qkv=self.load_qkv(f"{prefix}.self_attn"),
             output=self.load_projection(f"{prefix}.self_attn.o_proj"),
-            head_norm=self._head_norm(f"{prefix}.self_attn"),
+            head_norm=None if norms is None or is_joint else self._repeated_norms(*norms),
+            joint_norms=norms if is_joint else None,
             window=config.window(index),
             rope_table=config.rope_table(index),
         )
@@ -305,11 +355,14 @@ class Decoder:
         weight = self._loader.load_matrix(*(f"{name}.weight" for name in names))
         return weight, torch.cat(biases) if biases else None
 
-    def _head_norm(self, prefix: str) -> torch.Tensor | None:
-        """[H + G, D], or None if the model has no norms on queries and keys."""
+    def _qk_norms(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The weights of the norms on queries and keys; None if the model has none."""
         if f"{prefix}.q_norm.weight" not in self._names:
             return None
-        query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
+        return self.load_norm(f"{prefix}.q_norm.weight"), self.load_norm(f"{prefix}.k_norm.weight")
+
+    def _repeated_norms(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """The weights [D] of a query and of a key head for all heads: [H + G, D]."""
         return torch.stack([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
 

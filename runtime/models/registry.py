@@ -23,11 +23,13 @@ FAMILY_NAMES = (
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "gemma2",
     "gemma3",
     "phi3",
     "smollm3",
     "granite",
     "mixtral",
+    "olmo2",
 )
 
 

@@ -36,6 +36,14 @@ def qk_norm_shapes(config: ModelConfig) -> WeightShapes:
     return {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
 
 
+def joint_qk_norm_shapes(config: ModelConfig) -> WeightShapes:
+    """The norms of all queries and of all keys of a token, each over the heads together."""
+    return {
+        f"self_attn.{name}_norm.weight": (heads * config.head_dim,)
+        for name, heads in (("q", config.num_heads), ("k", config.num_kv_heads))
+    }
+
+
 def mlp_shapes(config: ModelConfig) -> WeightShapes:
     """gate, up and down, with biases as the config says."""
     hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias

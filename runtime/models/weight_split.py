@@ -1,10 +1,10 @@
 """How tensor parallelism divides a model: the config of one rank, and the part of every weight that it holds.
 
 Heads, the width of the MLP and of experts, and the vocabulary are divided. A matrix that makes one of them is split by
-its outputs (column-parallel), the matrix behind it by its inputs (row-parallel); the sum over all ranks follows. Norms
-and routers are not split. The rules go by the names of modules, so a family whose modules have these names needs no
-others. `WeightSplit` compares all shapes with those of the rank's config, and refuses a family that the rules do not
-fit.
+its outputs (column-parallel), the matrix behind it by its inputs (row-parallel); the sum over all ranks follows.
+Routers are not split, and of the norms only those over several heads. The rules go by the names of modules, so a family
+whose modules have these names needs no others. `WeightSplit` compares all shapes with those of the rank's config, and
+refuses a family that the rules do not fit.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ INPUTS: Mapping[str, Divided] = {
     "mlp.down_proj": "mlp",
     "mlp.experts.down_proj": "experts",
 }
+# Norms over all heads together are split like the heads; those of each head, [D], are not split.
+JOINT_NORMS: Mapping[str, Divided] = {"self_attn.q_norm": "queries", "self_attn.k_norm": "keys"}
 VOCABULARY = ("model.embed_tokens", "lm_head")
 
 
@@ -129,7 +131,7 @@ class WeightSplit:
 
     def __init__(self, config: ModelConfig, rank: Rank, full: WeightShapes, local: WeightShapes) -> None:
         self._config, self._rank = config, rank
-        self.parts = {name: self._part(name) for name in full}
+        self.parts = {name: self._part(name, shape) for name, shape in full.items()}
         for name, part in self.parts.items():
             is_vocabulary = name.removesuffix(".weight") in VOCABULARY
             if not is_vocabulary and part.shape(full[name]) != local.get(name):
@@ -138,13 +140,15 @@ class WeightSplit:
                     "run it without tensor_parallel_size"
                 )
 
-    def _part(self, name: str) -> WeightPart:
+    def _part(self, name: str, shape: tuple[int, ...]) -> WeightPart:
         module, _, kind = name.rpartition(".")
         if module in VOCABULARY:
             return WeightPart(outputs=(vocabulary_range(self._config.vocab_size, self._rank),))
         layer_module = module.removeprefix("model.layers.").partition(".")[2]
         if layer_module in OUTPUTS:
             return WeightPart(outputs=self._outputs(OUTPUTS[layer_module]))
+        if layer_module in JOINT_NORMS and shape != (self._config.head_dim,):
+            return WeightPart(outputs=self._outputs((JOINT_NORMS[layer_module],)))
         if layer_module in INPUTS:
             if kind == "bias":
                 return WeightPart(is_zero=self._rank.index > 0)

@@ -37,8 +37,8 @@ def write_tokenizer(folder):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """(folder, transformers' model, tokenizer)"""
-    folder = tmp_path_factory.mktemp("olmo2")
-    reference = randomized(build_other("olmo2", vocab_size=257, max_position_embeddings=256, eos_token_id=0))
+    folder = tmp_path_factory.mktemp("starcoder2")
+    reference = randomized(build_other("starcoder2", vocab_size=257, max_position_embeddings=256, eos_token_id=0))
     reference.save_pretrained(folder)
     return folder, reference, write_tokenizer(folder)
 

@@ -31,6 +31,13 @@ class KvSource(NamedTuple):
     scale: int  # bytes from a head's int8 numbers to their scale; 0: bfloat16
 
 
+class ScoreScale(NamedTuple):
+    """A score is outer * q.k, or outer * tanh(inner * q.k) with a soft cap; `outer` includes the factor log2(e)."""
+
+    outer: Any  # float32
+    inner: Any  # float32; 0: no soft cap
+
+
 @inner_njit
 def _slot_offset(position: int, source: KvSource) -> Any:
     """Returns the byte offset of a position's slot in the key cache and in the value cache."""
@@ -145,7 +152,7 @@ def attend_block(
     needs_mask: bool,
     keys: int,
     stride: int,
-    scale: float,
+    scale: ScoreScale,
     ws: AttentionWorkspace,
 ) -> None:
     """Updates lanes [lane, end) with a loaded block. `needs_mask`: not every lane sees all of its positions.
@@ -173,7 +180,7 @@ def _attend_x4(
     needs_mask: bool,
     keys: int,
     stride: int,
-    scale: float,
+    scale: ScoreScale,
     ws: AttentionWorkspace,
 ) -> None:
     """Updates up to 4 lanes."""
@@ -184,11 +191,13 @@ def _attend_x4(
     else:
         avx512_bf16_kernel.pack_queries_x4(ws.queries + 4 * lane, ws.query_stride, head_dim, ws.rows)
         avx512_bf16_kernel.compute_qk_x4(ws.rows, head_dim, keys, stride, chunks, scores)
+    if scale.inner > 0:
+        online_softmax.soft_cap(scores, scale.inner, np.float32(1.0), chunks * 32 * NARROW_LANES // 16)
     if needs_mask:
         online_softmax.apply_mask_x4(scores, base, ws.kv_begins + 4 * lane, ws.kv_ends + 4 * lane)
     running_max, running_sum = ws.running_max + 4 * lane, ws.running_sum + 4 * lane
     online_softmax.online_softmax_update_x4(
-        scores, chunks, scale, running_max, running_sum, accumulators, head_dim // 16, end - lane, ws.probs
+        scores, chunks, scale.outer, running_max, running_sum, accumulators, head_dim // 16, end - lane, ws.probs
     )
     if isa == AMX:
         amx_kernel.accumulate_pv_x4(ws.probs, ws.values, head_dim, chunks, accumulators)
@@ -205,7 +214,7 @@ def _attend_avx512(
     needs_mask: bool,
     keys: int,
     stride: int,
-    scale: float,
+    scale: ScoreScale,
     ws: AttentionWorkspace,
 ) -> None:
     """Updates 16 lanes at a time, or 4 where that is quicker."""
@@ -230,7 +239,7 @@ def _attend_amx(
     needs_mask: bool,
     keys: int,
     stride: int,
-    scale: float,
+    scale: ScoreScale,
     ws: AttentionWorkspace,
 ) -> None:
     """Updates 16 lanes at a time, computing the next scores while the softmax of these runs."""
@@ -248,16 +257,26 @@ def _attend_amx(
 
 @inner_njit
 def _update_softmax(
-    scores: int, lane: int, last: int, base: int, count: int, needs_mask: bool, scale: float, ws: AttentionWorkspace
+    scores: int,
+    lane: int,
+    last: int,
+    base: int,
+    count: int,
+    needs_mask: bool,
+    scale: ScoreScale,
+    ws: AttentionWorkspace,
 ) -> Any:
     """Updates the softmax of 16 lanes; returns the address of their accumulators."""
+    chunks = (count + 31) // 32
+    if scale.inner > 0:
+        online_softmax.soft_cap(scores, scale.inner, np.float32(1.0), 32 * chunks)
     if needs_mask:
         online_softmax.apply_mask_x16(scores, base, ws.kv_begins + 4 * lane, ws.kv_ends + 4 * lane)
     accumulators = ws.accumulators + 4 * lane * ws.head_dim
     online_softmax.online_softmax_update_x16(
         scores,
-        (count + 31) // 32,
-        scale,
+        chunks,
+        scale.outer,
         ws.running_max + 4 * lane,
         ws.running_sum + 4 * lane,
         accumulators,
@@ -269,7 +288,7 @@ def _update_softmax(
 
 
 @inner_njit
-def _attend_f32(first: int, last: int, base: int, count: int, scale: float, ws: AttentionWorkspace) -> None:
+def _attend_f32(first: int, last: int, base: int, count: int, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates up to 3 lanes at a time."""
     lane = first
     while lane < last:
@@ -285,7 +304,7 @@ def _attend_f32(first: int, last: int, base: int, count: int, scale: float, ws: 
 
 
 @inner_njit
-def _attend_f32_lanes(lanes: int, lane: int, base: int, count: int, scale: float, ws: AttentionWorkspace) -> None:
+def _attend_f32_lanes(lanes: int, lane: int, base: int, count: int, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates 1 to 3 lanes; the kernels need that number as a literal."""
     head_dim = ws.head_dim
     queries, accumulators = ws.queries + 4 * lane * head_dim, ws.accumulators + 4 * lane * head_dim
@@ -296,12 +315,14 @@ def _attend_f32_lanes(lanes: int, lane: int, base: int, count: int, scale: float
         f32_kernel.compute_qk(2, queries, ws.keys, head_dim, ws.scores)
     else:
         f32_kernel.compute_qk(1, queries, ws.keys, head_dim, ws.scores)
+    if scale.inner > 0:
+        online_softmax.soft_cap(ws.scores, scale.inner, np.float32(1.0), lanes * KV_BLOCK // 16)
     for i in range(lanes):
         online_softmax.online_softmax_update(
             ws.scores + f32_kernel.ROW_BYTES * i,
             max(np.int64(0), kv_begins[lane + i] - base),
             max(np.int64(0), min(np.int64(KV_BLOCK), kv_ends[lane + i] - base)),
-            scale,
+            scale.outer,
             ws.running_max + 4 * (lane + i),
             ws.running_sum + 4 * (lane + i),
             accumulators + 4 * i * head_dim,

@@ -47,6 +47,27 @@ def _rescale(b: Any, accumulators: Any, factors: Any, parts: Any) -> None:
 
 
 @intrinsic
+def soft_cap(context: Any, scores: Any, inner: Any, outer: Any, count: Any) -> Any:
+    """Replaces 16 * count float32 x by outer * tanh(inner * x); tanh(y) is 1 - 2 / (1 + e ** (2 * y))."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        scores, inner, outer, count = values
+        factors = b.fmul(v.splat(b, inner), v.constant(v.F32X16, 2 * LOG2_E))
+        outers, limit = v.splat(b, outer), v.constant(v.F32X16, 99.0)  # beyond it 1 / (1 + 2 ** x) is not accurate
+        twice = b.fmul(outers, v.constant(v.F32X16, -2.0))
+        loop = v.Loop(b, count)
+        address = b.add(scores, b.shl(loop.i, v.I64(6)))
+        exponent = v.maximum(b, b.fneg(limit), b.fmul(v.load(b, address, v.F32X16), factors))  # NaN stays NaN
+        exponent = b.select(b.fcmp_ordered(">", exponent, limit), limit, exponent)
+        inverse = v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, exponent)))
+        v.store(b, v.fma(b, twice, inverse, outers), address)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.float32, types.int64), generate
+
+
+@intrinsic
 def online_softmax_update(
     context: Any,
     scores: Any,

@@ -35,6 +35,7 @@ def _paged_attention(
     tile_firsts: Any,  # [tiles], its first token within the row
     scale: float,
     window: int,
+    softcap: float,  # 0: none
     out: Any,  # [T, H, D] float32
 ) -> None:
     num_heads, head_dim = q.shape[1], q.shape[2]
@@ -80,6 +81,8 @@ def _paged_attention(
                     for d in range(head_dim):
                         dot += query[d] * keys[j, d]
                     dot *= np.float32(scale)
+                    if softcap:
+                        dot = np.float32(softcap) * np.tanh(dot / np.float32(softcap))
                     scores[j] = dot
                     best = max(best, dot)
                 rescale = np.exp(running_max[lane] - best)
@@ -106,6 +109,8 @@ def paged_attention(
     layout: AttentionLayout,
     scale: float,
     window: int | None = None,
+    *,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Computes `reference.paged_attention` for bfloat16 and float32 caches on a CPU."""
     q_starts = layout.q_starts.numpy()
@@ -128,6 +133,7 @@ def paged_attention(
         tile_firsts,
         scale,
         window if window is not None else 1 << 30,
+        softcap or 0.0,
         out.numpy(),
     )
     return out.to(q.dtype)

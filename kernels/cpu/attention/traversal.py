@@ -19,6 +19,7 @@ from plait.kernels.cpu.attention.kv_block import (
     AMX,
     F32,
     KvSource,
+    ScoreScale,
     attend_block,
     load_block_bf16,
     load_block_f32,
@@ -235,7 +236,10 @@ def _attend_shared_blocks(
     if cache.scales:
         head_bytes = heads.head_dim
     channels = (heads_in_slice * head_bytes + 63) // 64 * 32
-    scale = np.float32(heads.scale * online_softmax.LOG2_E)
+    scale = ScoreScale(np.float32(heads.scale * online_softmax.LOG2_E), np.float32(0.0))
+    if heads.softcap > 0:
+        outer, inner = heads.softcap * online_softmax.LOG2_E, heads.scale / heads.softcap
+        scale = ScoreScale(np.float32(outer), np.float32(inner))
     first_block, slice_offset = max(begin_block, any_begin // KV_BLOCK), tile_slice.kv_head * head_bytes
     all_heads = KvSource(
         pages, batch.page_shift, cache.slot_bytes, cache.keys + slice_offset, cache.values + slice_offset, 0

@@ -18,7 +18,7 @@ from plait.runtime.config import WeightFormat
 from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.family import PackedLayer
+from plait.runtime.models.family import ModelFamily, PackedLayer
 from plait.runtime.models.loading.packed_store import Packed, PackedStore, PackingThreads
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
@@ -45,10 +45,11 @@ class PackedWeightLoader:
         config: ModelConfig,
         weights: Checkpoint,
         weight_format: WeightFormat,
-        layer: PackedLayer,
+        family: ModelFamily,
         threads: PackingThreads,
     ) -> None:
-        self.config, self.weights, self.weight_format, self._layer = config, weights, weight_format, layer
+        self.config, self.weights, self.weight_format = config, weights, weight_format
+        self._family, self._layer = family, family.packed_layer
         self._run = threads.run
         self.store = PackedStore(weights, weight_format, threads)
         self.names = frozenset(weights.names())
@@ -96,17 +97,18 @@ class PackedWeightLoader:
 
     def _load_layer_norms(self, prefix: str) -> list[Floats | None]:
         """A layer's norms, before and after attention and the MLP."""
-        return [None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._layer.norms]
+        return [
+            None if name is None else self.load_norm(f"{prefix}.{name}.weight") for name in self._family.layer_norms
+        ]
 
     def load_layer(self, index: int) -> LayerWeights:
-        """Layer `index`, which must have the weights that `PackedLayer` describes; head norms are optional."""
+        """Layer `index`, which must have the weights that the family describes; head norms are optional."""
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         fused = self._layer.fused_matrices
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
         norm, post_norm, mlp_norm, post_mlp_norm = self._load_layer_norms(prefix)
-        assert norm is not None and mlp_norm is not None
         has_experts = config.experts is not None and config.experts.layers[index]
         router = self.float32_array(f"{mlp}.gate.weight") if has_experts else None
         mlp = f"{mlp}.experts" if has_experts else mlp
@@ -160,10 +162,12 @@ class PackedWeightLoader:
         return packed_weights.pack_pair(gate, up, self._run)
 
     def _head_norms(self, prefix: str) -> Floats | None:
-        """The weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
+        """The norm weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
+        if self._family.joint_qk_norms:
+            return np.concatenate([query, key])
         return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
 
@@ -187,18 +191,18 @@ def load_packed_decoder(
     Raises NotPackable as `PackedWeightLoader.load_stored` does, and ValueError if the packed decoder lacks something
     that the model needs: the family's `has_packed_cpu` is wrong then.
     """
-    layer = FAMILIES_BY_NAME[config.architecture].packed_layer
-    _check_rotary(config, layer)
+    family = FAMILIES_BY_NAME[config.architecture]
+    _check_rotary(config, family.packed_layer)
     with PackingThreads(threads) as packing_threads:
-        loader = PackedWeightLoader(config, weights, weight_format, layer, packing_threads)
-        decoder_weights = _load_weights(config, loader, layer, progress)
+        loader = PackedWeightLoader(config, weights, weight_format, family, packing_threads)
+        decoder_weights = _load_weights(config, loader, family, progress)
     loader.store.save()
     amx_min_tokens = 1 if deterministic or _all_floats(decoder_weights.layers) else AMX_MIN_TOKENS
     return CpuDecoder(decoder_weights, threads, amx_min_tokens)
 
 
 def _load_weights(
-    config: ModelConfig, loader: PackedWeightLoader, layer: PackedLayer, progress: LoadProgress
+    config: ModelConfig, loader: PackedWeightLoader, family: ModelFamily, progress: LoadProgress
 ) -> DecoderWeights:
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
@@ -217,11 +221,17 @@ def _load_weights(
         head=head,
         rope_tables=build_rope_tables(config),
         heads=HeadLayout(
-            config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
+            config.num_heads // config.num_kv_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.softmax_scale,
+            config.attention_softcap,
         ),
         eps=config.rms_norm_eps,
-        activation=ACTIVATIONS[layer.activation],
+        activation=ACTIVATIONS[family.packed_layer.activation],
+        joint_head_norms=family.joint_qk_norms,
         logit_scale=config.logit_scale,
+        logit_softcap=config.logit_softcap,
         experts=None
         if config.experts is None
         else Experts(config.experts.num_experts, config.experts.experts_per_token, config.experts.normalize_topk),

@@ -58,9 +58,14 @@ class GGUFKeys:
         return checked_int(self.prefix + key, value, maximum)
 
 
-def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> Fields:
-    """The fields of ModelConfig that all families store alike. Raises CorruptModel or UnsupportedModel."""
+def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_softcaps: bool = False) -> Fields:
+    """The fields of ModelConfig that all families store alike. Raises CorruptModel or UnsupportedModel.
+
+    `has_softcaps`: whether the caller reads the keys of soft-capping.
+    """
     _reject_unsupported_fields(keys)
+    if not has_softcaps:
+        _reject_softcaps(keys)
     hidden_size = keys.checked_int("embedding_length", MAX_VALUES["hidden_size"])
     num_heads = keys.uniform_int("attention.head_count", MAX_VALUES["num_heads"])
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
@@ -134,12 +139,15 @@ def _reject_unsupported_fields(keys: GGUFKeys) -> None:
         raise UnsupportedModel(
             "the model attends to later tokens too (bidirectional attention), which plait does not support"
         )
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if keys.get(key, 0):
-            raise UnsupportedModel(f"{keys.prefix}{key} is not supported")
     split = keys.metadata.get("split.count", 0)
     if type(split) is int and split > 1:
         raise UnsupportedModel(f"the model is split into {split} GGUF files; merge them first")
+
+
+def _reject_softcaps(keys: GGUFKeys) -> None:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if keys.get(key, 0):
+            raise UnsupportedModel(f"{keys.prefix}{key} is not supported")
 
 
 def _rope_scaling(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> RopeScaling | None:

@@ -84,8 +84,9 @@ class PagedAttention:
         cache = self.caches[self._indices[module]]
         ops.write_kv(k, v, cache.k, cache.v, self.layout.write_slots)
         q = q.to(cache.k.dtype)
-        if softcap is None and sinks is None and k.shape[2] == v.shape[2]:
-            return self._plain_attention(q.contiguous(), cache.k, cache.v, self.layout, scale, window)
+        if sinks is None and k.shape[2] == v.shape[2]:
+            q = q.contiguous()
+            return self._plain_attention(q, cache.k, cache.v, self.layout, scale, window, softcap=softcap)
         return ops.paged_attention(q, cache.k, cache.v, self.layout, scale, window, softcap=softcap, sinks=sinks)
 
 

@@ -29,26 +29,26 @@ def add_rms_norm(counters, x, y, post, weight, eps, normed, out):
 
 
 @compiled_kernel
-def apply_rope_and_write_kv(counters, qkv, bias, norms, cos, sin, heads, batch, keys, values, sizes):
+def apply_rope_and_write_kv(counters, qkv, bias, norms, joint_norms, cos, sin, heads, batch, keys, values, sizes):
     ctx = ThreadContext(0, 1, address_of(counters), 0)
     cache = LayerKvCache(address_of(keys), address_of(values), 1, sizes[0], sizes[1])
-    ops.apply_rope_and_write_kv(ctx, 0, qkv, bias, norms, 1e-5, cos, sin, heads, batch, cache)
+    ops.apply_rope_and_write_kv(ctx, 0, qkv, bias, norms, joint_norms, 1e-5, cos, sin, heads, batch, cache)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 9), st.booleans())
-def test_add_rms_norm(rows, blocks, with_post):
+@given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.booleans())
+def test_add_rms_norm(rows, blocks, with_post, with_norm):
     channels, generator = 32 * blocks, torch.Generator().manual_seed(rows)
     x, y, weight, post = (torch.randn(n, channels, generator=generator) for n in (rows, rows, 1, 1))
     added = x + (reference.rms_norm(y, post[0], 1e-5) if with_post else y)
+    expected = reference.rms_norm(added, weight[0], 1e-5) if with_norm else added
     normed, post_address = np.zeros((rows, channels), np.float32), post.data_ptr() if with_post else 0
+    address = weight.data_ptr() * with_norm
     for out in (empty_int8(rows, channels), empty_bf16(rows, channels)):
         residual = x.clone()
-        add_rms_norm(
-            counters(), residual.numpy(), y.clone().numpy(), post_address, weight.data_ptr(), 1e-5, normed, out
-        )
+        add_rms_norm(counters(), residual.numpy(), y.clone().numpy(), post_address, address, 1e-5, normed, out)
         torch.testing.assert_close(residual, added)
-        torch.testing.assert_close(torch.from_numpy(normed), reference.rms_norm(added, weight[0], 1e-5))
+        torch.testing.assert_close(torch.from_numpy(normed), expected)
         if len(out.bf16_tiles):
             assert torch.equal(bf16_values(out), torch.from_numpy(normed).bfloat16())
         else:
@@ -83,7 +83,12 @@ def compiled_to_bfloat16():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    row_lengths, st.integers(1, 4), st.sampled_from([32, 64, 128]), st.booleans(), st.booleans(), st.integers(0, 100)
+    row_lengths,
+    st.integers(1, 4),
+    st.sampled_from([32, 64, 128]),
+    st.booleans(),
+    st.sampled_from([None, "each head", "joint"]),
+    st.integers(0, 100),
 )
 def test_apply_rope_and_write_kv(rows, q_per_kv, head_dim, with_bias, with_norms, seed):
     layout, slots = layout_of(rows, seed=seed)
@@ -96,12 +101,18 @@ def test_apply_rope_and_write_kv(rows, q_per_kv, head_dim, with_bias, with_norms
     caches = [torch.zeros(slots, kv_heads, head_dim, dtype=torch.bfloat16) for _ in range(2)]
     layout.write_slots[0] = -1  # this token is not written
     expected = (qkv + bias if with_bias else qkv)[:, :rotated]
-    if with_norms:
+    if with_norms == "each head":
         expected = reference.head_norm(expected, norms, 1e-5)
+    elif with_norms == "joint":
+        parts = zip(*(x.split([q_per_kv * kv_heads, kv_heads], dim=-2) for x in (expected, norms)), strict=True)
+        expected = torch.cat(
+            [reference.rms_norm(x.flatten(1), weight.flatten(), 1e-5).view_as(x) for x, weight in parts], dim=1
+        )
     positions = layout.positions.long()
     expected = reference.rotary(expected, angles.cos()[positions], angles.sin()[positions])
     actual = qkv.clone().flatten(1)
-    inputs = (bias.data_ptr() * with_bias, norms.data_ptr() * with_norms, angles.cos().numpy(), angles.sin().numpy())
+    norm_inputs = (norms.data_ptr() if with_norms else 0, int(with_norms == "joint"))
+    inputs = (bias.data_ptr() * with_bias, *norm_inputs, angles.cos().numpy(), angles.sin().numpy())
     batch, bf16_sizes = attention_batch(layout, 8), (2 * kv_heads * head_dim, 0)
     stored = [cache.view(torch.uint16).numpy() for cache in caches]
     apply_rope_and_write_kv(counters(), actual.numpy(), *inputs, heads, batch, *stored, bf16_sizes)

@@ -46,13 +46,14 @@ def inputs(total: int, heads: int, groups: int, size: int, dtype: torch.dtype, s
     st.sampled_from([16, 64, 80, 96, 128, 256]),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.sampled_from([None, 1, 5, 64, 100]),
+    st.sampled_from([None, None, 0.5, 3.0]),
 )
-def test_numba_attention_equals_the_reference(rows, heads_groups, size, dtype, window):
+def test_numba_attention_equals_the_reference(rows, heads_groups, size, dtype, window, softcap):
     layout = layout_of(rows)
     q, k, v = inputs(int(layout.q_starts[-1]), *heads_groups, size, dtype)
     scale = 1.3 * size**-0.5  # models may have their own scale
-    expected = ops.paged_attention(q, k, v, layout, scale, window)
-    result = torch_op.paged_attention(q, k, v, layout, scale, window)
+    expected = ops.paged_attention(q, k, v, layout, scale, window, softcap=softcap)
+    result = torch_op.paged_attention(q, k, v, layout, scale, window, softcap=softcap)
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, atol=2e-2 if dtype == torch.bfloat16 else 2e-5, rtol=2e-2)
 

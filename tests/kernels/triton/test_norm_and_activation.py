@@ -55,6 +55,31 @@ def test_head_norm_in_place_changes_only_those_heads(tokens, heads, size, dtype,
 
 
 @settings(max_examples=10, deadline=None)
+@given(st.integers(1, 5), st.sampled_from([1, 97, 1024, 2050]), dtypes, st.sampled_from([0.5, 30.0]))
+def test_soft_cap_changes_only_those_logits(rows, vocab, dtype, cap):
+    logits = 3 * cap * randn(rows, vocab + 3, dtype=dtype, seed=vocab)
+    expected = logits.clone()
+    expected[:, :vocab] = (cap * torch.tanh(logits[:, :vocab].double() / cap)).to(dtype)
+    for soft_cap_in_place in (activation.soft_cap_in_place, ops.soft_cap_in_place):
+        capped = logits.clone()
+        soft_cap_in_place(capped[:, :vocab], cap)
+        torch.testing.assert_close(capped, expected, atol=1e-5 * cap, rtol=1e-5 if dtype == torch.float32 else 1e-2)
+        assert torch.equal(capped[:, vocab:], logits[:, vocab:])
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 40), st.sampled_from([64, 96, 640]), dtypes, st.booleans())
+def test_norm_in_place_changes_only_those_columns(tokens, channels, dtype, is_float32):
+    x, weight = randn(tokens, channels + 32, dtype=dtype, seed=tokens), norm_weight(channels, dtype, is_float32, 1)
+    for rms_norm_in_place in (norm.rms_norm_in_place, ops.rms_norm_in_place):
+        changed = x.clone()
+        rms_norm_in_place(changed[:, :channels], weight, 1e-6)
+        expected = ops.rms_norm(x[:, :channels], weight, 1e-6)
+        torch.testing.assert_close(changed[:, :channels], expected, **close_enough(dtype))
+        assert torch.equal(changed[:, channels:], x[:, channels:])
+
+
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 9), st.sampled_from([8, 100, 640]), dtypes, seeds)
 def test_a_float32_weight_is_applied_before_the_only_rounding(rows, channels, dtype, seed):
     x = randn(rows, channels, dtype=dtype, seed=seed)

@@ -9,7 +9,14 @@ import pytest
 import torch
 import triton_device as kernel_device
 from tiny_hf_models import randomized, run, runner, text
-from transformers import Gemma3ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    Olmo2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
@@ -32,6 +39,7 @@ QWEN3 = SHAPE | dict(head_dim=24)
 EXPERTS = QWEN3 | dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True)
 LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = SHAPE | dict(head_dim=32, query_pre_attn_scalar=20, sliding_window=7, layer_types=LAYERS)
+CAPS = dict(attn_logit_softcapping=2.0, final_logit_softcapping=1.5, pad_token_id=0)
 # (model class, settings, dtype, KV dtype, tolerance); float16 where a kernel does not support float32
 MODELS = {
     "Llama": (LlamaForCausalLM, SHAPE, "float32", "auto", 1e-4),
@@ -40,6 +48,10 @@ MODELS = {
     "Qwen 3": (Qwen3ForCausalLM, QWEN3, "float32", "auto", 1e-4),
     "Qwen 3, fp8 KV": (Qwen3ForCausalLM, QWEN3, "float32", "fp8", 1e-4),
     "Qwen 3, experts": (Qwen3MoeForCausalLM, EXPERTS, "float16", "auto", 2e-2),
+    "OLMo 2": (Olmo2ForCausalLM, SHAPE | dict(pad_token_id=0), "float32", "auto", 1e-4),
+    "OLMo 2, bfloat16": (Olmo2ForCausalLM, SHAPE | dict(pad_token_id=0), "bfloat16", "auto", 0.1),
+    "Gemma 2": (Gemma2ForCausalLM, GEMMA | CAPS, "float32", "auto", 1e-4),
+    "Gemma 2, int8 KV": (Gemma2ForCausalLM, GEMMA | CAPS, "float32", "int8", 1e-4),
     "Gemma 3": (Gemma3ForCausalLM, GEMMA | dict(pad_token_id=0), "float32", "auto", 1e-4),
     "Gemma 3, bfloat16": (Gemma3ForCausalLM, GEMMA | dict(pad_token_id=0), "bfloat16", "auto", 0.15),
 }

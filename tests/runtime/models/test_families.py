@@ -113,13 +113,14 @@ def test_gguf_sliding_window_pattern_is_a_period_or_a_list(tmp_path):
     assert config_from_gguf(metadata | {pattern: np.array([False, True, True])}).sliding_layers == (False, True, True)
 
 
-def test_gemma_rejects_float16(tmp_path):
-    randomized(FAMILY_CASES["gemma3"].build()).save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_gemma_rejects_float16(family, tmp_path):
+    randomized(FAMILY_CASES[family].build()).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="float16"):
         runner(tmp_path, dtype="float16")
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3", "phi3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma2", "gemma3", "phi3", "olmo2"])
 def test_bfloat16_stays_near_float32(family, tmp_path):
     """A norm or weight rounded at the wrong point would make the error larger than that of transformers."""
     model = randomized(FAMILY_CASES[family].build())
@@ -132,7 +133,7 @@ def test_bfloat16_stays_near_float32(family, tmp_path):
 
 
 @pytest.mark.torch_threads
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma2", "gemma3", "olmo2"])
 def test_deterministic_logits_do_not_depend_on_the_batch(family, tmp_path):
     randomized(FAMILY_CASES[family].build()).save_pretrained(tmp_path)
     ours = runner(tmp_path, deterministic=True)

@@ -119,6 +119,29 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
     assert config_from_gguf(uniform_int) == config_from_gguf(GGUF)
 
 
+def test_soft_caps_of_gemma2_have_the_defaults_of_both_containers() -> None:
+    in_folder = {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 3, "num_attention_heads": 4}
+    in_folder |= {"hidden_size": 64, "vocab_size": 97, "intermediate_size": 96, "max_position_embeddings": 128}
+    in_file = {key.replace("llama.", "gemma2."): value for key, value in GGUF.items()}
+    for config in (config_from_hf(in_folder), config_from_gguf(in_file | {"general.architecture": "gemma2"})):
+        assert (config.attention_softcap, config.logit_softcap, config.sliding_window) == (50.0, 30.0, 4096)
+        assert config.sliding_layers[:2] == (True, False)
+    for caps, expected in ((None, 0.0), (7.0, 7.0)):
+        named = {"attn_logit_softcapping": caps, "final_logit_softcapping": caps}
+        config = config_from_hf(in_folder | named)
+        assert (config.attention_softcap, config.logit_softcap) == (expected, expected)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        with pytest.raises(CorruptModel, match="softcap"):
+            config_from_hf(in_folder | {name: -1.0})
+
+
+def test_olmo3_is_refused_in_files_of_olmo2() -> None:
+    olmo = {key.replace("llama.", "olmo2."): value for key, value in GGUF.items()} | {"general.architecture": "olmo2"}
+    assert config_from_gguf(olmo).architecture == "olmo2"
+    with pytest.raises(UnsupportedModel, match="OLMo 3"):
+        config_from_gguf(olmo | {"olmo2.attention.sliding_window": 64})
+
+
 def test_experts_are_refused_in_a_family_without_them() -> None:
     granite = {key.replace("llama.", "granite."): value for key, value in GGUF.items()}
     with pytest.raises(UnsupportedModel, match="granite as a mixture of experts"):

@@ -70,7 +70,8 @@ def test_decoder_class_is_a_decoder(family: ModelFamily, tmp_path: Path) -> None
 
 def test_only_optional_differences_have_defaults() -> None:
     optional = {f.name for f in fields(ModelFamily) if f.default is not MISSING or f.default_factory is not MISSING}
-    assert optional == {"gguf_has_experts", "gguf_layer_names", "hf_layer_names", "packed_layer"}
+    names = {"gguf_layer_names", "hf_layer_names"}
+    assert optional == names | {"gguf_has_experts", "joint_qk_norms", "layer_norms", "packed_layer"}
     with pytest.raises(TypeError, match="has_packed_cpu"):
         ModelFamily(name="new")  # type: ignore[call-arg]
 

@@ -25,7 +25,7 @@ def joined(whole, ranks, name):
     """The parts of all ranks put together as the whole weight; a KV head of several ranks is taken once."""
     parts = [rank.tensor(name, torch.float32, "cpu") for rank in ranks]
     if parts[0].shape == whole.shape:
-        if name.endswith(".bias"):  # of a row-parallel layer: the sum has it once
+        if name.endswith(("o_proj.bias", "down_proj.bias")):  # of a row-parallel layer: the sum has it once
             return sum(parts)
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]

@@ -103,6 +103,9 @@ CASES = {
     ),
     "SwiGLU": Case(lambda: activation.silu_and_multiply(empty(64, 2 * 14336))),
     "GELU": Case(lambda: activation.gelu_tanh_and_multiply(empty(64, 2 * 9216, dtype=F16)), chips=ARCHITECTURES),
+    "soft cap of Gemma 2's logits": Case(
+        lambda: activation.soft_cap_in_place(empty(64, 256_000), 30.0), chips=ARCHITECTURES
+    ),
     "sampling of Llama 3's tokens": Case(lambda: sample(64, 128_256, BF16, True)),
     "sampling of Gemma 3's tokens": Case(lambda: sample(64, 262_144, BF16, False), chips=ARCHITECTURES),
     "mask in place": Case(

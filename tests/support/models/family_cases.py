@@ -11,11 +11,13 @@ from typing import Any
 
 import gguf
 from transformers import (
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     GraniteForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    Olmo2ForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
@@ -49,6 +51,11 @@ TWO_ROPE_BASES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+NO_CAPS = dict(attn_logit_softcapping=None, final_logit_softcapping=None)
+# Caps that change most scores and logits; of transformers' kinds of attention only the plain one has the cap of scores.
+GEMMA2 = dict(
+    head_dim=32, query_pre_attn_scalar=20, sliding_window=7, pad_token_id=0, attn_implementation="eager"
+) | dict(attn_logit_softcapping=2.0, final_logit_softcapping=1.5)
 GRANITE_FACTORS = dict(
     embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.3, logits_scaling=8.0
 )
@@ -176,6 +183,23 @@ FAMILY_CASES = {
             )
         },
     ),
+    "gemma2": FamilyCase(
+        model_class=Gemma2ForCausalLM,
+        settings=GQA | GEMMA2,
+        config_json={"head_dim": 64, "sliding_window": 64, "query_pre_attn_scalar": 144},
+        gguf_arch=gguf.MODEL_ARCH.GEMMA2,
+        packed_variants={"": GEMMA2 | dict(sliding_window=11), "no caps": GEMMA2 | NO_CAPS},
+        variants={
+            "layer types, untied, biases, no caps": NO_CAPS
+            | dict(
+                num_hidden_layers=3,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+                rope_parameters=LINEAR,
+                tie_word_embeddings=False,
+                attention_bias=True,
+            )
+        },
+    ),
     "gemma3": FamilyCase(
         model_class=Gemma3ForCausalLM,
         settings=GQA
@@ -237,6 +261,23 @@ FAMILY_CASES = {
         gguf_arch=gguf.MODEL_ARCH.LLAMA,
         packed_variants={"": dict(num_local_experts=5, num_experts_per_tok=2)},
         variants={"window, all experts": dict(sliding_window=9, num_local_experts=3, num_experts_per_tok=3)},
+    ),
+    "olmo2": FamilyCase(
+        model_class=Olmo2ForCausalLM,
+        settings=GQA | dict(pad_token_id=0),
+        config_json={"rope_scaling": CONFIG_YARN},
+        gguf_arch=gguf.MODEL_ARCH.OLMO2,
+        packed_variants={
+            "": dict(pad_token_id=0),
+            "MHA": dict(pad_token_id=0, num_key_value_heads=4, tie_word_embeddings=True),
+        },
+        variants={
+            "one KV head, tied, biases": dict(
+                num_key_value_heads=1, tie_word_embeddings=True, attention_bias=True, rope_parameters=YARN
+            ),
+            "MHA": dict(num_key_value_heads=4, rope_parameters=LINEAR),
+        },
+        gguf_variants=("one KV head, tied, biases", "MHA"),
     ),
     "granite": FamilyCase(
         model_class=GraniteForCausalLM,

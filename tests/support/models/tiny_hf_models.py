@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import torch
 from family_cases import FAMILY_CASES
-from transformers import Gemma3ForCausalLM
+from transformers import Gemma2ForCausalLM, Gemma3ForCausalLM
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -21,7 +21,7 @@ def randomized(model):
     """The model with weights from a fixed seed, large enough to make every operator matter."""
     generator = torch.Generator().manual_seed(7)
     # The factor of a norm should lie around 1; Gemma's norms multiply by 1 + weight.
-    norm_mean = 0.0 if isinstance(model, Gemma3ForCausalLM) else 1.0
+    norm_mean = 0.0 if isinstance(model, Gemma2ForCausalLM | Gemma3ForCausalLM) else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -108,6 +108,7 @@ GGUF_ARCHITECTURES = {
 }
 
 
+GEMMA = (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)  # norms multiply by 1 + weight
 PERMUTED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.GRANITE)  # rows of q and k
 
 
@@ -141,7 +142,10 @@ def write_gguf(model, path, quantization="F32", rope_divisors=None, stored=None)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if arch == gguf.MODEL_ARCH.GEMMA3:
+    if arch == gguf.MODEL_ARCH.GEMMA2:
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch in GEMMA:
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     _write_rope(writer, model, head_dim)
     if rope_divisors:
@@ -177,7 +181,7 @@ def _write_tensors(writer, model, arch, kind, blocks):
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if arch == gguf.MODEL_ARCH.GEMMA3 and name.endswith("norm.weight"):
+        if arch in GEMMA and name.endswith("norm.weight"):
             value = value + 1
         if arch in PERMUTED and "q_proj" in name:
             value = interleaved(value, config.num_attention_heads)

@@ -124,5 +124,6 @@ FAMILY = ModelFamily(
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
-    packed_layer=PackedLayer(LAYER_NORM_NAMES, "gelu", unit_norms=True),
+    layer_norms=LAYER_NORM_NAMES,
+    packed_layer=PackedLayer("gelu", unit_norms=True),
 )

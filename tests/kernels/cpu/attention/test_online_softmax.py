@@ -25,6 +25,19 @@ def update(scores, running_max, running_sum, accumulators):
     )  # fmt: skip
 
 
+@compiled_kernel
+def soft_cap(scores):
+    online_softmax.soft_cap(address_of(scores), np.float32(0.25), np.float32(50.0), len(scores) // 16)
+
+
+def test_soft_cap_is_a_scaled_tanh():
+    special = [0, 1e-6, 1e-3, 1e4, -1e4, np.inf, -np.inf, np.nan]
+    scores = np.concatenate([np.linspace(-30, 30, 1008), special, special])
+    capped = scores.astype(np.float32)
+    soft_cap(capped)
+    np.testing.assert_allclose(capped, 50 * np.tanh(scores / 4), atol=50 * 2e-6)
+
+
 def initial_state():
     """(running maximum, running sum, accumulators) of a lane before its first block."""
     return np.full(1, online_softmax.INITIAL_MAX, np.float32), np.zeros(1, np.float32), np.zeros(16, np.float32)

@@ -63,13 +63,14 @@ def nan_filled_workspace(head_dim, capacity):
     st.integers(1, 3),
     st.sampled_from([32, 64, 96, 128, 256]),
     st.sampled_from([None, None, 1, 40, 100]),
+    st.sampled_from([0.0, 0.0, 0.5, 3.0]),
     st.integers(1, 40),
     st.booleans(),
     st.booleans(),
     st.integers(0, 100),
 )
 def test_attention_matches_reference_with_bits_independent_of_batch(
-    rows_and_groups, page_size, q_per_kv, kv_heads, head_dim, window, tokens, in_order, has_int8, seed
+    rows_and_groups, page_size, q_per_kv, kv_heads, head_dim, window, softcap, tokens, in_order, has_int8, seed
 ):
     """A token has the same bits by itself, in a tile that shares pages, and for every division into splits."""
     rows, groups = rows_and_groups
@@ -86,10 +87,12 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
     if has_int8:
         stored, values = zip(*map(quantized_cache, caches), strict=True)
         caches, sizes = torch.stack(values).bfloat16(), (kv_heads * (head_dim + 4), kv_heads * head_dim)
-    heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5)
+    heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5, softcap)
     queries = qkv[:, : q_per_kv * kv_heads * head_dim].view(total, -1, head_dim)
     queries = queries.bfloat16().float()
-    expected = reference.paged_attention(queries, *(cache.float() for cache in caches), layout, heads.scale, window)
+    expected = reference.paged_attention(
+        queries, *(cache.float() for cache in caches), layout, heads.scale, window, softcap=softcap or None
+    )
     capacity, lanes = workspace.capacity(tokens * q_per_kv, kv_heads), tokens * q_per_kv
     batches = {share: attention_batch(layout, tokens, share) for share in (False, True)}
     for isa, scratch in ISAS:

@@ -26,8 +26,10 @@ def test_tokens_are_those_of_one_process(ranks, family, folder, expected):
         ("llama", "wide heads, linear rope"),  # one KV head
         ("qwen3", "biases, window, YaRN"),
         ("qwen3_moe", "experts in some layers"),
+        ("gemma2", "layer types, untied, biases, no caps"),
         ("gemma3", "layer types, two rope bases, untied"),
         ("phi3", "partial rotation"),
+        ("olmo2", "one KV head, tied, biases"),  # norms over the heads of all ranks, one of them held twice
     ],
 )
 def test_logits_are_those_of_one_process(ranks, family, variant, folder):

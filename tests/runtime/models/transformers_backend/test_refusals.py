@@ -30,10 +30,10 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.fixture(scope="module")
-def olmo2(tmp_path_factory):
+def cohere(tmp_path_factory):
     """A tiny folder of an architecture without a family."""
-    folder = tmp_path_factory.mktemp("olmo2")
-    randomized(build_other("olmo2")).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("cohere")
+    randomized(build_other("cohere")).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")  # `plait check` looks for it
     return folder
 
@@ -72,16 +72,16 @@ def test_models_that_cannot_run_are_refused_by_name(config, reason, tmp_path):
         runner(tmp_path)
 
 
-def test_a_folder_without_safetensors_is_refused(olmo2, tmp_path):
-    (tmp_path / "config.json").write_text((olmo2 / "config.json").read_text())
+def test_a_folder_without_safetensors_is_refused(cohere, tmp_path):
+    (tmp_path / "config.json").write_text((cohere / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
     with pytest.raises(ModelNotFound, match="no safetensors"):
         runner(tmp_path)
 
 
-def test_a_missing_tensor_is_not_replaced_by_random_values(olmo2, tmp_path):
-    (tmp_path / "config.json").write_text((olmo2 / "config.json").read_text())
-    tensors = load_file(olmo2 / "model.safetensors")
+def test_a_missing_tensor_is_not_replaced_by_random_values(cohere, tmp_path):
+    (tmp_path / "config.json").write_text((cohere / "config.json").read_text())
+    tensors = load_file(cohere / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CorruptModel, match=r"no tensor 'model\.layers\.1\.mlp\.down_proj\.weight'"):
@@ -89,12 +89,12 @@ def test_a_missing_tensor_is_not_replaced_by_random_values(olmo2, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"weights": "int8"}, {"kv_dtype": "fp8"}, {"deterministic": True}], ids=str)
-def test_settings_without_effect_are_refused(olmo2, settings):
+def test_settings_without_effect_are_refused(cohere, settings):
     with pytest.raises(InputError, match=f"backend='transformers' has no {next(iter(settings))}"):
-        runner(olmo2, **settings)
+        runner(cohere, **settings)
 
 
-def test_a_model_whose_logits_differ_with_the_paged_attention_is_refused(olmo2, monkeypatch):
+def test_a_model_whose_logits_differ_with_the_paged_attention_is_refused(cohere, monkeypatch):
     """As a layer with a state outside the KV cache would."""
     attend = attention.PagedAttention.attend
 
@@ -105,40 +105,40 @@ def test_a_model_whose_logits_differ_with_the_paged_attention_is_refused(olmo2, 
 
     monkeypatch.setattr(attention.PagedAttention, "attend", without_cached_keys)
     with pytest.raises(UnsupportedModel, match="gives other logits with the paged attention"):
-        runner(olmo2)
+        runner(cohere)
 
 
-def test_the_backend_is_chosen_by_the_architecture(olmo2, tmp_path):
+def test_the_backend_is_chosen_by_the_architecture(cohere, tmp_path):
     LlamaForCausalLM(
         LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=8, num_hidden_layers=1)
     ).save_pretrained(tmp_path)
     for folder, backend, expected in [
-        (olmo2, "auto", True),
-        (olmo2, "plait", False),
+        (cohere, "auto", True),
+        (cohere, "plait", False),
         (tmp_path, "auto", False),
         (tmp_path, "transformers", True),
     ]:
         assert uses_transformers(engine_config(backend=backend), folder) is expected
-    with pytest.raises(UnsupportedModel, match=r"'Olmo2ForCausalLM' is not supported; plait runs"):
-        runner(olmo2, backend="plait")
+    with pytest.raises(UnsupportedModel, match=r"'CohereForCausalLM' is not supported; plait runs"):
+        runner(cohere, backend="plait")
     assert isinstance(runner(tmp_path, backend="transformers"), TransformersRunner)
 
 
-def test_check_names_the_backend_and_the_reason(olmo2, capsys):
-    assert main(["check", "--model", str(olmo2)]) == 0
+def test_check_names_the_backend_and_the_reason(cohere, capsys):
+    assert main(["check", "--model", str(cohere)]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["backend"].endswith("(plait has no family for this architecture)")
-    assert lines["architecture"] == "Olmo2ForCausalLM"
-    assert main(["check", "--model", str(olmo2), "--backend", "plait"]) == 1
-    assert "'Olmo2ForCausalLM' is not supported" in capsys.readouterr().err
+    assert lines["architecture"] == "CohereForCausalLM"
+    assert main(["check", "--model", str(cohere), "--backend", "plait"]) == 1
+    assert "'CohereForCausalLM' is not supported" in capsys.readouterr().err
 
 
-def test_without_transformers_the_error_names_the_extra(olmo2, monkeypatch):
+def test_without_transformers_the_error_names_the_extra(cohere, monkeypatch):
     def missing(name, *arguments):
         if name == "transformers":
             raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
         return builtins.__import__(name, *arguments)
 
     monkeypatch.setattr("plait.runtime.models.transformers_backend.config.importlib.import_module", missing)
-    with pytest.raises(InputError, match=r"Olmo2ForCausalLM needs the package transformers.*plait\[transformers\]"):
-        runner(olmo2)
+    with pytest.raises(InputError, match=r"CohereForCausalLM needs the package transformers.*plait\[transformers\]"):
+        runner(cohere)

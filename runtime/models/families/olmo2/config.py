@@ -1,0 +1,59 @@
+"""OLMo 2: norms on the outputs of attention and MLP instead of their inputs (arXiv:2501.00656).
+
+Queries and keys are normed too, each over all heads of a token together. OLMo 3, whose layers have windows, has the
+same name in GGUF files, where `attention.sliding_window` tells it from OLMo 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.runtime.errors import UnsupportedModel
+from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.config import Fields, ModelConfig
+from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.loading import gguf_config, hf_config
+from plait.runtime.models.value_checks import checked_bool
+from plait.runtime.models.weight_shapes import attention_shapes, joint_qk_norm_shapes, mlp_shapes, norm_shapes
+
+POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
+    hf_config.require_activation(config, "hidden_act", "silu")
+    hf_config.require_full_rotary(config)
+    bias = checked_bool("attention_bias", config.get("attention_bias", False))
+    return dict(**hf_config.common_fields({"rms_norm_eps": 1e-5, **config}), attention_bias=bias, output_bias=bias)
+
+
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
+    fields = gguf_config.common_fields(keys, tensor_fields)
+    gguf_config.require_full_rotary(keys, fields["head_dim"])
+    if fields["sliding_window"] is not None:
+        raise UnsupportedModel("the file has OLMo 3 (olmo2.attention.sliding_window), of which plait runs OLMo 2 only")
+    return fields
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    norms = norm_shapes(config, *POST_NORMS) | joint_qk_norm_shapes(config)
+    return norms | attention_shapes(config) | mlp_shapes(config)
+
+
+FAMILY = ModelFamily(
+    name="olmo2",
+    hf_architectures=("Olmo2ForCausalLM", "Olmo2Model"),
+    gguf_architecture="olmo2",
+    read_hf_config=read_hf_config,
+    read_gguf_config=read_gguf_config,
+    layer_shapes=layer_shapes,
+    decoder="plait.runtime.models.families.olmo2.layers:Olmo2Decoder",
+    has_packed_cpu=True,
+    gguf_permuted_qk=False,
+    gguf_layer_names={
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    layer_norms=(None, POST_NORMS[0], None, POST_NORMS[1]),
+    joint_qk_norms=True,
+)
