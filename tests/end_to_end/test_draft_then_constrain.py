@@ -25,18 +25,18 @@ def sums(s, a, b):
     s += assistant("Answer: " + gen("x", json_schema=SCHEMA, draft_then_constrain=True, draft_tokens=24, max_tokens=40))
 
 
-def test_the_text_has_the_value_and_the_meta_info_has_the_draft(runtime):
-    state = sums.run(7, 8, backend=runtime, temperature=0)
+def test_the_text_has_the_value_and_the_meta_info_has_the_draft(exact):
+    state = sums.run(7, 8, backend=exact, temperature=0)
     assert type(json.loads(state["x"])["n"]) is int
     meta = state.get_meta_info("x")
     assert meta["draft"] and meta["draft"] not in state.text() and "Give this answer" not in state.text()
     assert state.messages()[-1]["content"] == "Answer: " + state["x"]
     assert 24 >= meta["completion_tokens"] - len(plait.load_vocabulary().encode(state["x"])) > 0  # both are counted
-    again = sums.run(7, 8, backend=runtime, temperature=0)
+    again = sums.run(7, 8, backend=exact, temperature=0)
     assert (again["x"], again.get_meta_info("x")["draft"]) == (state["x"], meta["draft"])
 
 
-def test_the_value_follows_the_draft(runtime):
+def test_the_value_follows_the_draft(exact):
     """The same draft and question, written as a program, give the same value."""
 
     @function
@@ -45,9 +45,9 @@ def test_the_value_follows_the_draft(runtime):
         s += user("Give this answer again in the required form, and nothing else.")
         s += assistant("Answer: " + gen("x", json_schema=SCHEMA, max_tokens=40))
 
-    state = sums.run(7, 8, backend=runtime, temperature=0)
+    state = sums.run(7, 8, backend=exact, temperature=0)
     draft = state.get_meta_info("x")["draft"]
-    assert by_hand.run(draft, backend=runtime, temperature=0)["x"] == state["x"]
+    assert by_hand.run(draft, backend=exact, temperature=0)["x"] == state["x"]
 
 
 def test_typed_values_groups_forks_streams_and_turnless_text(runtime):
