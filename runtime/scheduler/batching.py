@@ -113,9 +113,9 @@ class BatchScheduler:
         batch = Batch(self.max_batch_tokens, self.max_logits)
         self.provisional_nodes.clear()
         self._now = time.monotonic()
+        self.background.begin_step()
         if self.isolated:
             return self._isolated_batch(batch)
-        self.background.begin_step()
         for request in self.background.to_pause(self.running):
             self.num_pauses += 1
             self._preempt(request)

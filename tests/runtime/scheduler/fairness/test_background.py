@@ -121,3 +121,14 @@ def test_their_service_is_counted_apart():
     assert accounts == {}
     inactive = engine_loop.batch_scheduler.fairness._inactive_tenants
     assert ("a", True) in inactive and ("a", False) not in inactive
+
+
+def test_after_a_failed_step_both_kinds_are_computed_again(capsys):
+    engine_loop, transport, runner = make_engine_loop(pages=4096, rows=8, batch_tokens=64)
+    prompts = {0: [1] * 50, 1: [2] * 50, 2: [3] * 50}
+    post(transport, *call(0, prompts[0], 5, background=True), *call(1, prompts[1], 5), *call(2, prompts[2], 5))
+    runner.fail_when = lambda batch: len(batch.rows) > 1
+    calls = run_until_idle(engine_loop, transport)
+    assert "Traceback" in capsys.readouterr().err
+    for i, prompt in prompts.items():
+        assert calls[i].tokens == greedy(prompt, 5, ignore_eos=True)
