@@ -85,7 +85,9 @@ class EnginePool:
         model.num_running -= 1
         model.last_used = time.monotonic()
         if not model.num_running and model.engine_state == "loaded":
-            if not model.replaces_runtime or (model.keep_alive_s == 0 and not model.is_leaving):
+            if not model.replaces_runtime:
+                self._give_up(model)
+            elif model.keep_alive_s == 0 and not model.is_leaving:
                 self._unload(model, "its time without requests has passed")
             elif model.keep_alive_s is not None:
                 self._unload_later(model, model.keep_alive_s)
@@ -203,6 +205,8 @@ class EnginePool:
         threading.Thread(target=start, name=f"plait-start-{model.name}", daemon=True).start()
 
     def _on_started(self, model: PooledModel, outcome: Engine | BaseException, began: float) -> None:
+        if not isinstance(outcome, BaseException) and not self._is_closing:
+            outcome = self._attach(model, outcome)
         if isinstance(outcome, BaseException):
             model.engine_state = "unloaded"
             model.fail(outcome)
@@ -212,8 +216,6 @@ class EnginePool:
             model.engine_state = "unloaded"
             threading.Thread(target=outcome.shutdown, daemon=True).start()
         else:
-            outcome.attach_to_loop()
-            model.set_engine(outcome)
             self.on_load(model)
             took_s, pid = time.monotonic() - began, outcome.client.model.server_pid
             log.info("the model %s is loaded after %.1f s, process %d", model.name, took_s, pid)
@@ -222,6 +224,16 @@ class EnginePool:
                 self._unload_later(model, model.keep_alive_s)
         self._advance()
 
+    def _attach(self, model: PooledModel, engine: Engine) -> Engine | BaseException:
+        """Gives `model` an engine that has started. Returns the error if its runtime has ended already."""
+        try:
+            engine.attach_to_loop()
+            model.set_engine(engine)
+        except PlaitError as error:
+            threading.Thread(target=engine.shutdown, daemon=True).start()
+            return error
+        return engine
+
     def _unload(self, model: PooledModel, reason: str) -> None:
         """Ends the engine of a model without requests, in a thread."""
         log.info("the model %s is unloaded: %s", model.name, reason)
@@ -229,8 +241,11 @@ class EnginePool:
         engine.detach_from_loop()
 
         def end() -> None:
-            engine.shutdown()
-            trim_heap()
+            try:
+                engine.shutdown()
+                trim_heap()
+            except Exception:  # the model is unloaded all the same: others wait for its place
+                log.exception("the engine of the model %s did not end as it should", model.name)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._on_unloaded, model)
 

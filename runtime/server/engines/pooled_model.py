@@ -111,11 +111,11 @@ class PooledModel(ServedModel):
                 waiter.set_result(None)
 
     def set_engine(self, engine: Engine) -> None:
-        """Takes an engine that has started."""
+        """Takes an engine that has started. Raises RuntimeGone if its runtime has ended."""
+        client = engine.client  # may raise, before anything has changed
         self.backend = self.engine = engine
         self.engine_state, self.failure = "loaded", None
         self.num_starts, self.last_used = self.num_starts + 1, time.monotonic()
-        client = engine.client
         self._info = client.model
         template = client.tokenizer.chat_template
         self._template_source = template.source if template is not None else ""

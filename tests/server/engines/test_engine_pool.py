@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.errors import CorruptModel, DeadlineExceeded
+from plait.runtime.errors import CorruptModel, DeadlineExceeded, RuntimeGone
 from plait.runtime.server.engines import engine_pool, pooled_model
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.model_spec import ModelSpec
@@ -368,3 +368,59 @@ def test_no_request_waits_for_ever(monkeypatch) -> None:
         await running
 
     run_with(host, "ab", check)
+
+
+def test_an_engine_that_gives_up_under_a_request_pauses_its_model(monkeypatch) -> None:
+    monkeypatch.setattr(pooled_model, "INITIAL_PAUSE_S", 30.0)
+
+    async def scenario() -> None:
+        host = Host(keep=1)
+        pool = host.pool("a")
+        (a,) = pool.models
+        await pool.acquire(a)
+        a.engine.has_given_up = True
+        pool.release(a)
+        await until(lambda: a.engine_state == "unloaded")
+        with pytest.raises(ApiError, match="did not stay up"):
+            await pool.acquire(a)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_ends_as_it_should_not_leaves_its_place_to_others(caplog) -> None:
+    async def scenario() -> None:
+        host = Host(keep=1)
+        pool = host.pool("ab")
+        a, b = pool.models
+        await pool.acquire(a)
+        ended = a.engine.shutdown
+
+        def shutdown() -> None:
+            ended()
+            raise OSError("no file descriptors")
+
+        a.engine.shutdown = shutdown
+        pool.release(a)
+        await pool.acquire(b)
+        assert a.engine_state == "unloaded"
+
+    asyncio.run(scenario())
+    assert "did not end as it should" in caplog.text
+
+
+def test_an_engine_that_is_gone_once_it_has_started_is_a_failed_start(monkeypatch) -> None:
+    def gone(self) -> None:
+        raise RuntimeGone("the runtime has ended")
+
+    monkeypatch.setattr(FakeEngine, "attach_to_loop", gone)
+
+    async def scenario() -> None:
+        host = Host(keep=1)
+        pool = host.pool("a")
+        (a,) = pool.models
+        with pytest.raises(ApiError, match="could not be started: the runtime has ended"):
+            await pool.acquire(a)
+        assert a.engine_state == "unloaded"
+        await until(lambda: not host.running)
+
+    asyncio.run(scenario())
