@@ -17,6 +17,7 @@ _TOKEN = re.compile(
 )
 _DIRECTIVES = {"import", "ignore", "regex"}
 _ATTRIBUTES = {"lazy", "capture", "max_tokens"}
+_ATTRIBUTE_NAME = re.compile(r"(?:^|,)\s*(\w+)")
 _PLACE = re.compile(r"(?:failed.*?:\s*)?(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 
 
@@ -53,12 +54,19 @@ def check_notation(grammar: str) -> None:
             raise GrammarError("a control token cannot be part of a text", token.start())
         if kind == "nested":
             raise GrammarError("references to other grammars are not supported", token.start())
-        if kind == "attribute" and token["attribute"] not in _ATTRIBUTES:
-            raise GrammarError(f"the attribute {token['attribute']} is not supported", token.start())
         if kind == "attribute":
-            attributes.add(token["attribute"])
+            attributes |= _attributes_at(grammar, token.start())
             if {"capture", "max_tokens"} <= attributes:  # captures are found in the text, which has no tokens
                 raise GrammarError("a grammar cannot have both capture and max_tokens", token.start())
+
+
+def _attributes_at(grammar: str, start: int) -> set[str]:
+    """Returns the names in the list of attributes that begins at `start`. Raises GrammarError for an unknown one."""
+    names = set(_ATTRIBUTE_NAME.findall(grammar[start + 1 : grammar.find("]", start)]))
+    for name in sorted(names - _ATTRIBUTES):
+        known = ", ".join(sorted(_ATTRIBUTES))
+        raise GrammarError(f"the attribute {name} is not supported; known are {known}", start)
+    return names
 
 
 def _locate_error(reason: str, grammar: str) -> GrammarError:

@@ -300,6 +300,7 @@ def _gen_with_draft(
 ) -> Expr:
     from plait.lang.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
 
+    draft_tokens = checked_draft_tokens(where, draft, draft_tokens)
     if type_ is None and constraint is None:
         raise InputError(f"{where}: draft_then_constrain needs a constraint, such as json_schema or type")
     if n not in (None, 1):
@@ -309,9 +310,7 @@ def _gen_with_draft(
         if type_ is None
         else _gen_typed(where, name, type_, n, None, sampling)
     )
-    return with_captures(
-        where, replace(value, draft_tokens=checked_draft_tokens(where, draft, draft_tokens)), constraint
-    )
+    return with_captures(where, replace(value, draft_tokens=draft_tokens), constraint)
 
 
 def _gen_tool_call(

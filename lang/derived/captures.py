@@ -26,7 +26,7 @@ class GenWithCaptures(Expr):
 def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) -> Expr:
     """Returns `expr`, the gen of a value under `spec`, as a GenWithCaptures if `spec` names groups.
 
-    Raises InputError for a group with the name of the gen.
+    Raises InputError for a group with the name of another variable of the gen.
     """
     try:
         names = capture_names(spec)
@@ -34,9 +34,10 @@ def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) 
         raise InputError(f"{where}: {error}") from None
     if not names or spec is None:
         return expr
-    gen = expr.gen if isinstance(expr, SeparateReasoning) else expr
-    if gen.name in names:
-        raise InputError(f"{where}: the group {gen.name!r} has the name of the gen; both are variables, so rename one")
+    for name in variables_of(expr):
+        if name in names:
+            owner = "the gen" if name == variables_of(expr)[0] else "its reasoning"
+            raise InputError(f"{where}: the group {name!r} has the name of {owner}; both are variables, so rename one")
     return GenWithCaptures(expr, spec, names)
 
 

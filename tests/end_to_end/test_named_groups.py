@@ -72,6 +72,8 @@ def test_a_resumed_item_has_its_groups(runtime, tmp_path):
 def test_what_cannot_be(runtime):
     with pytest.raises(InputError, match=r"gen\('year'\): the group 'year' has the name of the gen"):
         gen("year", regex=DATE)
+    with pytest.raises(InputError, match="the group 'v_reasoning_content' has the name of its reasoning"):
+        gen("v", regex="(?P<v_reasoning_content>a)", think=True)
     with pytest.raises(InputError, match="the name of a capture must be an identifier"):
         gen("x", lark='start: a\na[capture="no name"]: "x"')
     with pytest.raises(UnsupportedControlFlow, match="named groups"):
