@@ -16,7 +16,7 @@ from plait.lang.core.results import GenResult
 from plait.lang.errors import program_error
 from plait.lang.retries.question import question_after
 from plait.lang.retries.retried_call import RetriedCall
-from plait.lang.retries.retried_gen import limited_params
+from plait.lang.retries.retried_gen import begin_call, limited_params
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue
 from plait.runtime.errors import InputError
@@ -48,6 +48,8 @@ class DraftedCall(RetriedCall):
 
 def checked_draft_tokens(where: str, draft: object, draft_tokens: object) -> int:
     """Returns the most tokens of the draft. Raises InputError for what is not a number of tokens."""
+    if draft is not None and not isinstance(draft, bool):
+        raise InputError(f"{where}: draft_then_constrain must be True or False, not {draft!r:.40}")
     if not draft:
         raise InputError(f"{where}: draft_tokens needs draft_then_constrain=True")
     if draft_tokens is None:
@@ -94,11 +96,7 @@ def begin_drafted_gen(
     place = caller_location()
     call = DraftedCall(run.client, params.timeout_s, 2, start, read, draft_session, on_budget_spent)
     result = GenResult(run, gen.name, call, gen.value_format)
-    result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
-    run.add(result)  # before the draft, whose tokens count
-    call.begin()
-    branch.defer_session().append_later((call,), lambda: call.result().text)
-    branch.add(gen.name, result)
+    begin_call(branch, gen, call, result, is_cut_by_budget)
 
 
 def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:

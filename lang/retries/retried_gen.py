@@ -76,11 +76,16 @@ def begin_retried_gen(
     place = caller_location()
     call = RetriedCall(run.client, params.timeout_s, gen.retries + 1, start, read, attempts_session, on_budget_spent)
     retried = RetriedGen(run, gen.name, call, value_format)
-    retried.lane, retried.is_cut_by_budget = branch.lane, is_cut_by_budget
-    run.add(retried)  # before the first attempt, whose tokens count
+    begin_call(branch, gen, call, retried, is_cut_by_budget)
+
+
+def begin_call(branch: Branch, gen: Gen, call: RetriedCall, result: GenResult, is_cut_by_budget: bool) -> None:
+    """Begins a call of several steps, and appends its text, which is known later, to the branch."""
+    result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
+    branch.run.add(result)  # before the first step, whose tokens count
     call.begin()
     branch.defer_session().append_later((call,), lambda: call.result().text)
-    branch.add(gen.name, retried)
+    branch.add(gen.name, result)
 
 
 def limited_params(params: SamplingParams, ends_at: float | None, number: int, branch: Branch) -> SamplingParams:
