@@ -1,6 +1,6 @@
 """How many lines of batches run: a bounded number of calls over all batches. Lines start in the order of waiting.
 
-One batch of each key waits for one line at a time, so keys take turns.
+One batch of each key waits for one line at a time, so keys take turns. `checks` limits the inputs that are checked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 POLL_S = 0.05  # while the server may start no line
+MAX_CHECKS = 4
 
 
 class Slot:
@@ -40,6 +41,7 @@ class Slots:
 
     def __init__(self, max_calls: int, may_start: Callable[[], bool]) -> None:
         self.max_calls, self._may_start = max_calls, may_start
+        self.checks = asyncio.Semaphore(MAX_CHECKS)  # of inputs at a time, each of which takes memory for its lines
         self.num_calls = 0
         self.starting: Slot | None = None  # whose calls are not known yet
         self._waiting: deque[asyncio.Future[Slot]] = deque()

@@ -290,12 +290,12 @@ def test_what_has_expired_is_removed(tmp_path, monkeypatch) -> None:
     async def main() -> None:
         async with Service(tmp_path) as service:
             record = await service.end_of(await service.create([line("a")]))
-            service.service._remove_expired()
+            await service.service._remove_expired()
             assert len(service.service.files.of_tenant("")) == 2
             later = time.time() + 40 * 86_400
             monkeypatch.setattr(time, "time", lambda: later)
             assert service.service.files.of_tenant("") == []
-            service.service._remove_expired()
+            await service.service._remove_expired()
             assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
             with pytest.raises(ApiError, match="there is no batch"):
                 service.service.get("", record.id)
