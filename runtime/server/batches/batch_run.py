@@ -24,7 +24,7 @@ from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
 from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
 from plait.runtime.server.batches.result_writer import ResultWriter
-from plait.runtime.server.batches.slots import Slots
+from plait.runtime.server.batches.slots import Slot, Slots
 
 NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -204,13 +204,15 @@ class BatchRun:
 
     async def _run_all(self, lines: list[Line], writer: ResultWriter) -> None:
         """Runs the lines. Raises what the first failure raises."""
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: dict[asyncio.Task[None], Slot] = {}
         try:
             for line in lines:
+                for slot in tasks.values():
+                    await slot.wait_while_parked()
                 slot = await self._slots.acquire()
-                tasks.add(asyncio.create_task(self._lines.run(self.record, line, slot, writer)))
+                tasks[asyncio.create_task(self._lines.run(self.record, line, slot, writer))] = slot
                 for ended in [task for task in tasks if task.done()]:
-                    tasks.discard(ended)
+                    del tasks[ended]
                     ended.result()
             await asyncio.gather(*tasks)
         finally:

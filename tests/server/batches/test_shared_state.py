@@ -110,3 +110,29 @@ def test_bytes_that_a_full_disk_refused_are_not_counted(tmp_path) -> None:
     log._sizes[False] = 1  # /dev/full is left alone
     log.close()
     directory.close()
+
+
+def test_a_line_that_waits_for_its_model_stops_no_other_batch(tmp_path) -> None:
+    async def main() -> None:
+        is_loaded, asked = asyncio.Event(), []
+
+        async def ask(path, body, tenant, label, set_calls):
+            asked.append(tenant)
+            if tenant == "waits":
+                set_calls(0)  # as `use_model` does
+                await is_loaded.wait()
+            return await echo(path, body, tenant, label, set_calls)
+
+        keys = {"waits": "0" * 64, "runs": "1" * 64}
+        async with Service(tmp_path, ask, max_batch_calls=2, api_keys=keys) as service:
+            waiting = await service.create([line(str(number)) for number in range(20)], tenant="waits")
+            while not asked:
+                await asyncio.sleep(0.001)
+            other = await service.create([line("a"), line("b"), line("c")], tenant="runs")
+            await service.end_of(other)
+            assert other.counts.completed == 3 and 1 <= asked.count("waits") <= 2
+            is_loaded.set()
+            await service.end_of(waiting)
+            assert waiting.counts.completed == 20 and service.service._slots.num_calls == 0
+
+    asyncio.run(main())
