@@ -1,6 +1,7 @@
 """Runs one batch from its present state to its end, and keeps that state on disk.
 
-    validating -> in_progress -> finalizing -> completed, expired or cancelled
+    validating -> in_progress -> finalizing -> completed or expired
+    validating or in_progress -> cancelling -> cancelled
     validating -> failed (problems of the input);  any -> failed (a full disk, the key's quota, damaged results)
 
 After a kill the same steps are taken again: lines that have a result are skipped, files that were moved stay moved.
@@ -175,7 +176,9 @@ class BatchRun:
         return results
 
     async def _start_finalizing(self) -> None:
-        self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
+        """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
+        if self.record.ending != "cancelled":
+            self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
         await self.save()
 
     # -- lines ------------------------------------------------------------------------------------

@@ -84,6 +84,9 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path) -> None:
                 await asyncio.sleep(0.001)
             cancelling = await service.service.cancel("", record.id)
             assert cancelling.status == "cancelling" and cancelling.cancelling_at
+            while not record.has_ended:
+                assert (await service.service.cancel("", record.id)).status == "cancelling"
+                await asyncio.sleep(0)
             await service.end_of(record)
             results = service.results(record)
             assert record.status == "cancelled" and record.cancelled_at and record.counts.completed == 2

@@ -163,6 +163,14 @@ def test_unknown_query_parameters_are_refused(files) -> None:
     assert "Expected `int` >= 3600" in answer.text, answer.text
 
 
+def test_a_content_that_cannot_be_read_is_said(files) -> None:
+    address, folder = files
+    file_id = post(address).json()["id"]
+    (folder / f"{file_id}.content").unlink()
+    answer = httpx.get(f"{address}/v1/files/{file_id}/content", headers=ANN)
+    assert error_of(answer, 500) == ("storage_error", None) and "cannot read" in answer.text
+
+
 def test_a_wrong_method_gets_all_that_the_path_takes(files) -> None:
     address, _ = files
     for path, methods in (("", "GET, POST"), ("/file-0", "DELETE, GET"), ("/file-0/content", "GET")):

@@ -73,14 +73,14 @@ async def get_file(request: Request, file_id: str) -> Response:
 @router.get(
     "/v1/files/{file_id}/content",
     response_class=Response,
-    **documented(answer=str, errors=(*READ_ERRORS, 507), media_type="application/octet-stream"),
+    **documented(answer=str, errors=READ_ERRORS, media_type="application/octet-stream"),
 )
 async def get_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
     no_query(request)
     files = service_of(request).files
     record = files.get(tenant_of(request), file_id)
-    with disk_errors():
+    with disk_errors(is_reading=True):
         descriptor = os.open(files.content_path(record.id), os.O_RDONLY | os.O_CLOEXEC)
     return _FileContent(descriptor, record.bytes)
 
