@@ -64,7 +64,7 @@ class EnginePool:
         self._wanted: list[PooledModel] = []  # have waiting requests and no engine, in the order of the first ones
         self._loop: asyncio.AbstractEventLoop | None = None
         self._batch_timer: asyncio.TimerHandle | None = None  # until a model may leave for lines of batches
-        self._is_closing = False
+        self._is_closing = self._refuses_batches = False
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -114,14 +114,15 @@ class EnginePool:
 
     def refuse_batches(self) -> None:
         """Fails the lines of batches that wait for a model, since the server shuts down: the next one runs them."""
-
-        def error() -> ApiError:
-            return ApiError(503, "the server is shutting down", type=OVERLOADED, code="draining")
-
+        self._refuses_batches = True
         for model in self.models:
-            model.fail_waiters(model.batch_waiters, error)
+            model.fail_waiters(model.batch_waiters, _draining)
 
     async def _wait(self, model: PooledModel, timeout_s: float | None, is_background: bool) -> None:
+        if is_background and self._refuses_batches:
+            raise _draining()
+        if is_background and not model.has_waiters:
+            log.info("lines of batches wait for the model %s", model.name)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         (model.batch_waiters if is_background else model.waiters).append(waiter)
         if model not in self._wanted:
@@ -326,3 +327,7 @@ class EnginePool:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _draining() -> ApiError:
+    return ApiError(503, "the server is shutting down", type=OVERLOADED, code="draining")

@@ -101,6 +101,9 @@ def test_a_line_waits_as_long_as_its_batch(monkeypatch) -> None:
         pool.refuse_batches()  # the server shuts down
         with pytest.raises(ApiError, match="shutting down") as refused:
             await waiting
-        assert refused.value.status == 503 and not b.batch_waiters
+        assert refused.value.status == 503
+        with pytest.raises(ApiError, match="shutting down"):
+            await line(pool, host, b)
+        assert not b.batch_waiters
 
     run_with(host, "ab", check)
