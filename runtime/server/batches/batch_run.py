@@ -105,6 +105,8 @@ class BatchRun:
     async def _run(self) -> None:
         record = self.record
         if not record.is_sealed:
+            if record.in_progress_at is not None:
+                await asyncio.to_thread(self._count_results)  # of the server before this one
             checked = await self._checked_input()
             if checked is None:
                 return
@@ -171,9 +173,16 @@ class BatchRun:
         record = self.record
         output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
         results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
-        self._files.count(record.tenant, results.recovered_bytes)
+        if not self._are_results_counted:
+            self._files.count(record.tenant, results.recovered_bytes)
         self._are_results_counted = True
         return results
+
+    def _count_results(self) -> None:
+        record, results = self.record, self._open_results()
+        results.counts.total = record.counts.total
+        record.counts, record.tokens = results.counts, results.tokens
+        results.close()
 
     async def _start_finalizing(self) -> None:
         """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""

@@ -269,6 +269,7 @@ def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) ->
         async with Service(tmp_path, max_batch_lines=1) as service:
             record = await service.end_of(service.service.get("", record.id))
             assert record.status == "failed" and codes(record) == [(None, "input_changed", None)]
+            assert (record.counts.total, record.counts.completed, record.tokens.output) == (2, 1, 2)
             assert set(service.results(record)) == {"a"}
 
     asyncio.run(main())
