@@ -75,5 +75,7 @@ def test_other_constraints_and_rules_have_none():
     assert capture_names(Lark('start: a // b[capture]: "x"\na[lazy]: /capture[capture]:/')) == ()
     assert capture_names(Lark('start: a\na[lazy, capture="x"]: /[a-z]+/')) == ("x",)
     assert capture_names(Regex("(?P<broken")) == ()
+    with pytest.raises(GrammarError, match="the name of a capture must be an identifier, not 'x]'"):
+        capture_names(Lark('start: a\na[lazy, capture="x]"]: "x"'))
     with pytest.raises(GrammarError, match="the name of a capture must be an identifier, not 'no name'"):
         capture_names(Lark('start: a\na[capture="no name"]: "x"'))
