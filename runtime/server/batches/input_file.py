@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.records import BatchProblem, Endpoint
 from plait.runtime.server.batches.result_log import digest
 from plait.runtime.server.errors import ApiError
@@ -118,7 +119,7 @@ async def _lines(path: Path, max_bytes: int) -> AsyncIterator[tuple[int, int, by
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         number, offset, rest, num_dropped = 1, 0, bytearray(), 0
-        while piece := await asyncio.to_thread(os.read, descriptor, READ_BYTES):
+        while piece := await run_to_end(os.read, descriptor, READ_BYTES):
             *ends, tail = piece.split(b"\n")
             for end in ends:
                 size = num_dropped + len(rest) + len(end)

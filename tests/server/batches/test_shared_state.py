@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 
 import pytest
 from batch_services import Service, echo, line
 
 from plait.runtime.server.batches import file_store
-from plait.runtime.server.batches.directory import StateDirectory
+from plait.runtime.server.batches.directory import StateDirectory, run_to_end
 from plait.runtime.server.batches.file_store import FileStore, Quota
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
 from plait.runtime.server.errors import ApiError
@@ -136,5 +137,37 @@ def test_a_line_that_waits_for_its_model_stops_no_other_batch(tmp_path) -> None:
             is_loaded.set()
             await service.end_of(waiting)
             assert waiting.counts.completed == 20 and service.service._slots.num_calls == 0
+
+    asyncio.run(main())
+
+
+def test_a_descriptor_is_closed_after_the_thread_that_uses_it(tmp_path) -> None:
+    """Else the thread could write to another file, which has got the same number."""
+
+    async def main() -> None:
+        may_end, events = threading.Event(), []
+
+        def write() -> None:
+            may_end.wait(30)
+            events.append("written")
+
+        async def store() -> None:
+            try:
+                await run_to_end(write)
+            finally:
+                events.append("closed")
+
+        task = asyncio.create_task(store())
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            task.cancel()
+        await asyncio.sleep(0.01)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert events == ["written", "closed"]
+        assert await run_to_end(max, 1, 2) == 2
+        with pytest.raises(ValueError, match="invalid literal"):
+            await run_to_end(int, "x")
 
     asyncio.run(main())

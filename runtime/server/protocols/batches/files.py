@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/files.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.runtime.server.app_state import tenant_of
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.records import Purpose
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
@@ -107,7 +107,7 @@ class _FileContent(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while data := await asyncio.to_thread(os.read, self._descriptor, SENT_BYTES):
+            while data := await run_to_end(os.read, self._descriptor, SENT_BYTES):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
