@@ -354,6 +354,7 @@ def _limits() -> llguidance.LLParserLimits:
         initial_lexer_fuel=5_000_000,  # 50,000 listed values take half of it, 0.1 s
         step_lexer_fuel=400_000,  # at most 30 ms in one step
         step_max_items=20_000,
+        max_items_in_row=20_000,  # the bound on a step holds for each row of it
         max_lexer_states=20_000,
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -27,6 +27,7 @@ from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.wide_objects import write_wide_objects
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
@@ -208,8 +209,12 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
 
 
 def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
-    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec)))
-    return text
+    """Returns the grammar of a rewritten schema; written as Lark where it has objects of hundreds of properties."""
+    separators = (",", ":") if spec.compact else (", ", ": ")
+    lark = None if spec.whitespace else write_wide_objects(schema, lambda part: with_options(part, spec), separators)
+    if lark is None:
+        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec))))
+    return str(llguidance.LLMatcher.grammar_from_lark(lark))
 
 
 def _rejects(schema: Schema) -> bool:
