@@ -11,12 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import llguidance
-import numpy as np
 
 from plait.constrained.full_validation import Segment
-from plait.constrained.grammar import mask_words
 from plait.constrained.guidance.llguidance_grammar import (
-    LlguidanceGrammar,
     LlguidanceSource,
     ensure_compiles,
     is_invalid_grammar,
@@ -59,23 +56,12 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
             reason, rewritten = error.reason, _rewritten(spec)
     try:
         combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
-        source = _compile_rewritten(combined, spec, vocabulary)
-        _ensure_begins(source, vocabulary)
-        return source
+        return _compile_rewritten(combined, spec, vocabulary)
     except GrammarError as error:
         if reason is not None or not isinstance(error, CombinedTooLarge):
             reason = reason or error.reason
             raise GrammarError(_clarify_reason(reason), locate_rejected_keyword(spec.text, _rejects)) from None
     return _compile_rewritten(rewritten, spec, vocabulary)
-
-
-def _ensure_begins(source: LlguidanceSource, vocabulary: Vocabulary) -> None:
-    """Raises GrammarError if an object or an array has more alternatives than llguidance follows at once."""
-    grammar, row = LlguidanceGrammar(source, vocabulary), np.zeros(mask_words(len(vocabulary)), np.int32)
-    for opened in (b"{", b"["):
-        matcher, token = grammar.matcher(), vocabulary.ids_by_bytes.get(opened)
-        if token is not None and matcher.accept(token):
-            matcher.fill_mask(row)
 
 
 class _CannotCombine(GrammarError):
@@ -105,6 +91,7 @@ def _compile_rewritten(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary:
                 unique_items=json.dumps(unique) if unique else "",
             ),
             vocabulary,
+            begins=(b"{", b"["),
         )
     except GrammarError as error:
         if error.reason.startswith(_NOT_COMBINED):

@@ -17,6 +17,7 @@ from plait.constrained.json_schema.rewrite.references.dynamic_scopes import (
     has_dynamic_references,
     with_static_references,
 )
+from plait.constrained.json_schema.rewrite.references.reachable import without_unreachable
 from plait.constrained.json_schema.rewrite.references.resources import (
     DEFINITIONS,
     ROOT,
@@ -232,6 +233,8 @@ def _read(text: str) -> Schema:
         raise GrammarError("the schema holds a number that is too long") from None
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false", "")
+    if isinstance(schema, dict):
+        schema = without_unreachable(schema)
     _check_size(schema)
     return schema
 
