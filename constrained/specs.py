@@ -268,6 +268,16 @@ Spec: TypeAlias = ValueSpec | Reasoning
 """Every form of constraint; `msgspec.msgpack.Decoder(Spec)` decodes one from the wire."""
 
 
+def kind_of(spec: Spec) -> str:
+    """Returns what a spec is called in an error text.
+
+    >>> kind_of(JsonSchema(True)), kind_of(Lark('start: "a"'))
+    ('JSON schema', 'grammar')
+    """
+    names = {Regex: "pattern", Choices: "list of choices", JsonSchema: "JSON schema", Structural: "structure of calls"}
+    return names.get(type(spec), "grammar") if not isinstance(spec, Reasoning) else kind_of(spec.then)
+
+
 def _utf8_length(text: object, what: str, where: int | None) -> int:
     if not isinstance(text, str):
         raise GrammarError(f"{what} must be a text, not {type(text).__name__}", where)

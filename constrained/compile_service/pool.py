@@ -31,7 +31,7 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.regex.char_classes import warm_up_classes
-from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
+from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
@@ -337,7 +337,7 @@ class CompilePool:
             if cpu_s < STARVED_SHARE * self._job_limit_s:
                 self._finish(pending, self._starved_error(cpu_s))
             else:
-                self._cache_and_finish(pending, self._too_long_error(), RETRY_S)
+                self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
         elif isinstance(outcome, JobFailure):
             reason = "the compiler process died; the constraint may need too much memory"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
@@ -349,8 +349,8 @@ class CompilePool:
         got = f"{cpu_s:.2g} s of processor time in {self._job_limit_s:g} s"
         return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
 
-    def _too_long_error(self) -> GrammarError:
-        return GrammarError(f"the grammar took too long: more than {self._job_limit_s:g} s to compile")
+    def _too_long_error(self, spec: Spec) -> GrammarError:
+        return GrammarError(f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s to compile")
 
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
@@ -358,7 +358,9 @@ class CompilePool:
         for pending in [pending for pending in self._building if pending.answer_by <= now]:
             self._building.discard(pending)
             limit = f"{self._job_limit_s:g} s"
-            self._finish(pending, CompileQueueFull(f"the grammar was not ready after {limit}; try again later"))
+            self._finish(
+                pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
+            )
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
         """Makes a spec large that was estimated to be small and has used up the time of a small one.
