@@ -309,9 +309,11 @@ def _schema_text(schema: object) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
             raise GrammarError(f"the schema is not JSON: {reason}") from None
+    if not isinstance(schema, str):
+        name = type(schema).__name__
+        raise GrammarError(f"a schema is a dict, a bool, its JSON text or a Pydantic model, not {name}")
     if _utf8_length(schema, "the schema", None) > MAX_SCHEMA_BYTES:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes")
-    assert isinstance(schema, str)
     return schema
 
 
