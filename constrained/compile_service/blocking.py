@@ -30,7 +30,7 @@ def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEAD
 
     >>> compile_grammar(Choices(("yes", "no")), vocabulary).matcher()     # doctest: +SKIP
     """
-    if not isinstance(spec, Spec.__args__):  # type: ignore[attr-defined]
+    if not isinstance(spec, Spec.__args__):
         raise TypeError(f"a constraint is a Regex, a JsonSchema or one of the other specs, not {type(spec).__name__}")
     if not isinstance(vocabulary, Vocabulary):
         raise TypeError(f"a vocabulary comes from Vocabulary.from_tokenizer, not {type(vocabulary).__name__}")
