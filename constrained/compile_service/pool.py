@@ -24,7 +24,6 @@ from plait.constrained.compile_service.messages import (
 )
 from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec
 from plait.constrained.compile_service.spec_cost import is_small
-from plait.constrained.compile_service.spec_file import SpecFile
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
@@ -32,6 +31,7 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.regex.char_classes import warm_up_classes
+from plait.constrained.spec_file import SpecFile
 from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
 from plait.constrained.vocabulary import Vocabulary
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.constrained import JsonSchema, Regex
-from plait.constrained.compile_service.spec_file import SpecFile
+from plait.constrained.spec_file import SpecFile
 from plait.runtime.errors import InputError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params

@@ -8,9 +8,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from plait.constrained import Choices, CompilePool, Grammar, JsonSchema, Lark, Regex, Vocabulary
-from plait.constrained.compile_service import spec_file
-from plait.constrained.compile_service.spec_file import SpecFile
+from plait.constrained import Choices, CompilePool, Grammar, JsonSchema, Lark, Regex, Vocabulary, spec_file
+from plait.constrained.spec_file import SpecFile
 
 SPECS = [
     JsonSchema({"type": "object", "properties": {"a": {"pattern": "^a{3}$", "type": "string"}}}),
