@@ -177,7 +177,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def draws_whole_values(self) -> bool:
-        """Whether a constrained value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
+        """Whether a value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
         return self.exact or self.particles is not None
 
     @property

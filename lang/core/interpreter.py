@@ -97,8 +97,10 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-    if (expr.constraint is None or isinstance(expr.constraint, Reasoning)) and "exact" not in expr.options.fields:
-        params = msgspec.structs.replace(params, exact=False)  # a default of `run` for constrained gens
+    if expr.constraint is None or isinstance(expr.constraint, Reasoning):  # defaults of `run` for constrained gens
+        defaults = {"exact": False, "particles": None}
+        own = expr.options.fields
+        params = msgspec.structs.replace(params, **{name: defaults[name] for name in defaults if name not in own})
     asked = params.max_tokens
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)

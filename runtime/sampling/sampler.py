@@ -30,7 +30,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
-    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # if exact or with particles
+    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # of whole values
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
 

@@ -24,16 +24,16 @@ from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 NO_PARTICLE_LEFT = (
-    "no particle reached a complete value within max_tokens and the sampling filters; ask for the format in the prompt, "
-    "or raise particles or max_tokens"
+    "no particle reached a complete value within max_tokens and the sampling filters; ask for the format in the "
+    "prompt, or raise particles or max_tokens"
 )
 
 
 class ParticleRequest(GenerationRequest):
     """Computes the probabilities after one prefix of `call`, which is in no batch itself.
 
-    `seq`: the call's prompt and the tokens of `node`. `rows`: position -> probabilities [V] float64 after the node's path
-    and after each of its forced tokens, as far as they are computed.
+    `seq`: the call's prompt and the tokens of `node`. `rows`: position -> probabilities [V] float64 after the node's
+    path and after each of its forced tokens, as far as they are computed.
     """
 
     def __init__(self, call: GenerationRequest, seq: Sequence, node: ParticleNode) -> None:
@@ -107,7 +107,6 @@ class ParticleSampling:
         rows = [request.rows[first + index] for index in range(1 + len(node.forced))]
         request.rows = {}
         call.num_sampled += node.num_particles
-        call.num_forced += len(node.forced)
         state.filter.feed(node, rows)
         if state.filter.num_waiting:
             self._scheduler.remove(request)

@@ -115,7 +115,7 @@ def test_particles_of_one_prefix_are_computed_once(grammars):
 
 
 def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(grammars):
-    engine_loop, transport, runner = make_engine_loop(grammars=grammars)
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars)
     calls = run_until_idle(
         engine_loop, transport, Open(1), Append(1, PROMPT), particles(1, 1, seed=4), generate(1, 2, 5),
         Open(2), Append(2, [1, 2]), generate(2, 3, 9),
