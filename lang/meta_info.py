@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-import msgspec
-
 from plait.lang.choices import choice_probabilities
 
 if TYPE_CHECKING:
@@ -186,11 +184,7 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
     if (exact := getattr(result, "exact", None)) is not None:
         meta["exact"] = _exact_meta(exact)
     if (particles := getattr(result, "particles", None)) is not None:
-        meta["particles"] = ParticlesMeta(
-            **msgspec.structs.asdict(particles),
-            constrained_logprob=particles.logprob - particles.log_weight,
-            checks_per_token=particles.constraint_checks / max(1, particles.model_steps),
-        )
+        meta["particles"] = particles.report()
     return meta
 
 

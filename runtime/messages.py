@@ -10,7 +10,7 @@ FlushCache) is answered by exactly one Finished, Failed or Status.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -304,6 +304,15 @@ class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
     model_steps: int
     constraint_checks: int
     masks: int
+
+    def report(self) -> dict[str, Any]:
+        """Returns the fields by name, with `constrained_logprob`, the value's logprob given that the text is valid, and
+        `checks_per_token`, the constraint checks of one prefix."""
+        return {
+            **msgspec.structs.asdict(self),
+            "constrained_logprob": self.logprob - self.log_weight,
+            "checks_per_token": self.constraint_checks / max(1, self.model_steps),
+        }
 
 
 class Tokens(Message, frozen=True):

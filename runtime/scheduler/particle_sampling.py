@@ -83,7 +83,7 @@ class ParticleSampling:
             return self._finish(call, state)
         (node,) = state.filter.nodes
         seq = self._cache.fork(call.seq)
-        seq.tokens.extend(node.forced)
+        seq.tokens.extend(list(node.forced))
         request = ParticleRequest(call, seq, node)
         request.metrics = call.metrics  # the first request computes the call's prompt
         state.requests[node] = request
@@ -131,7 +131,7 @@ class ParticleSampling:
             if heirs[node.parent] is not node:
                 parent = old[node.parent]
                 seq = self._cache.fork(parent.seq)
-                seq.tokens.extend(node.tokens[len(node.parent.tokens) :])
+                seq.tokens.extend(list(node.tokens[len(node.parent.tokens) :]))
                 state.requests[node] = ParticleRequest(call, seq, node)
                 added.append(state.requests[node])
         for parent_node, request in old.items():
@@ -139,7 +139,7 @@ class ParticleSampling:
             if heir is None:
                 self.free(request)
                 continue
-            request.seq.tokens.extend(heir.tokens[len(parent_node.tokens) :])
+            request.seq.tokens.extend(list(heir.tokens[len(parent_node.tokens) :]))
             request.set_node(heir)
             state.requests[heir] = request
             if request not in self._scheduler.running:

@@ -75,11 +75,11 @@ class CallTracker:
 
     def is_queued(self, call: Call) -> bool:
         """Whether an active call still waits for its first step, so that nothing was computed for it."""
-        requests: Iterable[Request] = (call,)
+        requests: Iterable[Request]
         if isinstance(call, Selection):
             requests = (*call.requests, *call.unconditional_requests)
-        elif isinstance(call, GenerationRequest) and call.particle_requests:
-            requests = call.particle_requests
+        else:
+            requests = (isinstance(call, GenerationRequest) and call.particle_requests) or (call,)
         waiting = self.batch_scheduler.waiting
         return all(request in waiting and not request.metrics.admission_time for request in requests)
 
