@@ -103,5 +103,6 @@ def begin_drafted_gen(
 
 def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:
     """Returns the parameters of the draft: those of the gen without what belongs to the value."""
-    free = {"min_tokens": 0, "complete": False, "if_it_fits": False, "exact": False, "prompt_logprobs_from": None}
-    return msgspec.structs.replace(params, max_tokens=gen.draft_tokens, logprobs=False, top_logprobs=0, **free)
+    free = {"min_tokens": 0, "complete": False, "if_it_fits": False, "exact": False, "particles": None}
+    free |= {"logprobs": False, "top_logprobs": 0, "prompt_logprobs_from": None}
+    return msgspec.structs.replace(params, max_tokens=gen.draft_tokens, **free)
