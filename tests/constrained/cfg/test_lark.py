@@ -31,7 +31,7 @@ def test_accepted_texts() -> None:
         ('start: a\na[capture="x\\"]", temperature=0.5]: "a"', 10, "attribute temperature is not supported"),
         ('start[max_tokens=-1]: "a"', 19, "unsigned integer"),
         ('start: a b\na[max_tokens=3]: "a"\nb[capture]: "b"', 33, "both capture and max_tokens"),
-        ('start: a b\na[max_tokens=3]: b\nb: "b"', 21, "b is a rule"),
+        ('start: a b\na[max_tokens=3]: b\nb: "b"', 28, "b is a rule"),
         ("start: nothing", 7, "no rule or terminal is named nothing"),
         ('start: "a" NUMBER', 11, "no terminal is named NUMBER"),
         ('start: A\nA: "a" b\nb: "c"', 16, "b is a rule; terminals refer to terminals only"),
