@@ -19,6 +19,7 @@ _TOKEN = re.compile(
 _DIRECTIVES = {"import", "ignore", "regex"}
 _ATTRIBUTES = {"lazy", "capture", "max_tokens"}
 _ATTRIBUTE_NAME = re.compile(r"(?:^|,)\s*(\w+)")
+_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")  # may hold a bracket
 
 
 def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -62,7 +63,8 @@ def check_notation(grammar: str) -> None:
 
 def _attributes_at(grammar: str, start: int) -> set[str]:
     """Returns the names in the list of attributes that begins at `start`. Raises GrammarError for an unknown one."""
-    names = set(_ATTRIBUTE_NAME.findall(grammar[start + 1 : grammar.find("]", start)]))
+    attributes, _, _ = _STRING.sub('""', grammar[start + 1 :].partition("\n")[0]).partition("]")
+    names = set(_ATTRIBUTE_NAME.findall(attributes))
     for name in sorted(names - _ATTRIBUTES):
         known = ", ".join(sorted(_ATTRIBUTES))
         raise GrammarError(f"the attribute {name} is not supported; known are {known}", start)

@@ -27,6 +27,8 @@ def test_accepted_texts() -> None:
         ('start[lazy, temperature=3]: "a"', 5, "temperature"),
         ('start: a\na[max_tokens=3, capture]: "a"', 10, "both capture and max_tokens"),
         ('start: a\na[capture="x", max_tokens=3]: "a"', 10, "both capture and max_tokens"),
+        ('start: a\na[capture="x]", max_tokens=3]: "a"', 10, "both capture and max_tokens"),
+        ('start: a\na[capture="x\\"]", temperature=0.5]: "a"', 10, "attribute temperature is not supported"),
         ('start[max_tokens=-1]: "a"', 19, "unsigned integer"),
         ('start: a b\na[max_tokens=3]: "a"\nb[capture]: "b"', 33, "both capture and max_tokens"),
         ('start: a b\na[max_tokens=3]: b\nb: "b"', 28, "b is a rule"),
