@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.executor.batch_arrays import BatchArrays, starts
-from plait.runtime.executor.tensor_parallel.rank_messages import Channel, Forward, forward_arrays, forward_message
+from plait.runtime.executor.distributed.rank_messages import Channel, Forward, forward_arrays, forward_message
 
 ROUNDS = 200
 STEPS = ((1, 512), (16, 1024), (16, 4096), (64, 1024), (64, 4096))  # (rows, tokens of context) of decode steps

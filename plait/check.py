@@ -67,7 +67,7 @@ def _describe(path: Path) -> dict[str, str]:
 def _describe_ranks(path: Path, config: EngineConfig) -> dict[str, str]:
     """What a rank of a tensor-parallel model holds. Raises InputError for what ranks cannot serve here."""
     from plait.runtime.executor.backend_selection import resolve_device_type, resolve_dtype_name, torch_weight_format
-    from plait.runtime.executor.tensor_parallel.make_rank_runner import check_tensor_parallel
+    from plait.runtime.executor.distributed.make_rank_runner import check_tensor_parallel
 
     checkpoint = check_tensor_parallel(config, path)
     device, rank = resolve_device_type(config.device), checkpoint.config

@@ -68,7 +68,7 @@ def _make_parallel_runner(
     config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
 ) -> tuple[LoadedRunner, Sampler, None]:
     """`make_runner` with tensor parallelism. Rank 0 samples, so the ranks cannot disagree about a token."""
-    from plait.runtime.executor.tensor_parallel.make_rank_runner import make_rank_runner
+    from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
 
     runner = make_rank_runner(config, model_path, progress, before_weights)
     if runner.device.type != "cuda":

@@ -12,7 +12,7 @@ from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_device_type, uses_transformers
 from plait.runtime.executor.runner import StartupProgress
-from plait.runtime.executor.tensor_parallel.rank_group import RankGroup
+from plait.runtime.executor.distributed.rank_group import RankGroup
 from plait.runtime.models.quantization import WEIGHT_BITS
 from plait.runtime.models.weight_split import Rank
 from plait.runtime.torch_import import require_torch
@@ -20,7 +20,7 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 from plait.runtime.weights.rank_checkpoint import RankCheckpoint
 
 if TYPE_CHECKING:
-    from plait.runtime.executor.tensor_parallel.rank_runner import RankRunner
+    from plait.runtime.executor.distributed.rank_runner import RankRunner
 
 
 def check_tensor_parallel(config: EngineConfig, model_path: Path) -> RankCheckpoint:
@@ -78,8 +78,8 @@ def _load(
     ranks: RankGroup,
 ) -> RankRunner:
     progress(0.0, f"starting {ranks.size} ranks")
-    from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
-    from plait.runtime.executor.tensor_parallel.rank_runner import RankRunner
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
+    from plait.runtime.executor.distributed.rank_runner import RankRunner
     from plait.runtime.executor.torch_device import choose_device
 
     before_weights()

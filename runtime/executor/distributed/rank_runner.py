@@ -11,8 +11,8 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.runner import AllowedIds, StartupProgress
-from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
-from plait.runtime.executor.tensor_parallel.rank_messages import Forward, Head, forward_arrays, forward_message
+from plait.runtime.executor.distributed.process_group import ProcessGroup
+from plait.runtime.executor.distributed.rank_messages import Forward, Head, forward_arrays, forward_message
 from plait.runtime.executor.torch_device import device_kv_cache_budget
 from plait.runtime.executor.torch_inputs import ForwardInputs, upload_arrays
 from plait.runtime.executor.torch_runner import TorchRunner

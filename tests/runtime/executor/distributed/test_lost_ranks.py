@@ -13,10 +13,10 @@ from tiny_hf_models import all_logits, randomized
 
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, RuntimeGone
-from plait.runtime.executor.tensor_parallel import process_group
-from plait.runtime.executor.tensor_parallel.make_rank_runner import check_tensor_parallel
-from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
-from plait.runtime.executor.tensor_parallel.rank_messages import Failed, Load, Loaded
+from plait.runtime.executor.distributed import process_group
+from plait.runtime.executor.distributed.make_rank_runner import check_tensor_parallel
+from plait.runtime.executor.distributed.process_group import ProcessGroup
+from plait.runtime.executor.distributed.rank_messages import Failed, Load, Loaded
 from plait.runtime.models.weight_split import Rank
 from plait.runtime.process.engine import Engine
 
@@ -117,7 +117,7 @@ def test_settings_that_ranks_cannot_serve_are_refused(folder, settings, reason):
 
 
 def test_every_rank_needs_a_gpu(folder, monkeypatch):
-    from plait.runtime.executor.tensor_parallel import make_rank_runner
+    from plait.runtime.executor.distributed import make_rank_runner
 
     monkeypatch.setattr(make_rank_runner, "resolve_device_type", lambda name: "cuda")
     monkeypatch.setattr(make_rank_runner, "require_torch", lambda *arguments: None)

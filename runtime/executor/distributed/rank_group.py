@@ -27,7 +27,7 @@ import msgspec
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import RuntimeGone
-from plait.runtime.executor.tensor_parallel.rank_messages import (
+from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
@@ -41,7 +41,7 @@ from plait.runtime.executor.tensor_parallel.rank_messages import (
 )
 
 if TYPE_CHECKING:
-    from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
 
 START_TIMEOUT_S = 300.0  # for importing torch on a busy machine
 LOAD_TIMEOUT_S = 3600.0  # beside rank 0, which loads as much; the owner's start_timeout_s is usually shorter
@@ -152,7 +152,7 @@ class RankGroup:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "plait.runtime.executor.tensor_parallel.rank_process"]
+                [sys.executable, "-P", "-m", "plait.runtime.executor.distributed.rank_process"]
                 + [str(index), str(self.size), str(self._folder)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,

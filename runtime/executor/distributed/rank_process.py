@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 from plait.runtime.errors import PlaitError
-from plait.runtime.executor.tensor_parallel.rank_messages import (
+from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
@@ -62,8 +62,8 @@ def main(index: int, size: int, folder: str) -> int:
 
 
 def _serve(channel: Channel, rank: Rank) -> None:
-    from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
-    from plait.runtime.executor.tensor_parallel.rank_runner import RankRunner
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
+    from plait.runtime.executor.distributed.rank_runner import RankRunner
     from plait.runtime.executor.torch_device import choose_device
 
     channel.send_frame(channel.encode(Started()))
