@@ -32,7 +32,7 @@ def test_a_killed_rank_is_restarted_with_the_runtime(served):
     assert served.post(PROMPT).json()["choices"][0]["text"] == answer
     other_runtime, (other_rank,) = processes_of(served)
     assert other_runtime.pid != runtime.pid and other_rank.pid != rank.pid
-    assert any("tensor-parallel rank 1 has ended (killed by signal 9)" in line for line in served.lines)
+    assert any("rank 1 has ended (killed by signal 9)" in line for line in served.lines)
 
 
 def test_the_ranks_use_the_loopback_interface_only(served):

@@ -1,4 +1,4 @@
-"""A rank of a tensor-parallel model: `python -m ...rank_process INDEX SIZE FOLDER`, started by `rank_group.RankGroup`.
+"""One of a model's ranks: `python -m ...rank_process INDEX SIZE FOLDER`, started by `rank_group.RankGroup`.
 
 The standard input is the channel to rank 0, the runtime process. The rank ends when that channel is closed, which the
 kernel does however the runtime ends: a thread watches it, since the rank may be within an operation that never returns.
@@ -76,8 +76,8 @@ def _serve(channel: Channel, rank: Rank) -> None:
             runner.follow(message)
         elif isinstance(message, Load):
             runner = None
-            device = choose_device(message.config.device)
-            group = group or ProcessGroup(rank, device.type, message.rendezvous)
+            device, num_stages = choose_device(message.config.device), message.config.pipeline_parallel_size
+            group = group or ProcessGroup(rank, device.type, message.rendezvous, num_stages)
             runner = RankRunner(message.config, Path(message.model_path), group, _OtherRanks(channel))
             gc.collect()
             gc.freeze()

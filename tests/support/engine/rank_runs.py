@@ -11,9 +11,9 @@ from tiny_hf_models import all_logits, text
 
 from plait.constrained import Choices, Regex, Vocabulary, compile_grammar
 from plait.runtime.config import engine_config
-from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
 from plait.runtime.executor.distributed.rank_group import RankGroup
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, Append, Close, Fork, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
@@ -45,9 +45,10 @@ def rank_group(size):
         ranks.close()
 
 
-def rank_runner(ranks, path, **settings):
-    """The runner of the model at `path`, by the given ranks."""
-    config = engine_config(**SETTINGS | settings, tensor_parallel_size=ranks.size)
+def rank_runner(ranks, path, stages=1, **settings):
+    """The runner of the model at `path`, by the given ranks in so many stages."""
+    sizes = dict(tensor_parallel_size=ranks.size // stages, pipeline_parallel_size=stages)
+    config = engine_config(**SETTINGS | settings | sizes)
     return make_rank_runner(config, path, lambda fraction, doing: None, lambda: None, lambda size: ranks)
 
 
@@ -86,11 +87,11 @@ def calls():
     yield from (Close(session) for session in (10, 11, 12))
 
 
-def assert_same_tokens(ranks, family, folder, expected):
+def assert_same_tokens(ranks, family, folder, expected, **settings):
     """With greedy and sampled calls, constraints, forks, drafts from the prompt, and a pool that is too small."""
     alone, (retractions, drafts) = expected(family)
     assert retractions > 0 and drafts > 0
-    together, _ = run_calls(rank_runner(ranks, folder(family), max_pages=PAGES))
+    together, _ = run_calls(rank_runner(ranks, folder(family), max_pages=PAGES, **settings))
     assert {call: outcome.tokens for call, outcome in together.items()} == {
         call: outcome.tokens for call, outcome in alone.items()
     }

@@ -14,7 +14,7 @@ from tiny_hf_models import all_logits, randomized
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.executor.distributed import process_group
-from plait.runtime.executor.distributed.make_rank_runner import check_tensor_parallel
+from plait.runtime.executor.distributed.make_rank_runner import check_ranks
 from plait.runtime.executor.distributed.process_group import ProcessGroup
 from plait.runtime.executor.distributed.rank_messages import Failed, Load, Loaded
 from plait.runtime.models.weight_split import Rank
@@ -47,7 +47,7 @@ def test_a_rank_that_ends_is_reported(folder):
         rank_runner(ranks, folder, max_pages=90)
         os.kill(ranks.processes[0].pid, signal.SIGKILL)
         assert wait_until(lambda: ranks.losses)
-        assert ranks.losses == ["tensor-parallel rank 1 has ended (killed by signal 9); the runtime ends with it"]
+        assert ranks.losses == ["rank 1 has ended (killed by signal 9); the runtime ends with it"]
         assert not ranks._folder.exists()
 
 
@@ -113,7 +113,7 @@ def test_a_rank_ends_when_rank_0_does_not_connect(folder, monkeypatch, tmp_path)
 def test_settings_that_ranks_cannot_serve_are_refused(folder, settings, reason):
     config = engine_config(**{"device": "cpu", "tensor_parallel_size": 2} | settings)
     with pytest.raises(InputError, match=reason):
-        check_tensor_parallel(config, folder)
+        check_ranks(config, folder)
 
 
 def test_every_rank_needs_a_gpu(folder, monkeypatch):
@@ -123,14 +123,14 @@ def test_every_rank_needs_a_gpu(folder, monkeypatch):
     monkeypatch.setattr(make_rank_runner, "require_torch", lambda *arguments: None)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(InputError, match="this build of torch has no NCCL"):
-        check_tensor_parallel(engine_config(tensor_parallel_size=2), folder)
+        check_ranks(engine_config(tensor_parallel_size=2), folder)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(InputError, match="tensor_parallel_size=4 needs 4 GPUs; this machine has 3"):
-        check_tensor_parallel(engine_config(tensor_parallel_size=4), folder)
+        check_ranks(engine_config(tensor_parallel_size=4), folder)
     with pytest.raises(InputError, match="2 needs 2 GPUs, from cuda:2 on; this machine has 3"):
-        check_tensor_parallel(engine_config(tensor_parallel_size=2, device="cuda:2"), folder)
-    check_tensor_parallel(engine_config(tensor_parallel_size=2, device="cuda:1"), folder)
+        check_ranks(engine_config(tensor_parallel_size=2, device="cuda:2"), folder)
+    check_ranks(engine_config(tensor_parallel_size=2, device="cuda:1"), folder)
     devices = [make_rank_runner._config_of_rank(engine_config(device="cuda:1"), index).device for index in (0, 1)]
     assert devices == ["cuda:1", "cuda:2"]
 
