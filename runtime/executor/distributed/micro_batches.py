@@ -94,11 +94,11 @@ def _part(
         positions=arrays.positions[begin:end],
         write_slots=arrays.write_slots[begin:end],
     )
-    return part, _shared_part(q_starts, shared, begin, end, first) if shared else ()
+    return part, _shared_part(q_starts, shared, begin, end, slice(first, last + 1)) if shared else ()
 
 
 def _shared_part(
-    q_starts: IntArray, shared: Sequence[IntArray], begin: int, end: int, first: int
+    q_starts: IntArray, shared: Sequence[IntArray], begin: int, end: int, part_rows: slice
 ) -> Sequence[IntArray]:
     """The shared prefixes of the rows that are complete in [begin, end), as `shared_prefix_arrays` returns them."""
     lengths, _, starts, tokens, _ = shared
@@ -108,7 +108,7 @@ def _shared_part(
         members = np.searchsorted(q_starts, tokens[start:stop], side="right") - 1
         rows = [int(row) for row in dict.fromkeys(members.tolist()) if is_complete[row]]
         if len(rows) > 1:
-            groups.append(([row - first for row in rows], int(lengths[rows[0]])))
+            groups.append(([row - part_rows.start for row in rows], int(lengths[rows[0]])))
     if not groups:
         return ()
-    return shared_prefix_arrays(groups, np.diff(np.clip(q_starts, begin, end)[first:]))
+    return shared_prefix_arrays(groups, np.diff(np.clip(q_starts, begin, end))[part_rows])

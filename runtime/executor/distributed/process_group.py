@@ -107,6 +107,7 @@ class ProcessGroup:
         """
         if len(self._sends) == MAX_SENDS:
             self._sends.popleft()[0].wait()
+        x = x.contiguous()
         work = dist.isend(x, self.world.index + self.rank.size)
         assert work is not None
         self._sends.append((work, x))
@@ -122,7 +123,7 @@ class ProcessGroup:
             if self.world.index == 0:
                 dist.recv(x, self.world.size - self.rank.size)
             else:
-                dist.send(x, 0)
+                dist.send(x.contiguous(), 0)
         return x
 
     def rank0_to_last_stage(self, x: torch.Tensor) -> torch.Tensor:
