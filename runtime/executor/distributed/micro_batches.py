@@ -111,4 +111,5 @@ def _shared_part(
             groups.append(([row - part_rows.start for row in rows], int(lengths[rows[0]])))
     if not groups:
         return ()
-    return shared_prefix_arrays(groups, np.diff(np.clip(q_starts, begin, end))[part_rows])
+    inside = np.clip(q_starts, begin, end)
+    return shared_prefix_arrays(groups, (inside[1:] - inside[:-1])[part_rows])
