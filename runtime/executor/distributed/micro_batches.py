@@ -41,11 +41,13 @@ def micro_batch_ends(arrays: BatchArrays, num_stages: int, costs: StepCosts) -> 
     S stages need (M + S - 1) * (weights + work / M) for M micro-batches of equal work, which is least for
     M = sqrt((S - 1) * work / weights). Each of them reads all weights, so decode steps of few rows are not divided.
     """
+    total = len(arrays.token_ids)
+    if num_stages == 1:
+        return [total]
     counts, lengths = np.diff(arrays.q_starts), np.diff(arrays.kv_starts)
     row_costs = counts + costs.kv * lengths
     row_ends = np.cumsum(row_costs)
     wanted = round(math.sqrt((num_stages - 1) * float(row_ends[-1]) / costs.weights))
-    total = int(arrays.q_starts[-1])
     ends = {total}
     for k in range(1, min(wanted, total)):
         target = float(row_ends[-1]) * k / wanted
