@@ -29,7 +29,7 @@ from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.models.weight_split import Rank
 
-ROUNDS = 15
+ROUNDS = 7
 HAND_OVERS = ((1, 576), (64, 576), (1024, 576), (1, 4096), (64, 4096), (1024, 4096))  # [tokens, hidden size] bfloat16
 KINDS = {  # (pipeline_parallel_size, whether steps are divided)
     "one process": (1, False),
@@ -39,7 +39,7 @@ KINDS = {  # (pipeline_parallel_size, whether steps are divided)
 CONTEXT = 512
 STEPS = {  # name: (rows, new tokens of each, tokens of context before them)
     "prompt of 256 tokens": (1, 256, 0),
-    "prompt of 1,024 tokens": (1, 1024, 0),
+    "prompt of 768 tokens": (1, 768, 0),
     "decode step of 1 row": (1, 1, CONTEXT),
     "decode step of 16 rows": (16, 1, CONTEXT),
     "decode step of 64 rows": (64, 1, CONTEXT),
@@ -131,7 +131,7 @@ def compare_steps() -> None:
         medians = {kind: statistics.median(values) for kind, values in times.items()}
         print(f"\n{step}:")
         for kind, median in medians.items():
-            print(f"  {kind:<30} {median * 1e3:8.1f} ms  {median / medians['one process']:.2f} x")
+            print(f"  {kind:<30} {median * 1e3:8.1f} ms  {median / medians['one process']:.2f} x", flush=True)
     for child in children.values():
         child.communicate()
 
