@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -93,6 +95,28 @@ def test_a_file_that_cannot_be_completed_leaves_nothing(folder) -> None:
     assert list(folder.iterdir()) == [path]
 
 
+def test_a_full_disk_leaves_nothing(folder, monkeypatch) -> None:
+    """The part of the content that fits has been written when the disk is full."""
+    opened = os.fdopen
+
+    def full(fd, mode):
+        with opened(os.dup(fd), mode) as file:
+            file.write(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(object_code, "open", full, raising=False)
+    object_code.write(folder / "code.o", b"code")
+    assert list(folder.iterdir()) == []
+
+
+def test_the_unfinished_file_of_a_killed_process_is_removed_and_that_of_a_running_one_is_not(folder) -> None:
+    (killed := folder / "a.1.part").write_bytes(b"par")
+    with (running := folder / "b.2.part").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        object_code.write(folder / "code.o", b"code")
+        assert running.exists() and not killed.exists()
+
+
 def test_writing_deletes_what_no_start_has_read_for_a_month(folder) -> None:
     old, used = folder / "old.o", folder / "used.o"
     for path in (old, used):
@@ -116,7 +140,7 @@ def test_another_process_loads_what_this_one_compiled(folder) -> None:
     thread_pool.KernelLibrary("threads", thread_pool.run_step, thread_pool.serve_steps).load()
     code = (
         "from plait.kernels.cpu.compiler.library import KernelLibrary\n"
-        "KernelLibrary._compile = None\n"  # would raise
+        "KernelLibrary.compile_optimized = None\n"  # would raise
         "from plait.kernels.cpu.parallel import thread_pool\n"
         "assert all(thread_pool.LIBRARY.load().values())"
     )
