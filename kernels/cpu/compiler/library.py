@@ -28,10 +28,13 @@ class KernelLibrary:
         self._addresses: dict[str, int] = {}
 
     @cached_property
-    def _path(self) -> Path | None:
+    def _source_hashes(self) -> list[str]:
         files = sorted({function.__code__.co_filename for function in self._functions.values()})
-        sources = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
-        return object_code.cache_path(self.name, *self._functions, *sources)
+        return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+
+    @property
+    def _path(self) -> Path | None:
+        return object_code.cache_path(self.name, *self._functions, *self._source_hashes)
 
     @property
     def _quick_path(self) -> Path | None:
