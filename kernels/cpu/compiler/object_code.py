@@ -35,14 +35,21 @@ def cache_folder() -> Path | None:
 
     It lies in the folder that NUMBA_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
     """
+    folder = readable_folder()
+    return folder if folder is not None and os.access(folder, os.W_OK) else None
+
+
+def readable_folder() -> Path | None:
+    """Returns the folder of compiled kernels even if it can only be read, as in an image; None if others may write."""
     try:
         folder = _folder_path()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except (OSError, RuntimeError):  # a read-only machine, or one without a home folder
         return None
-    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) and os.access(folder, os.W_OK) else None
+    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
 
 
 def _folder_path() -> Path:
@@ -58,7 +65,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 def cache_path(name: str, *depends_on: object) -> Path | None:
     """Returns the file for the code `name`, which depends on these values besides the kernels' sources."""
-    folder = cache_folder()
+    folder = readable_folder()
     key = (SOURCE_HASH, llvmlite.__version__, llvm.llvm_version_info, *isa.compile_target(), *depends_on)
     return None if folder is None else folder / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.o"
 
@@ -70,7 +77,8 @@ def read(path: Path | None) -> bytes | None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             content = file.read() if _is_private(os.fstat(file.fileno())) else b""
-        os.utime(path)
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            os.utime(path)
     except OSError:
         return None
     code = content[CHECKSUM_BYTES:]

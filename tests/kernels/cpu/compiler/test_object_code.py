@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,6 +94,24 @@ def test_a_file_that_cannot_be_completed_leaves_nothing(folder) -> None:
     path.mkdir()  # so that the finished file cannot be moved there
     object_code.write(path, b"code")
     assert list(folder.iterdir()) == [path]
+
+
+def test_kernels_are_read_from_a_folder_that_cannot_be_written(folder, monkeypatch) -> None:
+    """The rights of files mean nothing to root, so the system's answers are replaced."""
+
+    def refuse(*args, **more):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    path = object_code.cache_path("code")
+    object_code.write(path, b"code")
+    monkeypatch.setattr(object_code.os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(object_code.os, "utime", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(object_code, "_write_part", refuse)
+    assert object_code.cache_folder() is None and object_code.cache_path("code") == path
+    assert object_code.read(path) == b"code"
+    object_code.write(path, b"other")
+    assert object_code.read(path) == b"code"
 
 
 def test_a_full_disk_leaves_nothing(folder, monkeypatch) -> None:
