@@ -8,7 +8,6 @@ folder and its files must belong to this user, and nobody else may write there, 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
@@ -26,6 +25,7 @@ from plait.kernels.cpu.compile_cache import SOURCE_HASH
 CHECKSUM_BYTES = 32
 MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted
 WRITING = threading.Lock()  # held while a file is written; a process that ends at once waits for it
+MAX_WRITING_S = 600.0  # an unfinished file of that age belongs to a process that was killed while it wrote
 _PART_SUFFIX = ".part"
 _ENGINES: list[Any] = []  # own the machine code, which is never freed
 
@@ -96,36 +96,22 @@ def write(path: Path | None, code: bytes) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_part(path, hashlib.sha256(code).digest() + code)
         for old in path.parent.iterdir():
-            if old.suffix == _PART_SUFFIX:
-                _remove_abandoned(old)
-            elif old.suffix != ".lock" and time.time() - old.stat().st_mtime > MAX_UNUSED_S:
+            max_age_s = MAX_WRITING_S if old.suffix == _PART_SUFFIX else MAX_UNUSED_S
+            if old.suffix != ".lock" and time.time() - old.stat().st_mtime > max_age_s:
                 old.unlink()
 
 
 def _write_part(path: Path, content: bytes) -> None:
-    """Writes a file under another name, which it keeps locked, and then renames it. Raises OSError."""
+    """Writes a file under another name and then renames it. Raises OSError, and leaves no file then."""
     part = path.with_suffix(f".{os.urandom(8).hex()}{_PART_SUFFIX}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             file.write(content)
-            file.flush()
-            part.replace(path)
+        part.replace(path)
     except OSError:  # a full disk, for example
         part.unlink(missing_ok=True)
         raise
-
-
-def _remove_abandoned(part: Path) -> None:
-    """Removes the file of a process that was killed while it wrote: it is not locked any more. Raises OSError."""
-    fd = os.open(part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.unlink(missing_ok=True)
-    finally:
-        os.close(fd)
 
 
 def target_machine(level: int = 3) -> Any:
