@@ -30,6 +30,7 @@ from plait.constrained.vocabulary import Vocabulary
 
 _ESCAPES = 'nrbtf\\"'
 _WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
+_MANY_ALTERNATIVES_FROM = 10_000  # characters of a schema with possibly more alternatives than llguidance follows
 _NOT_COMBINED = (
     "schema too large",
     "Schema intersection stack level exceeded",
@@ -56,7 +57,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
             reason, rewritten = error.reason, _rewritten(spec)
     try:
         combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
-        return _compile_rewritten(combined, spec, vocabulary)
+        return _compile_rewritten(combined, spec, vocabulary, is_combined=True)
     except GrammarError as error:
         if reason is not None or not isinstance(error, CombinedTooLarge):
             reason = reason or error.reason
@@ -78,7 +79,9 @@ def _rewritten(spec: JsonSchema) -> RewrittenSchema:
     )
 
 
-def _compile_rewritten(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary) -> LlguidanceSource:
+def _compile_rewritten(
+    rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary, *, is_combined: bool = False
+) -> LlguidanceSource:
     unique = extract_unique_items(rewritten.schema)
     try:
         return ensure_compiles(
@@ -91,7 +94,7 @@ def _compile_rewritten(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary:
                 unique_items=json.dumps(unique) if unique else "",
             ),
             vocabulary,
-            begins=(b"{", b"["),
+            begins=(b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else (),
         )
     except GrammarError as error:
         if error.reason.startswith(_NOT_COMBINED):
