@@ -243,9 +243,8 @@ class Decoder:
         if kernels.fused is not None:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
-            attended = kernels.fused.attend(
-                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps, softcap
-            )
+            q = kernels.fused.rotate_and_write(qkv, cos, sin, cache, layout, weight, eps)
+            attended = kernels.fused.attention(q, cache, layout, config.softmax_scale, attention.window, softcap)
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
