@@ -62,6 +62,7 @@ class Application(FastAPI):
     parameters."""
 
     endpoint_paths: frozenset[str]
+    endpoint_table: EndpointTable
     entry_app: RequestContextMiddleware
     early_refusals: EarlyRefusals
 
@@ -96,7 +97,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
-    table = _EndpointTable(app.handle_with_fastapi, routers)
+    table = app.endpoint_table = EndpointTable(app.handle_with_fastapi, routers)
     app.endpoint_paths = frozenset(path for path in paths if "{" not in path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
@@ -173,11 +174,15 @@ def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> Reques
     )
 
 
-class _EndpointTable:
-    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`."""
+class EndpointTable:
+    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`.
+
+    run_endpoint: calls an endpoint; an ingress in front of replicas forwards requests here (`server/deployment`).
+    """
 
     def __init__(self, fallback: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self.fallback = fallback
+        self.run_endpoint: Callable[[Endpoint, Request], Awaitable[Response]] = _call
         self._endpoints: dict[tuple[str, str], Endpoint] = {
             (method, route.path): route.endpoint
             for router in routers
@@ -193,10 +198,14 @@ class _EndpointTable:
             return
         request: Any = Request(scope, receive, send)
         try:
-            response = await endpoint(request)
+            response = await self.run_endpoint(endpoint, request)
         except HANDLED_ERRORS as error:
             response = await _error_response(request, error)
         await response(scope, receive, send)
+
+
+async def _call(endpoint: Endpoint, request: Request) -> Response:
+    return await endpoint(request)
 
 
 def _is_mounted_at_root(scope: Scope) -> bool:
