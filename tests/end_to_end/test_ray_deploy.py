@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import threading
@@ -19,8 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from plait.runtime.cluster.ray_package import import_ray
-from plait.runtime.errors import InputError, RuntimeGone
+from plait.runtime.errors import InputError
 from plait.runtime.server.deployment.control import LOCAL, connected, delete, deploy, describe
 from plait.runtime.server.deployment.deploy_config import DeployConfig, config_of
 
@@ -234,7 +232,7 @@ def test_a_deployment_describes_itself_and_refuses_another_address(deployed):
     state = describe(deployed.config.name)
     assert state is not None and state.status == "RUNNING" and state.replicas["engine"] == {"RUNNING": 2}
     assert describe("another") is None
-    with pytest.raises(InputError, match="listens at 127.0.0.1 port"):
+    with pytest.raises(InputError, match=r"listens at 127\.0\.0\.1 port"):
         deploy(config_of(SETTINGS | {"port": free_port()}), 5, lambda state: None)
 
 
@@ -243,5 +241,5 @@ def skip_test_a_port_that_is_taken_is_an_error_before_anything_starts():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"cannot listen at 127.0.0.1 port {port}: Address already in use"):
+        with pytest.raises(InputError, match=f"port {port}: Address already in use"):
             deploy(config_of({"port": port}), 5, lambda state: None)

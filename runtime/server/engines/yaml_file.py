@@ -1,5 +1,4 @@
 """Reads a YAML file of settings as nodes with their lines. Values stay texts: `no` and `1:30` mean what they say."""
-say."""
 
 from __future__ import annotations
 
