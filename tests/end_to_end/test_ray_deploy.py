@@ -23,7 +23,7 @@ from plait.runtime.server.deployment.control import LOCAL, connected, delete, de
 from plait.runtime.server.deployment.deploy_config import DeployConfig, config_of
 
 LIMIT_S = 60.0
-TEXT = "The harbour master counted the boats twice each evening. " * 12
+TEXT = "The harbour master counted the boats twice each evening. " * 20
 SETTINGS: dict[str, Any] = {
     "min-replicas": 2,
     "max-replicas": 3,
@@ -54,6 +54,10 @@ class Deployed:
 
     def complete(self, prompt: str = TEXT, **fields: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json=request_of(prompt, **fields))
+
+    def events(self, request: dict[str, Any]) -> Iterator[str]:
+        with self.http.stream("POST", "/v1/completions", json=request) as response:
+            yield from (line.removeprefix("data: ") for line in response.iter_lines() if line)
 
     def status(self) -> dict[str, Any]:
         return self.http.get("/status").json()
@@ -124,10 +128,10 @@ def test_requests_with_one_prefix_go_to_one_replica_and_are_counted(deployed):
     first = deployed.complete().json()
     again = deployed.complete().json()
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190
     replicas = deployed.status()["replicas"]
     assert sorted(replica["placed"] for replica in replicas) == [0, 2]
-    wait_for(lambda: sum(deployed.metric("plait_prompt_tokens_total").values()) >= 2 * 128)
+    wait_for(lambda: sum(deployed.metric("plait_prompt_tokens_total").values()) >= 2 * 190)
     assert {'replica="0"', 'replica="1"'} <= set(deployed.metric("plait_prompt_tokens_total"))
     assert sum(deployed.metric("plait_router_load_tokens").values()) == 0
 
@@ -140,34 +144,26 @@ def test_a_flushed_cache_is_known_to_the_router_and_costs_no_answer(deployed):
     assert flushed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_a_killed_replica_costs_no_request_and_is_replaced(deployed):
+def test_a_killed_replica_costs_only_the_streams_that_had_begun_there(deployed):
     deployed.wait_until_ready()
+    streams = [deployed.events(request_of(f"Stream {i}. {TEXT}", max_tokens=600, stream=True)) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    assert sorted(replica["load"] > 0 for replica in deployed.status()["replicas"]) == [True, True]
     victim = deployed.processes("engine")[0]
 
     def kill() -> None:
-        time.sleep(0.3)
+        time.sleep(0.2)
         victim.kill()
 
     prompts = [f"Boat {index}. {TEXT}" for index in range(6)]
     works = [lambda prompt=prompt: deployed.complete(prompt, max_tokens=60) for prompt in prompts]
-    *answers, _ = run_side_by_side([*works, kill])
+    *answers, first, second, _ = run_side_by_side([*works, *[lambda s=stream: list(s) for stream in streams], kill])
     assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
+    lost, kept = sorted((first, second), key=lambda events: events[-1] == "[DONE]")
+    assert json.loads(lost[-1])["error"]["code"] == "runtime_gone" and kept[-1] == "[DONE]"
     deployed.wait_until_ready()
     assert victim.pid not in [process.pid for process in deployed.processes("engine")]
-
-
-def test_a_stream_that_began_ends_with_its_error(deployed):
-    deployed.wait_until_ready()
-    request = request_of(max_tokens=700, stream=True)
-    with deployed.http.stream("POST", "/v1/completions", json=request) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        for process in deployed.processes("engine"):
-            process.kill()
-        events = [line.removeprefix("data: ") for line in lines if line]
-    assert json.loads(events[-1])["error"]["code"] == "runtime_gone"
-    assert deployed.complete().status_code == 200  # waits for a new replica
-    deployed.wait_until_ready()
 
 
 def test_requests_of_a_stopped_replica_run_on_the_other_one(deployed):
@@ -192,7 +188,7 @@ def test_the_ingress_is_restarted_and_finds_the_replicas_again(deployed):
     wait_for(lambda: deployed.complete().status_code == 200)
     again = deployed.complete().json()
     assert again["choices"][0]["text"] == text
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128  # it asked what the replicas have
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190  # it asked what the replicas have
     deployed.wait_until_ready()
 
 
@@ -209,28 +205,34 @@ def test_the_calls_of_a_client_that_left_are_ended(deployed):
 
 def test_replicas_follow_the_load_and_no_request_is_lost(deployed):
     deployed.wait_until_ready()
-    prompts = [f"Load {index}. {TEXT}" for index in range(12)]
-    answers: list[Any] = []
-    load = threading.Thread(
-        target=lambda: answers.extend(
-            run_side_by_side([lambda p=prompt: deployed.complete(p, max_tokens=300) for prompt in prompts])
-        )
-    )
-    load.start()
-    wait_for(lambda: len(deployed.status()["replicas"]) == 3)
-    load.join(LIMIT_S)
-    assert [answer.status_code for answer in answers] == [200] * 12, [answer.text for answer in answers]
-    assert all(answer.json()["usage"]["completion_tokens"] == 300 for answer in answers)
-    request = request_of(max_tokens=500, stream=True)
-    with deployed.http.stream("POST", "/v1/completions", json=request) as response:
-        events = [line for line in response.iter_lines() if line]  # drained, wherever it is
-    assert events[-1] == "data: [DONE]"
+    answers: list[httpx.Response] = []
+    enough = threading.Event()
+
+    def keep_asking(index: int) -> None:
+        while not enough.is_set():
+            answers.append(deployed.complete(f"Load {index}. {TEXT}", max_tokens=300))
+
+    threads = [threading.Thread(target=keep_asking, args=(index,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: [replica["state"] for replica in deployed.status()["replicas"]] == ["ready"] * 3)
+        wait_for(lambda: deployed.status()["replicas"][2]["placed"] > 0)
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    requests = [request_of(f"Drained {index}. {TEXT}", max_tokens=600, stream=True) for index in range(3)]
+    streams = run_side_by_side([lambda r=request: list(deployed.events(r)) for request in requests])  # one on each
+    assert [events[-1] for events in streams] == ["[DONE]"] * 3
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {300}
     deployed.wait_until_ready(2)
 
 
 def test_a_deployment_describes_itself_and_refuses_another_address(deployed):
     state = describe(deployed.config.name)
-    assert state is not None and state.status == "RUNNING" and state.replicas["engine"] == {"RUNNING": 2}
+    assert state is not None and state.status == "RUNNING" and state.replicas["engine"]["RUNNING"] == 2
     assert describe("another") is None
     with pytest.raises(InputError, match=r"listens at 127\.0\.0\.1 port"):
         deploy(config_of(SETTINGS | {"port": free_port()}), 5, lambda state: None)

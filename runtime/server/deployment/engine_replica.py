@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from plait.runtime.client.client import Client
-from plait.runtime.cluster.replicated_transport import RENEW_WATCH_S
 from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.messages import BlockBatch, BlockSnapshot, ServerMessage, Status, WatchBlocks
 from plait.runtime.process.runtime import Runtime
@@ -28,6 +29,7 @@ from plait.runtime.server.ops.status_query import StatusQuery
 from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 
+LEASE_S = 8.0  # of a watch; an ingress renews it every RENEW_WATCH_S
 STATUS_INTERVAL_S = 0.5  # between two statuses in a watch
 MAX_WAITING_EVENTS = 1024  # of a watch whose ingress does not read; later ones are dropped, and it asks for a snapshot
 
@@ -47,7 +49,7 @@ class EngineReplica:
         self._runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, settings.server.stuck_after_s)
         self._app = create_app(self._runtime, settings.server)
         self._status = StatusQuery(lambda: self._client)
-        self._watchers: dict[asyncio.Queue[ServerMessage | None], ZmqClientTransport] = {}
+        self._watches: dict[str, _Watch] = {}
         self._is_attached = False
 
     @property
@@ -91,9 +93,10 @@ class EngineReplica:
         scope["app"] = self._app
         await self._app.endpoint_table(scope, receive, send)
 
-    async def watch(self, replica_id: str) -> AsyncGenerator[bytes, None]:
+    async def watch(self, replica_id: str, watch_id: str) -> AsyncGenerator[bytes, None]:
         """Sends the model first, then block events and statuses, until the runtime ends. Each frame is a list of
-        messages of `runtime/messages.py`. Raises LookupError if this is not the replica."""
+        messages of `runtime/messages.py`. Ends LEASE_S after the last `renew`, since nothing else tells that an ingress
+        was killed. Raises LookupError if this is not the replica."""
         self._check_id(replica_id)
         client, loop = self._client, asyncio.get_running_loop()
         queue: asyncio.Queue[ServerMessage | None] = asyncio.Queue(MAX_WAITING_EVENTS)
@@ -102,30 +105,28 @@ class EngineReplica:
         transport.start(
             lambda reply: _call_in(loop, _put, queue, reply), lambda reason: _call_in(loop, _put_end, queue)
         )
-        self._watchers[queue] = transport
-        tasks = [asyncio.create_task(self._renew(transport)), asyncio.create_task(self._poll_status(queue))]
+        watch = self._watches[watch_id] = _Watch(transport, time.monotonic() + LEASE_S)
+        watch.ask(snapshot=True)
+        status = asyncio.create_task(self._poll_status(queue))
         try:
             yield _encode([client.model])
-            while True:
-                messages: list[ServerMessage | None] = [await queue.get()]
-                while not queue.empty():
-                    messages.append(queue.get_nowait())
+            while time.monotonic() < watch.ends:
+                messages = await _next_messages(queue)
                 if None in messages:
                     raise RuntimeGone(str(client.disconnect_reason))
-                yield _encode(messages)
+                if messages:
+                    yield _encode(messages)
         finally:
-            del self._watchers[queue]
-            for task in tasks:
-                task.cancel()
+            self._watches.pop(watch_id, None)
+            status.cancel()
             transport.close()
 
-    async def _renew(self, transport: ZmqClientTransport) -> None:
-        is_first = True
-        while True:
-            with contextlib.suppress(PlaitError):  # then the watch ends
-                transport.send(WatchBlocks(snapshot=is_first))
-            is_first = False
-            await asyncio.sleep(RENEW_WATCH_S)
+    async def renew(self, replica_id: str, watch_id: str, snapshot: bool) -> None:
+        """Lets a watch go on for LEASE_S. snapshot: whether it gets one. Raises LookupError if there is none."""
+        self._check_id(replica_id)
+        watch = self._watches[watch_id]
+        watch.ends = time.monotonic() + LEASE_S
+        watch.ask(snapshot)
 
     async def _poll_status(self, queue: asyncio.Queue[ServerMessage | None]) -> None:
         while True:
@@ -134,16 +135,32 @@ class EngineReplica:
                     _put(queue, status)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
-    async def send_snapshot(self, replica_id: str) -> None:
-        """Sends a snapshot of the blocks in every watch. Raises LookupError if this is not the replica."""
-        self._check_id(replica_id)
-        for transport in self._watchers.values():
-            with contextlib.suppress(PlaitError):
-                transport.send(WatchBlocks(snapshot=True))
-
     def _check_id(self, replica_id: str) -> None:
         if replica_id != self._replica_id:
             raise LookupError(f"this is replica {self._replica_id}, not {replica_id}")
+
+
+@dataclass
+class _Watch:
+    """The events that one ingress gets. ends: when, unless it is renewed (monotonic time)."""
+
+    transport: ZmqClientTransport
+    ends: float
+
+    def ask(self, snapshot: bool) -> None:
+        """Asks the runtime for events for the next 10 s."""
+        with contextlib.suppress(PlaitError):  # then the watch ends
+            self.transport.send(WatchBlocks(snapshot))
+
+
+async def _next_messages(queue: asyncio.Queue[ServerMessage | None]) -> list[ServerMessage | None]:
+    """All that is queued, after at most a second; None is the end."""
+    messages: list[ServerMessage | None] = []
+    with contextlib.suppress(TimeoutError):
+        messages.append(await asyncio.wait_for(queue.get(), 1.0))
+    while not queue.empty():
+        messages.append(queue.get_nowait())
+    return messages
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:

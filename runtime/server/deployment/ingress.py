@@ -49,6 +49,12 @@ class Ingress:
         self._first_call = asyncio.create_task(port.start())
         await self._directory.wait_until_connected(FIRST_REPLICA_TIMEOUT_S)
 
+    def __del__(self) -> None:
+        """Called by Ray Serve when the ingress ends: lets the replicas end at once, without its watches."""
+        directory = getattr(self, "_directory", None)
+        if directory is not None:
+            directory.close()
+
     def __serve_build_asgi_app__(self) -> Application:
         """Called by Ray Serve for the application that answers its requests."""
         return self._app

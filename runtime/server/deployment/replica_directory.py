@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from plait.runtime.cluster.replicated_transport import NO_REPLICA, UNANSWERED_S
+from plait.runtime.cluster.replicated_transport import NO_REPLICA, RENEW_WATCH_S, UNANSWERED_S
 from plait.runtime.cluster.router import WINDOW_TOKENS, NoReplicaError, Placement, Router
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.kv_cache.block_events import HEARTBEAT_S
@@ -40,12 +41,15 @@ class ReplicaPort(Protocol):
         """The frames of the answer to a `ForwardedRequest`. Raises whatever the replica raised, or RuntimeGone."""
         ...
 
-    def watch(self, replica: str) -> AsyncGenerator[bytes, None]:
-        """Lists of messages of a replica's runtime, in MessagePack; a Welcome first. Raises as `answer`."""
+    def watch(self, replica: str, watch: str) -> AsyncGenerator[bytes, None]:
+        """Lists of messages of a replica's runtime, in MessagePack; a Welcome first. Raises as `answer`.
+
+        watch: names it for `renew`, without which it ends after some seconds.
+        """
         ...
 
-    async def send_snapshot(self, replica: str) -> None:
-        """Asks a replica for a snapshot of its blocks, which comes in its watch."""
+    async def renew(self, replica: str, watch: str, snapshot: bool) -> None:
+        """Lets a watch go on. snapshot: whether a snapshot of the replica's blocks comes in it."""
         ...
 
 
@@ -65,6 +69,8 @@ class RemoteReplica:
     max_batch_rows: int = 0
     refusal: str | None = None
     watcher: asyncio.Task[None] | None = None
+    watch: str = ""  # the name of the current one
+    next_renewal: float = 0.0
     on_silence: set[Callable[[], None]] = field(default_factory=set)
 
     @property
@@ -157,7 +163,8 @@ class ReplicaDirectory(ReplicaGroup):
         while True:
             reason = "its watch ended"
             try:
-                async with contextlib.aclosing(self._port.watch(replica.id)) as frames:
+                replica.watch, replica.next_renewal = secrets.token_hex(8), time.monotonic() + RENEW_WATCH_S
+                async with contextlib.aclosing(self._port.watch(replica.id, replica.watch)) as frames:
                     async for frame in frames:
                         await self._receive(replica, frame)
                         if replica.refusal is not None:
@@ -283,23 +290,25 @@ class ReplicaDirectory(ReplicaGroup):
                     on_silence()
             asked = self.router.replicas_to_ask(now)
             for replica in self._connected():
-                if replica.router_number in asked and replica.unanswered_s < UNANSWERED_S:
-                    self._start(self._port.send_snapshot(replica.id))
+                has_gap = replica.router_number in asked
+                if (has_gap or now >= replica.next_renewal) and replica.unanswered_s < UNANSWERED_S:
+                    replica.next_renewal = now + RENEW_WATCH_S
+                    self._start(self._port.renew(replica.id, replica.watch, snapshot=has_gap))
 
     def _silent_beside_others(self) -> list[RemoteReplica]:
         connected = self._connected()
         silent = [replica for replica in connected if replica.unanswered_s >= NOT_READY_AFTER_S]
         return silent if len(silent) < len(connected) else []
 
-    def _start(self, work: object) -> None:
+    def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(_quietly(work))  # kept, since the event loop keeps no reference
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _quietly(work: object) -> None:
-    """Awaits a request for a snapshot. One that fails is repeated as long as the gap is open."""
+async def _quietly(work: Awaitable[None]) -> None:
+    """Awaits a renewal. One that fails is repeated; if none succeeds, the watch ends, and another one begins."""
     try:
-        await work  # type: ignore[misc]
+        await work
     except Exception as error:
-        log.info("a replica was not asked for its blocks: %s", type(error).__name__)
+        log.info("a watch of a replica was not renewed: %s", type(error).__name__)

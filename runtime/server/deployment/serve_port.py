@@ -47,15 +47,15 @@ class ServePort:
     async def start(self) -> None:
         """Makes a first call. Before it, Ray Serve does not tell which replicas there are."""
         with contextlib.suppress(Exception):  # no replica has this name, so the one that gets the call refuses it
-            await self.send_snapshot("")
+            await self.renew("", "", snapshot=False)
 
     async def answer(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._frames(self._stream.answer.remote, replica, data)) as frames:
             async for frame in frames:
                 yield frame
 
-    async def watch(self, replica: str) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(self._frames(self._stream.watch.remote, replica)) as frames:
+    async def watch(self, replica: str, watch: str) -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(self._frames(self._stream.watch.remote, replica, watch)) as frames:
             async for frame in frames:
                 yield frame
 
@@ -67,5 +67,5 @@ class ServePort:
         finally:
             response.cancel()
 
-    async def send_snapshot(self, replica: str) -> None:
-        await Context().run(self._unary.send_snapshot.remote, replica)
+    async def renew(self, replica: str, watch: str, snapshot: bool) -> None:
+        await Context().run(self._unary.renew.remote, replica, watch, snapshot)
