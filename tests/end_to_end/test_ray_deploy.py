@@ -50,6 +50,7 @@ class Deployed:
 
     def __init__(self, config: DeployConfig, url: str) -> None:
         self.config, self.url = config, url
+        self.refusal_of_taken_port = ""
         self.http = httpx.Client(base_url=url, timeout=LIMIT_S)
 
     def complete(self, prompt: str = TEXT, **fields: Any) -> httpx.Response:
@@ -100,11 +101,23 @@ def wait_for(condition: Callable[[], object]) -> None:
 def deployed() -> Iterator[Deployed]:
     config = config_of(SETTINGS | {"port": free_port()})
     with connected(LOCAL):
+        refusal = error_of_taken_port()
         url = deploy(config, LIMIT_S * 2, lambda state: None)
         service = Deployed(config, url)
+        service.refusal_of_taken_port = refusal
         service.wait_until_ready()
         yield service
         delete(config.name)
+
+
+def error_of_taken_port() -> str:
+    """What `deploy` says about a port that another process listens at; nothing has been started then."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError) as caught:
+            deploy(config_of({"port": taken.getsockname()[1]}), 5, lambda state: None)
+    return str(caught.value)
 
 
 def run_side_by_side(works: list[Callable[[], Any]]) -> list[Any]:
@@ -230,18 +243,14 @@ def test_replicas_follow_the_load_and_no_request_is_lost(deployed):
     deployed.wait_until_ready(2)
 
 
+def test_a_port_that_is_taken_is_an_error_before_anything_starts(deployed):
+    assert deployed.refusal_of_taken_port.startswith("cannot listen at 127.0.0.1 port ")
+    assert deployed.refusal_of_taken_port.endswith(": Address already in use")
+
+
 def test_a_deployment_describes_itself_and_refuses_another_address(deployed):
     state = describe(deployed.config.name)
     assert state is not None and state.status == "RUNNING" and state.replicas["engine"]["RUNNING"] == 2
     assert describe("another") is None
     with pytest.raises(InputError, match=r"listens at 127\.0\.0\.1 port"):
         deploy(config_of(SETTINGS | {"port": free_port()}), 5, lambda state: None)
-
-
-def skip_test_a_port_that_is_taken_is_an_error_before_anything_starts():
-    with socket.socket() as taken, connected(LOCAL):
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"port {port}: Address already in use"):
-            deploy(config_of({"port": port}), 5, lambda state: None)

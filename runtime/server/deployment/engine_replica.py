@@ -122,7 +122,12 @@ class EngineReplica:
             transport.close()
 
     async def renew(self, replica_id: str, watch_id: str, snapshot: bool) -> None:
-        """Lets a watch go on for LEASE_S. snapshot: whether it gets one. Raises LookupError if there is none."""
+        """Lets a watch go on for LEASE_S. snapshot: whether it gets one. Raises LookupError if there is none.
+
+        Does nothing for the replica "", an ingress's first call.
+        """
+        if not replica_id:
+            return
         self._check_id(replica_id)
         watch = self._watches[watch_id]
         watch.ends = time.monotonic() + LEASE_S

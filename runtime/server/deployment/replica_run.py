@@ -1,7 +1,7 @@
 """A replica's side of one forwarded request: calls the endpoint and yields the frames of its answer.
 
-Keys, limits, logs and metrics are the ingress's. What the endpoint sends while a frame is on its way goes into the next
-frame, so a slow connection gets fewer and larger frames.
+Keys, limits, logs and metrics are the ingress's. What the endpoint sends while a frame is on its way, or soon after it,
+goes into the next frame, so a slow connection and a busy replica have fewer and larger frames.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from plait.runtime.server.in_flight import RequestRecord, set_current_request
 
 POLL_S = 0.05  # of looking at calls that send nothing
 REPORT_S = 0.5  # between two reports of a call's tokens, if nothing is sent meanwhile
+FRAME_INTERVAL_S, MAX_FRAME_INTERVAL_S = 0.003, 0.1  # for each other answer: a frame costs Ray about a millisecond
 MAX_WAITING_BYTES = 1 << 18  # of an answer that the ingress has not taken: the endpoint waits then
 
 
@@ -53,7 +54,7 @@ class ReplicaRun:
         if request.deadline_s is not None:
             self._record.start_deadline = time.monotonic() + request.deadline_s
         self._reported: dict[int, tuple[int, bool]] = {}  # call -> tokens, and whether its end is reported
-        self._last_report = 0.0
+        self._last_report = self._next_frame = 0.0
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yields the frames of the answer, the first one at once."""
@@ -63,12 +64,16 @@ class ReplicaRun:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._wait(task)
+                if self._events and (pause_s := self._next_frame - time.monotonic()) > 0:
+                    await asyncio.wait({task}, timeout=pause_s)
                 is_done = task.done()
                 self._add_progress(is_forced=bool(self._events))
                 if self._events:
                     events, self._events, self._num_waiting_bytes = self._events, [], 0
                     self._changed.clear()
                     self._taken.set()
+                    if any(isinstance(event, Body) for event in events):
+                        self._next_frame = time.monotonic() + self._frame_interval_s()
                     yield encode_frame(events)
                 elif is_done:
                     task.result()
@@ -76,6 +81,11 @@ class ReplicaRun:
         finally:
             task.cancel()
             await asyncio.wait({task})
+
+    def _frame_interval_s(self) -> float:
+        """The least time between two frames with text, longer the more answers this replica sends side by side."""
+        others = self._state.in_flight.num_admitted - 1
+        return min(MAX_FRAME_INTERVAL_S, FRAME_INTERVAL_S * others)
 
     async def _wait(self, task: asyncio.Task[None]) -> None:
         if self._events or task.done():

@@ -46,8 +46,7 @@ class ServePort:
 
     async def start(self) -> None:
         """Makes a first call. Before it, Ray Serve does not tell which replicas there are."""
-        with contextlib.suppress(Exception):  # no replica has this name, so the one that gets the call refuses it
-            await self.renew("", "", snapshot=False)
+        await self.renew("", "", snapshot=False)
 
     async def answer(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._frames(self._stream.answer.remote, replica, data)) as frames:
