@@ -1,9 +1,10 @@
-"""Constrained values under a mask and with `exact=True`, against the model's own distribution of the valid texts.
+"""Constrained values under a mask, with `exact=True` and with `particles`, against the model's own distribution.
 
-For each task the probabilities of all valid texts are scored, and SAMPLES values are drawn both ways. Printed are the
-total variation distance of what was drawn from what was scored, the time of a sample, and the steps of the model.
+For each task the probabilities of all valid texts are scored, and SAMPLES values are drawn in each way. Printed are the
+total variation distance of what was drawn from what was scored, the time of a sample relative to masking, the prefixes
+that the model computed, and for particles the mean weight and what the constraint checked.
 
-    python benchmarks/exact_sampling.py [--samples 200]
+    python benchmarks/exact_sampling.py [--samples 200] [--particles 1 4 8 16 32]
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plait.constrained import Regex
 from plait.lang.choices import choice_probabilities
@@ -72,23 +76,39 @@ def expected(client: Client, task: Task) -> tuple[dict[str, float], float]:
     return dict(zip(task.texts, choice_probabilities(choice.token_logprobs), strict=True)), mass
 
 
-def draw(client: Client, task: Task, count: int, exact: bool, salted: bool) -> tuple[list[str], float, float]:
-    """(values, seconds of one, steps of the model for one token). `salted`: nothing is shared between the samples."""
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn. `step_tokens`: prefixes that the model computed for one token. `weights`: of `particles`."""
+
+    values: list[str]
+    seconds: float  # of one sample
+    step_tokens: float
+    checks_per_token: float
+    masks_per_token: float
+    weights: list[float]
+
+
+def draw(client: Client, task: Task, count: int, salted: bool = False, **how: Any) -> Draws:
+    """Draws `count` values; `how` has exact, particles or neither. `salted`: nothing is shared between the samples."""
     constraint = Regex("|".join(map(re.escape, task.texts)))
-    values, steps, num_tokens, spent_s = [], 0, 0, 0.0
+    values, weights, steps, checks, masks, num_tokens, spent_s = [], [], 0, 0, 0, 0, 0.0
     for seed in range(count):
         prompt = f"Number {seed}.\n{task.prompt}" if salted else task.prompt
         session = client.open_session()
         session.append(prompt)
         session.generate(sampling_params(max_tokens=0)).result()  # the prompt is computed and not timed
         start_s = time.perf_counter()
-        result = session.generate(sampling_params(max_tokens=64, seed=seed, exact=exact), constraint).result()
+        result = session.generate(sampling_params(max_tokens=64, seed=seed, **how), constraint).result()
         spent_s += time.perf_counter() - start_s
         session.close()
         values.append(result.text)
         num_tokens += len(result.token_ids)
-        steps += len(result.token_ids) if result.exact is None else result.exact.model_steps
-    return values, spent_s / count, steps / num_tokens
+        info = result.exact or result.particles
+        steps += len(result.token_ids) if info is None else info.model_steps
+        if result.particles is not None:
+            checks, masks = checks + result.particles.constraint_checks, masks + result.particles.masks
+            weights.append(math.exp(result.particles.log_weight))
+    return Draws(values, spent_s / count, steps / num_tokens, checks / max(1, steps), masks / max(1, steps), weights)
 
 
 def distance(values: list[str], probabilities: dict[str, float]) -> float:
@@ -97,25 +117,42 @@ def distance(values: list[str], probabilities: dict[str, float]) -> float:
     return sum(abs(counts[text] / len(values) - probability) for text, probability in probabilities.items()) / 2
 
 
+def measure(client: Client, task: Task, samples: int, counts: Sequence[int]) -> None:
+    probabilities, mass = expected(client, task)
+    print(f"{task.name}: one of the texts is written with probability {mass:.2g}")
+    draw(client, task, 2)  # compiles the grammar
+    draw(client, task, 2, particles=2)
+    few = max(8, samples // 5)
+    masked, masked_new = draw(client, task, samples), draw(client, task, few, True)
+    print(f"  mask: distance {distance(masked.values, probabilities):.3f}, {masked.seconds * 1e3:.1f} ms for a sample")
+    ways: list[tuple[str, dict[str, Any]]] = [("exact", {"exact": True})]
+    ways += [(f"particles={count}", {"particles": count}) for count in counts]
+    for name, how in ways:
+        shared, new = draw(client, task, samples, **how), draw(client, task, few, True, **how)
+        again = draw(client, task, few, True)  # once more beside it: the machine may have changed
+        line = (
+            f"  {name}: distance {distance(shared.values, probabilities):.3f}; time of masking x "
+            f"{shared.seconds / masked.seconds:.2f} for one prompt, "
+            f"x {2 * new.seconds / (masked_new.seconds + again.seconds):.2f} where every prompt is new "
+            f"({new.step_tokens:.2f} prefixes for a token)"
+        )
+        if shared.weights:
+            mean, spread = statistics.fmean(shared.weights), statistics.pstdev(shared.weights)
+            line += (
+                f"; mean weight {mean / mass:.3f} +- {spread / mass / math.sqrt(samples):.3f} of that probability; "
+                f"{shared.checks_per_token:.2f} checks and {shared.masks_per_token:.2f} masks for a prefix"
+            )
+        print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=200)
-    samples = parser.parse_args().samples
+    parser.add_argument("--particles", type=int, nargs="*", default=[1, 4, 8, 16, 32])
+    arguments = parser.parse_args()
     with Engine() as engine:
         for task in TASKS:
-            probabilities, mass = expected(engine.client, task)
-            print(f"{task.name}: one of the texts is written with probability {mass:.2g}")
-            draw(engine.client, task, 2, False, False)  # compiles the grammar
-            masked = draw(engine.client, task, samples, False, False)
-            exact = draw(engine.client, task, samples, True, False)
-            unshared = draw(engine.client, task, max(8, samples // 10), True, True)
-            unshared_masked = draw(engine.client, task, max(8, samples // 10), False, True)
-            for name, (values, _, _) in (("mask", masked), ("exact", exact)):
-                print(f"  {name}: distance {distance(values, probabilities):.3f} after {samples} samples")
-            print(f"  exact, samples of one prompt: {exact[1] / masked[1]:.2f} x the time of masking "
-                  f"({masked[1] * 1e3:.1f} ms), {exact[2]:.2f} model steps for a token")  # fmt: skip
-            print(f"  exact, every prompt new: {unshared[1] / unshared_masked[1]:.2f} x the time of masking, "
-                  f"{unshared[2]:.2f} model steps for a token")  # fmt: skip
+            measure(engine.client, task, arguments.samples, arguments.particles)
 
 
 if __name__ == "__main__":

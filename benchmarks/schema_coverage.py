@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--walks", type=int, default=3)
-    parser.add_argument("--deadline", type=float, default=1.8, help="seconds by the clock for a schema")
+    parser.add_argument("--deadline", type=float, default=2.0, help="seconds by the clock for a schema")
     parser.add_argument("--out", type=Path, help="refusals, one JSON object a line")
     arguments = parser.parse_args()
     report = corpus(arguments.corpus, arguments.walks, arguments.deadline)

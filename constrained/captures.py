@@ -8,8 +8,10 @@ from functools import lru_cache
 
 from plait.constrained.specs import GrammarError, Lark, Regex, Spec
 
+SHORT_TEXT_CHARS = 16
 _RULE_HEAD = re.compile(
-    r"^[ \t]*[?!]?(?P<rule>\w+)[ \t]*\[(?P<attributes>[^\]\n]*)\]\s*(?:\.\s*\d+\s*)?:", re.MULTILINE
+    r"^[ \t]*[?!]?(?P<rule>\w+)[ \t]*\[(?P<attributes>(?:\"(?:\\.|[^\"\\\n])*\"|[^\]\"\n])*)\]\s*(?:\.\s*\d+\s*)?:",
+    re.MULTILINE,
 )
 _CAPTURE = re.compile(r"(?:^|,)\s*capture\s*(?:=\s*\"(?P<name>[^\"]*)\"\s*)?(?=,|$)")
 
@@ -46,7 +48,7 @@ def captured_texts(spec: Spec, text: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     if names and isinstance(spec, Regex):
         compiled = _compiled(spec.pattern)
-        match = None if compiled is None else compiled.fullmatch(text)
+        match = None if compiled is None or not _may_match(spec.pattern, text) else compiled.fullmatch(text)
         found = match.groupdict() if match is not None else {}
     elif names and isinstance(spec, Lark):
         from plait.constrained.cfg.lark_captures import captured_rules  # lazy: loads llguidance
@@ -64,6 +66,23 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
             return re.compile(pattern)
         except (re.error, OverflowError, RecursionError):
             return None
+
+
+def _may_match(pattern: str, text: str) -> bool:
+    """Returns False for a long text that the pattern does not match, such as one that was cut off.
+
+    `re` backtracks: it may need time exponential in the length of such a text. Lookaround is not checked.
+    """
+    if len(text) <= SHORT_TEXT_CHARS:
+        return True
+    from plait.constrained.cfg.lark_captures import may_match
+    from plait.constrained.regex.python_syntax import to_plain_pattern
+
+    try:
+        plain = to_plain_pattern(pattern).pattern
+    except GrammarError:
+        return True
+    return may_match(plain, text)
 
 
 @lru_cache(maxsize=256)

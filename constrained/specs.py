@@ -268,6 +268,16 @@ Spec: TypeAlias = ValueSpec | Reasoning
 """Every form of constraint; `msgspec.msgpack.Decoder(Spec)` decodes one from the wire."""
 
 
+def kind_of(spec: Spec) -> str:
+    """Returns what a spec is called in an error text.
+
+    >>> kind_of(JsonSchema(True)), kind_of(Lark('start: "a"'))
+    ('JSON schema', 'grammar')
+    """
+    names = {Regex: "pattern", Choices: "list of choices", JsonSchema: "JSON schema", Structural: "structure of calls"}
+    return names.get(type(spec), "grammar") if not isinstance(spec, Reasoning) else kind_of(spec.then)
+
+
 def _utf8_length(text: object, what: str, where: int | None) -> int:
     if not isinstance(text, str):
         raise GrammarError(f"{what} must be a text, not {type(text).__name__}", where)
@@ -299,9 +309,11 @@ def _schema_text(schema: object) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
             raise GrammarError(f"the schema is not JSON: {reason}") from None
+    if not isinstance(schema, str):
+        name = type(schema).__name__
+        raise GrammarError(f"a schema is a dict, a bool, its JSON text or a Pydantic model, not {name}")
     if _utf8_length(schema, "the schema", None) > MAX_SCHEMA_BYTES:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes")
-    assert isinstance(schema, str)
     return schema
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,21 +21,31 @@ _CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+class FastTokenizer(Protocol):
+    """A fast tokenizer of transformers."""
+
+    backend_tokenizer: Any
+
+
 def read_tokenizer(
-    source: str | Path | Tokenizer, eos_ids: Iterable[int] | None, size: int | None
+    source: str | Path | Tokenizer | FastTokenizer, eos_ids: Iterable[int] | None, size: int | None
 ) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
     """Returns (token bytes, end tokens, encode), the arguments of Vocabulary. Raises ValueError for unknown formats."""
     from tokenizers import Tokenizer
 
     folder: Path | None = None
     if isinstance(source, str | Path):
-        path = Path(source)
+        path = _file_of(Path(source))
         if path.suffix == ".gguf":
             return _read_gguf(path, eos_ids, size)
-        path = path / "tokenizer.json" if path.is_dir() else path
         folder, tokenizer = path.parent, _read(path)
     else:
-        tokenizer = Tokenizer.from_str(source.to_str())  # a copy: its settings are about to change
+        inner = getattr(source, "backend_tokenizer", source)  # of a tokenizer of transformers
+        if not isinstance(inner, Tokenizer):
+            raise TypeError(f"a tokenizer is a path, or a fast tokenizer, not {type(source).__name__}")
+        if eos_ids is None and isinstance(eos_id := getattr(source, "eos_token_id", None), int):
+            eos_ids = (eos_id,)
+        tokenizer = Tokenizer.from_str(inner.to_str())  # a copy: its settings are about to change
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True  # text that spells a control token stays text
@@ -48,6 +58,16 @@ def read_tokenizer(
         return ids
 
     return _token_bytes(tokenizer, size), ends, encode
+
+
+def _file_of(path: Path) -> Path:
+    """Returns the file of a tokenizer at a path: of a folder its tokenizer.json, or its only .gguf file."""
+    if not path.is_dir() or (path / "tokenizer.json").exists():
+        return path / "tokenizer.json" if path.is_dir() else path
+    models = sorted(path.glob("*.gguf"))
+    if len(models) != 1:
+        raise FileNotFoundError(f"{path} has no tokenizer.json, and {len(models)} .gguf files instead of one")
+    return models[0]
 
 
 def _read_gguf(

@@ -25,10 +25,12 @@ class GrammarLogitsProcessor:
 
     `vocabulary`: the one that the grammar was compiled for. Where the model has more logits, as padding, they are
     forbidden. Raises ValueError for fewer logits and for a text that does not match the grammar, and GrammarError where
-    a matcher refuses to go on (see `Matcher`).
+    a matcher refuses to go on (see `Matcher`). TypeError for a constraint that is not compiled.
     """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
+        if not isinstance(grammar, Grammar):
+            raise TypeError(f"compile the constraint with compile_grammar first; this is {type(grammar).__name__}")
         self._grammar = grammar
         self._vocabulary_size = len(vocabulary)
         self._last_ids: torch.Tensor | None = None  # int64 [B, T], of the last step

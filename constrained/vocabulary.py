@@ -21,6 +21,8 @@ from plait.constrained.guidance.number_limiter import NumberLimiter
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from plait.constrained.tokenizer_file import FastTokenizer
+
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
@@ -49,19 +51,19 @@ class Vocabulary:
     @classmethod
     def from_tokenizer(
         cls,
-        path_or_tokenizer: str | Path | Tokenizer,
+        path_or_tokenizer: str | Path | Tokenizer | FastTokenizer,
         eos_ids: Iterable[int] | None = None,
         *,
         size: int | None = None,
     ) -> Vocabulary:
-        """Returns the vocabulary of a `tokenizers.Tokenizer`, or of the path of a .gguf file, a tokenizer.json or its
-        folder.
+        """Returns the vocabulary of a `tokenizers.Tokenizer`, of a fast tokenizer of transformers, or of the path of a
+        .gguf file, a tokenizer.json or the folder of one of them.
 
-        Byte-level BPE and SentencePiece tokenizers are supported; others raise ValueError, and an unreadable file
-        OSError. A GGUF file that is missing, damaged or of an unknown tokenizer raises ModelNotFound, CorruptModel or
-        UnsupportedModel. Without `eos_ids`, the end tokens come from the GGUF file, or from the
-        generation_config.json, config.json or tokenizer_config.json beside the tokenizer. `size` is the width of the
-        logits if the model pads them beyond the tokenizer's last id.
+        Byte-level BPE and SentencePiece tokenizers are supported; others raise ValueError, an unreadable file OSError,
+        and another type TypeError. A GGUF file that is missing, damaged or of an unknown tokenizer raises
+        ModelNotFound, CorruptModel or UnsupportedModel. Without `eos_ids`, the end tokens come from the GGUF file, from
+        transformers' tokenizer, or from the generation_config.json, config.json or tokenizer_config.json beside the
+        tokenizer. `size` is the width of the logits if the model pads them beyond the tokenizer's last id.
 
         >>> Vocabulary.from_tokenizer("model.gguf")                       # doctest: +SKIP
         """

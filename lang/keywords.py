@@ -31,6 +31,7 @@ class SampledKeywords(TypedDict, total=False):
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
     exact: bool | None
+    particles: int | None
     logprob_start_len: int | None
 
 

@@ -88,6 +88,31 @@ class ExactMeta(TypedDict):
     model_steps: int
 
 
+class ParticlesMeta(TypedDict):
+    """How a value with `particles` was drawn. All logarithms are natural.
+
+    - `log_weight`: of Z, an unbiased estimate of the probability that unconstrained text is valid; Z is also the
+      importance weight of the value.
+    - `logprob`: of the value without the constraint, at the temperature and filters of the gen.
+    - `constrained_logprob`: the same given that the text is valid, logprob - log_weight.
+    - `effective_sample_size`: how many equally weighted particles the complete ones were worth.
+    - `resamplings`: how often the particles were drawn anew by their weights.
+    - `model_steps`: prefixes whose probabilities were computed; under a mask one for each token.
+    - `constraint_checks`: tokens that the constraint checked one by one, and `checks_per_token`, these for each model
+      step. `masks`: how often a mask of all tokens was needed instead.
+    """
+
+    log_weight: float
+    logprob: float
+    constrained_logprob: float
+    effective_sample_size: float
+    resamplings: int
+    model_steps: int
+    constraint_checks: int
+    checks_per_token: float
+    masks: int
+
+
 class GenMeta(CallMeta):
     """The meta info of a gen: that of every call, and
 
@@ -96,7 +121,7 @@ class GenMeta(CallMeta):
     - with `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`, the same of the prompt;
     - with a lenient constraint: `violation`, the reason why the text is not valid, or None;
     - with a schema that has unknown formats: `warnings`, sentences about them;
-    - with `exact`: an ExactMeta, the probability of the value;
+    - with `exact`: an ExactMeta, the probability of the value; with `particles`: a ParticlesMeta;
     - with `retries`: `attempts`, a dict for each one with `text`, `error` (why it was refused, or None) and the counts.
       The other counts are sums over them.
 
@@ -113,6 +138,7 @@ class GenMeta(CallMeta):
     warnings: list[str] | None
     attempts: list[AttemptMeta] | None
     exact: ExactMeta | None
+    particles: ParticlesMeta | None
 
 
 class SelectMeta(CallMeta):
@@ -157,6 +183,8 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
         meta["warnings"] = list(result.warnings)
     if (exact := getattr(result, "exact", None)) is not None:
         meta["exact"] = _exact_meta(exact)
+    if (particles := getattr(result, "particles", None)) is not None:
+        meta["particles"] = particles.report()
     return meta
 
 

@@ -31,6 +31,7 @@ from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
+    from plait.lang.control.batch_checkpoint import BatchCheckpoint
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
@@ -188,7 +189,18 @@ class Program(Generic[P]):
         from plait.lang.control.batch_checkpoint import BatchCheckpoint
 
         checkpoint = BatchCheckpoint(resume, self.name, self._body, items, options, client)
-        states = {index: checkpoint.state(index) for index in range(len(items))}
+        return self._run_unfinished(checkpoint, executions, num_threads, workers, progress_bar)
+
+    def _run_unfinished(
+        self,
+        checkpoint: BatchCheckpoint,
+        executions: Sequence[Execution],
+        num_threads: object,
+        workers: int,
+        progress_bar: bool,
+    ) -> list[ProgramState]:
+        """Runs the items that the checkpoint does not have. Returns the states of all items in order."""
+        states = {index: checkpoint.state(index) for index in range(len(executions))}
         unfinished = [index for index, state in states.items() if state is None]
         for index in unfinished:
             executions[index].on_done = functools.partial(checkpoint.record, index)

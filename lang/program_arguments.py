@@ -53,8 +53,11 @@ class ProgramArguments:
                 if name not in names and (name in UNSUPPORTED_KEYWORDS or name in NAMES_ELSEWHERE):
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
-            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)) if unknown else ""
-            got = f", but got {unknown[0]!r}" if unknown and unknown[0] not in str(error) else ""
+            keywords = (*RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)
+            hint = did_you_mean(unknown[0], (*names, *keywords)) if unknown else ""
+            if unknown and unknown[0] in keywords:
+                hint = f" ({unknown[0]!r} is a keyword of run and run_batch, not an argument of the program)"
+            got = f", but got {unknown[0]!r}" if unknown and repr(unknown[0]) not in str(error) else ""
             known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
             raise InputError(f"{where}: {error}{got}{hint}; {known}") from None
 

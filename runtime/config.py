@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: the tokens of a call do not depend on other requests in the batch, cache hits, chunked prefill or
         preemption.
     compile_deadline_s: time limit for compiling a grammar, in seconds.
+    constraint_file: a file that keeps the constraints used last, which are compiled again after a restart; "" is none.
     order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
     tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
     chat_template: a Jinja template for turns, instead of the model's; for models without one, and for faulty ones.
@@ -79,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_groups: bool = True
     deterministic: bool = False
     compile_deadline_s: float = 2.0
+    constraint_file: str = ""
     order: SchedulingOrder = "fair"
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
     chat_template: str = ""
@@ -128,6 +130,8 @@ def engine_config(**settings: Any) -> EngineConfig:
     """
     if isinstance(settings.get("model_path"), Path):
         settings["model_path"] = str(settings["model_path"])
+    if settings.get("constraint_file"):
+        settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:
         settings["chat_template"] = _template_text(settings["chat_template"])
     non_default = {name: value for name, value in settings.items() if value is not None}
@@ -138,6 +142,16 @@ def engine_config(**settings: Any) -> EngineConfig:
     if not (math.isfinite(config.compile_deadline_s) and 0 < config.compile_deadline_s <= 600):
         raise InputError(f"compile_deadline_s must be above 0 and at most 600, not {config.compile_deadline_s!r}")
     return config
+
+
+def _absolute_path(path: object) -> str:
+    """Returns the absolute path of a file whose folder exists. Raises InputError."""
+    if not isinstance(path, str | Path):
+        raise InputError(f"constraint_file takes the path of a file, not {type(path).__name__}")
+    absolute = Path(path).expanduser().absolute()
+    if absolute.is_dir() or not absolute.parent.is_dir():
+        raise InputError(f"constraint_file: {str(path)[:200]!r} is a folder, or in a folder that does not exist")
+    return str(absolute)
 
 
 def _template_text(template: object) -> str:

@@ -10,7 +10,7 @@ FlushCache) is answered by exactly one Finished, Failed or Status.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -174,8 +174,9 @@ def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Sp
     """Returns why a Generate cannot have this `followed_by`, or None if it can."""
     if not followed_by:
         return None
-    if sampling.exact:
-        return "followed_by cannot be combined with exact: the text after a value is not part of its distribution"
+    if sampling.draws_whole_values:
+        name = "exact" if sampling.exact else "particles"
+        return f"followed_by cannot be combined with {name}: the text after a value is not part of its distribution"
     if constraint is None or sampling.min_tokens:
         return "followed_by needs a constraint, and cannot be combined with min_tokens"
     if len(followed_by.encode(errors="replace")) > MAX_FOLLOWED_BY_BYTES:
@@ -284,6 +285,36 @@ class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
     model_steps: int
 
 
+class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How a value was drawn with `SamplingParams.particles`. Logarithms are natural.
+
+    log_weight: of the unbiased estimate Z of the probability that unconstrained text after this prompt is a valid
+        value; Z is also the importance weight of the value, see `sampling/particle_filter.py`.
+    logprob: of the value without the constraint, at the call's temperature and filters.
+    effective_sample_size: (sum w)^2 / (sum w^2) of the weights w of the complete particles.
+    resamplings: how often the particles were drawn anew by their weights.
+    model_steps: prefixes whose probabilities were computed.
+    constraint_checks, masks: single tokens that the constraint checked, and masks of all tokens that it filled.
+    """
+
+    log_weight: float
+    logprob: float
+    effective_sample_size: float
+    resamplings: int
+    model_steps: int
+    constraint_checks: int
+    masks: int
+
+    def report(self) -> dict[str, Any]:
+        """Returns the fields by name, with `constrained_logprob`, the value's logprob given that the text is valid, and
+        `checks_per_token`, the constraint checks of one prefix."""
+        return {
+            **msgspec.structs.asdict(self),
+            "constrained_logprob": self.logprob - self.log_weight,
+            "checks_per_token": self.constraint_checks / max(1, self.model_steps),
+        }
+
+
 class Tokens(Message, frozen=True):
     """Tokens appended to the text, in order. Tokens that a stop string may still cut off are held back."""
 
@@ -300,6 +331,7 @@ class Finished(Message, frozen=True):
     embedding: the vector of an Embed, float32, little-endian.
     warnings: what the constraint does not enforce; see `Grammar.warnings`.
     exact: set if the value was drawn with `SamplingParams.exact`.
+    particles: set if the value was drawn with `SamplingParams.particles`.
     """
 
     call: int
@@ -311,6 +343,7 @@ class Finished(Message, frozen=True):
     embedding: bytes | None = None
     warnings: tuple[str, ...] = ()
     exact: ExactInfo | None = None
+    particles: ParticlesInfo | None = None
 
 
 class Failed(Message, frozen=True):

@@ -32,6 +32,7 @@ from plait.runtime.sampling_values import (
 MAX_TOKENS_LIMIT = 1 << 20
 MAX_TOP_LOGPROBS = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
+MAX_PARTICLES = 64
 
 Stage = Literal["logits", "filter", "draw", "logprobs", "output"]
 SAMPLER_STAGES: tuple[Stage, ...] = ("logits", "filter", "draw", "logprobs")
@@ -164,11 +165,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "A constrained value is drawn from the model's own distribution, as if unconstrained values were sampled until "
         "one is valid; the tokens are sent when the value is complete",
         "gen programs openai responses ollama sglang", stage="draw")] = False
+    particles: Annotated[int | None, Param(
+        "A constrained value is drawn by sequential Monte Carlo with so many particles: its distribution tends to the "
+        "model's own as they grow; the tokens are sent when the value is complete",
+        "gen programs openai responses ollama sglang", 1, MAX_PARTICLES, stage="draw")] = None
     # fmt: on
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def draws_whole_values(self) -> bool:
+        """Whether a value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
+        return self.exact or self.particles is not None
 
     @property
     def is_filtered(self) -> bool:
@@ -357,27 +367,29 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
         text = "complete cannot be combined with stop, stop_regex or stop_token_ids, which would cut the value"
         raise InputError(text, field="complete")
-    if params.exact:
-        _check_exact(params, protocol)
+    if params.exact and params.particles is not None:
+        raise InputError("exact cannot be combined with particles; choose one of them", field="particles")
+    if params.draws_whole_values:
+        _check_whole_value(params, "exact" if params.exact else "particles", protocol)
 
 
-NOT_WITH_EXACT = (
+NOT_WITH_WHOLE_VALUES = (
     *("min_tokens", "stop", "stop_regex", "stop_token_ids", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logprobs", "prompt_logprobs_from"),
 )
 
 
-def _check_exact(params: SamplingParams, protocol: str | None) -> None:
-    """Raises InputError for parameters that `exact` excludes.
+def _check_whole_value(params: SamplingParams, option: str, protocol: str | None) -> None:
+    """Raises InputError for parameters that `exact` and `particles` exclude.
 
     They would cut the value, make its probability depend on the order of the search, or select the most likely token.
     """
-    for field in NOT_WITH_EXACT:
+    for field in NOT_WITH_WHOLE_VALUES:
         if is_any_set(params, (field,)):
-            raise InputError(f"exact cannot be combined with {name_in(protocol, field)}", field="exact")
+            raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
     if params.token_healing:
-        raise InputError("exact cannot be combined with token_healing", field="exact")
+        raise InputError(f"{option} cannot be combined with token_healing", field=option)
     if params.is_greedy:
         name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
-        text = f"exact draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
-        raise InputError(text, field="exact")
+        text = f"{option} draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
+        raise InputError(text, field=option)

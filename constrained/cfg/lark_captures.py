@@ -24,6 +24,24 @@ def captured_rules(grammar: str, text: str) -> list[tuple[str, str]]:
     return [(name, content.decode(errors="replace")) for name, content in matcher.get_captures()]
 
 
+def may_match(plain_pattern: str, text: str) -> bool:
+    """Returns whether a plain pattern (see regex/python_syntax.py) matches all of `text`, in time that grows with its
+    length only; True if llguidance does not tell.
+
+    >>> may_match("(?:a{1,}){1,}b", "a" * 1000), may_match("a{1,}", "aa")
+    (False, True)
+    """
+    matcher = _regex_matcher(plain_pattern).deep_copy()
+    data = list(text.encode(errors="surrogatepass"))
+    is_whole = matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+    return bool(is_whole or matcher.is_error())
+
+
+@lru_cache(maxsize=16)
+def _regex_matcher(plain_pattern: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(_BYTES, llguidance.LLMatcher.grammar_from_regex(plain_pattern), log_level=0)
+
+
 @lru_cache(maxsize=16)
 def _matcher(grammar: str) -> llguidance.LLMatcher:
     """Returns a matcher at the start of a text."""

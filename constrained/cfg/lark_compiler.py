@@ -1,4 +1,4 @@
-"""Compiles Lark grammars: checks the notation, and locates errors that llguidance reports."""
+"""Compiles Lark grammars: checks the notation before llguidance reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import llguidance
 
+from plait.constrained.cfg.lark_errors import explain_error
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.specs import GrammarError, Lark
 from plait.constrained.vocabulary import Vocabulary
@@ -18,7 +19,7 @@ _TOKEN = re.compile(
 _DIRECTIVES = {"import", "ignore", "regex"}
 _ATTRIBUTES = {"lazy", "capture", "max_tokens"}
 _ATTRIBUTE_NAME = re.compile(r"(?:^|,)\s*(\w+)")
-_PLACE = re.compile(r"(?:failed.*?:\s*)?(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")  # may hold a bracket
 
 
 def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -35,7 +36,7 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     try:
         return ensure_compiles(source, vocabulary)
     except GrammarError as error:
-        raise _locate_error(error.reason, spec.grammar) from None
+        raise explain_error(error.reason, spec.grammar, _ATTRIBUTES) from None
 
 
 def check_notation(grammar: str) -> None:
@@ -62,17 +63,9 @@ def check_notation(grammar: str) -> None:
 
 def _attributes_at(grammar: str, start: int) -> set[str]:
     """Returns the names in the list of attributes that begins at `start`. Raises GrammarError for an unknown one."""
-    names = set(_ATTRIBUTE_NAME.findall(grammar[start + 1 : grammar.find("]", start)]))
+    attributes, _, _ = _STRING.sub('""', grammar[start + 1 :].partition("\n")[0]).partition("]")
+    names = set(_ATTRIBUTE_NAME.findall(attributes))
     for name in sorted(names - _ATTRIBUTES):
         known = ", ".join(sorted(_ATTRIBUTES))
         raise GrammarError(f"the attribute {name} is not supported; known are {known}", start)
     return names
-
-
-def _locate_error(reason: str, grammar: str) -> GrammarError:
-    match = _PLACE.match(reason)
-    if match is None:
-        return GrammarError(reason)
-    lines = grammar.split("\n")
-    row, column = int(match[1]), int(match[2])
-    return GrammarError(match[3], sum(len(line) + 1 for line in lines[: row - 1]) + column - 1)

@@ -52,6 +52,10 @@ class SpecCache(Generic[Value]):
         self._entries[spec] = (value, cost)
         self.nbytes += cost
 
+    def specs(self) -> list[Spec]:
+        """Returns the specs, the most recently used first."""
+        return list(reversed(self._entries))
+
     def drop(self, spec: Spec) -> None:
         """Removes the entry of `spec`, if any."""
         _, cost = self._entries.pop(spec, (None, 0))

@@ -23,11 +23,17 @@ _lock = threading.Lock()
 def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEADLINE_S) -> Grammar:
     """Returns the grammar of `spec`. Raises GrammarError if it is unsupported, too slow (`deadline_s`) or too large.
 
+    An argument of another type raises TypeError.
+
     Choices compile in this process, every other form in a child process, which is kept for later calls (for the last
     two vocabularies) and ends with this process. The call blocks; a scheduler uses CompilePool instead.
 
     >>> compile_grammar(Choices(("yes", "no")), vocabulary).matcher()     # doctest: +SKIP
     """
+    if not isinstance(spec, Spec.__args__):
+        raise TypeError(f"a constraint is a Regex, a JsonSchema or one of the other specs, not {type(spec).__name__}")
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"a vocabulary comes from Vocabulary.from_tokenizer, not {type(vocabulary).__name__}")
     if isinstance(spec, Choices):
         return build_grammar(compile_spec(spec, vocabulary), vocabulary)
     with _lock:

@@ -31,7 +31,8 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.regex.char_classes import warm_up_classes
-from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
+from plait.constrained.spec_file import SpecFile
+from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
@@ -44,7 +45,9 @@ MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
 MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
 BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
+WRITE_SPECS_S = 10.0  # between two writes of the file of specs
 _WRITE_RETRY_S = 0.001
+_RESTORING_TENANT = "\0restoring"  # no name of a tenant
 
 
 class CompilePool:
@@ -63,7 +66,9 @@ class CompilePool:
 
     Errors are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
     processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
-    `submit` itself compiles small specs (in_place.py), in a few milliseconds once the vocabulary is warmed up.
+    `submit` itself compiles small specs (in_place.py), in a few milliseconds once the vocabulary is warmed up. With
+    `spec_file`, the specs used last are written to it, and compiled again after a restart, one at a time while no
+    other one is.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -84,6 +89,7 @@ class CompilePool:
         memory_bytes: int = MEMORY_BYTES,
         start_eagerly: bool = True,
         in_place: bool = False,
+        spec_file: SpecFile | None = None,
     ) -> None:
         if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
@@ -110,6 +116,10 @@ class CompilePool:
         self._answers: dict[int, Grammar | GrammarError] = {}
         self._reasoning: dict[int, Reasoning] = {}  # by ticket: the reasoning before the value that is compiled
         self._last_ticket = 0
+        self._spec_file = spec_file
+        self._to_restore: list[Spec] = []  # the next one is the last
+        self._restoring: set[int] = set()  # tickets that the pool submitted itself
+        self._writes_from = monotonic() + WRITE_SPECS_S  # nothing is written to the file before this time
 
     def start(self) -> None:
         """Starts the workers without waiting for them; without `start_eagerly` they start with the first job.
@@ -118,6 +128,8 @@ class CompilePool:
         """
         self._open = True
         self._background = self._background or BackgroundCalls()
+        if self._spec_file is not None:
+            self._to_restore = self._spec_file.read()[::-1]
         if self._keeps_workers:
             self._warm_up()  # here, before a request waits for it
         self._dispatch()
@@ -186,6 +198,8 @@ class CompilePool:
             times.append(self._wait_limits[0][0])
         if self._workers.has_unsent:
             times.append(monotonic() + _WRITE_RETRY_S)
+        if self._may_restore():
+            times.append(monotonic())
         return min((time for time in times if time is not None), default=None)
 
     def collect(self) -> list[tuple[int, Grammar | GrammarError]]:
@@ -197,8 +211,12 @@ class CompilePool:
             self._cache_and_finish(pending, answer)
         self._fail_long_builds()
         self._fail_long_waits()
+        self._restore_one()
         self._dispatch()
         answers, self._answers = self._answers, {}
+        for ticket in self._restoring & answers.keys():
+            self._restoring.remove(ticket)
+            del answers[ticket]
         return [(ticket, self._with_reasoning(ticket, answer)) for ticket, answer in answers.items()]
 
     def _with_reasoning(self, ticket: int, answer: Grammar | GrammarError) -> Grammar | GrammarError:
@@ -212,6 +230,8 @@ class CompilePool:
 
     def close(self) -> None:
         """Ends the processes and fails all pending tickets; their answers can still be collected."""
+        if self._spec_file is not None and self._open:
+            self._spec_file.write(self._specs_to_keep())
         self._open = False
         for pending in list(self._pending.values()):
             self._queue.discard(pending)
@@ -222,6 +242,29 @@ class CompilePool:
         if self._background is not None:
             self._background.close()
             self._background = None
+
+    # -- after a restart --------------------------------------------------------------------------
+
+    def _may_restore(self) -> bool:
+        """Returns whether specs of the last start are left, and the workers run and have nothing else to do."""
+        is_idle = self._open and self._keeps_workers and not self._pending and self._workers.num_idle > 0
+        return bool(self._to_restore) and is_idle
+
+    def _restore_one(self) -> None:
+        if self._may_restore():
+            self._restoring.add(self.submit(self._to_restore.pop(), _RESTORING_TENANT))
+
+    def _specs_to_keep(self) -> list[Spec]:
+        """Returns the specs that are used and those that wait to be restored, the most recently used first."""
+        return list(dict.fromkeys([*self.cache.grammars.specs(), *reversed(self._to_restore)]))
+
+    def _write_specs(self) -> None:
+        """Writes the specs in a thread, now and then, so that they outlive a process that is killed."""
+        now = monotonic()
+        if self._spec_file is not None and not self._to_restore and now >= self._writes_from:
+            self._writes_from = now + WRITE_SPECS_S
+            specs = self._specs_to_keep()
+            Thread(target=self._spec_file.write, args=(specs,), daemon=True, name="plait-constraints").start()
 
     # -- the queue --------------------------------------------------------------------------------
 
@@ -238,6 +281,7 @@ class CompilePool:
         if compiled is not None:
             grammar = build_grammar(compiled, self.vocabulary)
             self.cache.put(spec, grammar)
+            self._write_specs()
         self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         return grammar
 
@@ -337,7 +381,7 @@ class CompilePool:
             if cpu_s < STARVED_SHARE * self._job_limit_s:
                 self._finish(pending, self._starved_error(cpu_s))
             else:
-                self._cache_and_finish(pending, self._too_long_error(), RETRY_S)
+                self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
         elif isinstance(outcome, JobFailure):
             reason = "the compiler process died; the constraint may need too much memory"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
@@ -349,8 +393,8 @@ class CompilePool:
         got = f"{cpu_s:.2g} s of processor time in {self._job_limit_s:g} s"
         return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
 
-    def _too_long_error(self) -> GrammarError:
-        return GrammarError(f"the grammar took too long: more than {self._job_limit_s:g} s to compile")
+    def _too_long_error(self, spec: Spec) -> GrammarError:
+        return GrammarError(f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s to compile")
 
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
@@ -358,7 +402,9 @@ class CompilePool:
         for pending in [pending for pending in self._building if pending.answer_by <= now]:
             self._building.discard(pending)
             limit = f"{self._job_limit_s:g} s"
-            self._finish(pending, CompileQueueFull(f"the grammar was not ready after {limit}; try again later"))
+            self._finish(
+                pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
+            )
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
         """Makes a spec large that was estimated to be small and has used up the time of a small one.
@@ -408,6 +454,7 @@ class CompilePool:
         """Caches the answer and passes it to all tickets of the spec."""
         self.cache.put(pending.spec, answer, valid_for_s)
         self._finish(pending, answer)
+        self._write_specs()
 
     def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:
         """Answers the tickets of a spec that is no longer queued; does nothing if all were cancelled."""

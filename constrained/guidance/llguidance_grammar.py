@@ -354,6 +354,7 @@ def _limits() -> llguidance.LLParserLimits:
         initial_lexer_fuel=5_000_000,  # 50,000 listed values take half of it, 0.1 s
         step_lexer_fuel=400_000,  # at most 30 ms in one step
         step_max_items=20_000,
+        max_items_in_row=20_000,  # the bound on a step holds for each row of it
         max_lexer_states=20_000,
         max_grammar_size=200_000,
         verbose_errors=False,
@@ -373,12 +374,21 @@ def _first_line(error: str) -> str:
     return _EMPTY_LANGUAGE if reason.startswith("NoExtension") else reason[:MAX_REASON]
 
 
-def ensure_compiles(source: LlguidanceSource, vocabulary: Vocabulary) -> LlguidanceSource:
+def ensure_compiles(
+    source: LlguidanceSource, vocabulary: Vocabulary, begins: tuple[bytes, ...] = ()
+) -> LlguidanceSource:
     """Returns `source` if it compiles. Raises GrammarError if it does not.
+
+    begins: texts of one token, each of which may be followed by more alternatives than llguidance follows at once; this
+    too raises GrammarError.
 
     >>> ensure_compiles(LlguidanceSource(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
     """
-    LlguidanceGrammar(source, vocabulary)
+    grammar, row = LlguidanceGrammar(source, vocabulary), np.zeros(mask_words(len(vocabulary)), np.int32)
+    for text in begins:
+        matcher, token = grammar.matcher(), vocabulary.ids_by_bytes.get(text)
+        if token is not None and matcher.accept(token):
+            matcher.fill_mask(row)
     return source
 
 

@@ -11,12 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import llguidance
-import numpy as np
 
 from plait.constrained.full_validation import Segment
-from plait.constrained.grammar import mask_words
 from plait.constrained.guidance.llguidance_grammar import (
-    LlguidanceGrammar,
     LlguidanceSource,
     ensure_compiles,
     is_invalid_grammar,
@@ -27,6 +24,7 @@ from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.wide_objects import write_wide_objects
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
@@ -58,23 +56,12 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
             reason, rewritten = error.reason, _rewritten(spec)
     try:
         combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
-        source = _compile_rewritten(combined, spec, vocabulary)
-        _ensure_begins(source, vocabulary)
-        return source
+        return _compile_rewritten(combined, spec, vocabulary)
     except GrammarError as error:
         if reason is not None or not isinstance(error, CombinedTooLarge):
             reason = reason or error.reason
             raise GrammarError(_clarify_reason(reason), locate_rejected_keyword(spec.text, _rejects)) from None
     return _compile_rewritten(rewritten, spec, vocabulary)
-
-
-def _ensure_begins(source: LlguidanceSource, vocabulary: Vocabulary) -> None:
-    """Raises GrammarError if an object or an array has more alternatives than llguidance follows at once."""
-    grammar, row = LlguidanceGrammar(source, vocabulary), np.zeros(mask_words(len(vocabulary)), np.int32)
-    for opened in (b"{", b"["):
-        matcher, token = grammar.matcher(), vocabulary.ids_by_bytes.get(opened)
-        if token is not None and matcher.accept(token):
-            matcher.fill_mask(row)
 
 
 class _CannotCombine(GrammarError):
@@ -104,6 +91,7 @@ def _compile_rewritten(rewritten: RewrittenSchema, spec: JsonSchema, vocabulary:
                 unique_items=json.dumps(unique) if unique else "",
             ),
             vocabulary,
+            begins=(b"{", b"["),
         )
     except GrammarError as error:
         if error.reason.startswith(_NOT_COMBINED):
@@ -208,8 +196,12 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
 
 
 def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
-    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec)))
-    return text
+    """Returns the grammar of a rewritten schema; written as Lark where it has objects of hundreds of properties."""
+    separators = (",", ":") if spec.compact else (", ", ": ")
+    lark = None if spec.whitespace else write_wide_objects(schema, lambda part: with_options(part, spec), separators)
+    if lark is None:
+        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec))))
+    return str(llguidance.LLMatcher.grammar_from_lark(lark))
 
 
 def _rejects(schema: Schema) -> bool:

@@ -183,6 +183,11 @@ class _Combiner:
         for low, high in (("minLength", "maxLength"), ("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
             _copy_bounds(case, out, low, high)
         scalars = [{name: value} for part in case for name, value in scalar_keywords(part).items()]
+        if sum("enum" in one for one in scalars) > 1:
+            common = _common_values([one["enum"] for one in scalars if "enum" in one])
+            if not common:
+                return False
+            scalars = [{"enum": common}, *(one for one in scalars if "enum" not in one)]
         distinct = [one for at, one in enumerate(scalars) if one not in scalars[:at]]
         if len({name for one in distinct for name in one}) == len(distinct):
             return {**out, **{name: value for one in distinct for name, value in one.items()}}
@@ -211,6 +216,15 @@ class _Combiner:
         _copy_bounds(case, out, "minItems", "maxItems")
         if any(part.get("uniqueItems") for part in case):
             out["uniqueItems"] = True
+
+
+def _common_values(lists: list[list[Any]]) -> list[Any]:
+    """Returns the values of the first list that equal one of each other list; none is an array or an object.
+
+    The compiler would compare each value of one list with each of the others, as patterns.
+    """
+    keys = [{(isinstance(value, bool), value) for value in listed} for listed in lists[1:]]
+    return [value for value in lists[0] if all((isinstance(value, bool), value) in known for known in keys)]
 
 
 def _disjoint_patterns(case: list[dict[str, Any]]) -> dict[str, list[Schema]]:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_table_dfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, regex_source
-from plait.constrained.regex.python_syntax import PlainPattern, to_plain_pattern
+from plait.constrained.regex.lookaround_automaton import TOO_MANY_STATES
+from plait.constrained.regex.lookaround_dfa import build_lookaround_dfa
+from plait.constrained.regex.python_syntax import ASSERTION_REASONS, PlainPattern, to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError, Regex
 from plait.constrained.vocabulary import Vocabulary
@@ -43,7 +45,26 @@ def compile_regex(
 
     >>> compile_regex(Regex("[0-9]+"), vocabulary)                        # doctest: +SKIP
     """
-    return compile_plain_pattern(to_plain_pattern(spec.pattern), vocabulary, states)
+    try:
+        plain = to_plain_pattern(spec.pattern)
+    except GrammarError as error:
+        if error.reason not in ASSERTION_REASONS:
+            raise
+        return _compile_assertions(spec.pattern, vocabulary, error.where)
+    return compile_plain_pattern(plain, vocabulary, states)
+
+
+def _compile_assertions(pattern: str, vocabulary: Vocabulary, where: int | str | None) -> TokenDfa:
+    """Returns the token automaton of a pattern with lookaround, anchors or word boundaries; the first is at `where`."""
+    try:
+        table = build_table_dfa(*build_lookaround_dfa(pattern), vocabulary)
+    except DfaTooLarge:
+        raise GrammarError(TOO_MANY_STATES, where) from None
+    except RecursionError:
+        raise GrammarError("the pattern is nested too deeply", where) from None
+    except GrammarError as error:
+        raise GrammarError(error.reason, where if error.where is None else error.where) from None
+    return _spelled(table)
 
 
 def compile_plain_pattern(
@@ -64,6 +85,10 @@ def compile_plain_pattern(
         table = build_table_dfa(transitions, start, accepting, vocabulary)
     except (DfaTooLarge, ValueError):
         return regex_source(plain.pattern, vocabulary)
+    return _spelled(table)
+
+
+def _spelled(table: TokenDfa | None) -> TokenDfa:
     if table is None:
         raise GrammarError("no text of this constraint can be written in tokens of the vocabulary")
     return table

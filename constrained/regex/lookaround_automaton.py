@@ -10,12 +10,14 @@ state that must not match. Lookbehind is decided by further automata that start 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from plait.constrained.regex.char_classes import MAX_CHARACTER, Ranges, merge_ranges, named_ranges
 from plait.constrained.regex.pattern_algebra import write_automaton
-from plait.constrained.regex.python_syntax import MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
+from plait.constrained.regex.python_syntax import CLASS_FLAGS, MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
 from plait.constrained.specs import GrammarError
 
 MAX_STATES = 1_000
@@ -24,6 +26,7 @@ MAX_DERIVATIVES = 60_000  # calls of `_derive`
 TOO_MANY_STATES = "the automaton of its pattern has too many states"
 MAX_ASCII = 127
 MAX_CONJUNCTIONS = 200  # in one state
+_NEWLINE: Ranges = ((10, 10),)
 
 
 class Node(NamedTuple):
@@ -47,8 +50,8 @@ State: TypeAlias = frozenset[Conjunction]
 class Position(NamedTuple):
     """The properties of a position in a text that assertions depend on.
 
-    Regex dialects differ on which characters beyond ASCII belong to words, so next to one neither `\\b` nor `\\B`
-    matches.
+    Dialects of JSON Schema's patterns differ on which characters beyond ASCII belong to words, so next to one neither
+    `\\b` nor `\\B` matches there.
     """
 
     is_start: bool
@@ -56,32 +59,45 @@ class Position(NamedTuple):
     behind: tuple[bool, ...]  # for each lookbehind, whether a text before the position matches it
 
 
-def with_lookaround(items: list[ParseItem], source: str) -> PlainPattern:
+def with_lookaround(items: list[ParseItem], source: str, flags: int | None = None) -> PlainPattern:
     """Returns a plain pattern of the texts in which a parsed pattern is found. Raises GrammarError if it is too large.
 
-    `items`: the parse tree of the pattern `source`, which serves for error positions only.
+    `items`: the parse tree of the pattern `source`, which serves for error positions only. flags: those of Python's
+    `re`, whose words may have characters beyond ASCII; None: the pattern is one of JSON Schema.
 
     >>> import re._parser as parser
     >>> with_lookaround(list(parser.parse(r"^(?!b)[ab]\\Z")), "").pattern
     '[\\\\U00000061]'
     """
-    builder = _Builder(items, source)
-    pattern = builder.automaton().write()
+    pattern = _pattern_of(*lookaround_table(items, source, flags))
     return PlainPattern(pattern, len(pattern), float(pattern.count("\\U")))
+
+
+def lookaround_table(
+    items: list[ParseItem], source: str, flags: int | None
+) -> tuple[list[list[int]], set[int], list[Ranges]]:
+    """Returns the minimal automaton of the texts in which a parsed pattern is found, see `with_lookaround`.
+
+    The target of each class of characters for each state, of which 0 is the first; the accepting states; the classes.
+    """
+    return _Builder(items, source, flags).automaton().table()
 
 
 class _Builder:
     """Translates the parse tree to nodes. Characters that the pattern does not distinguish form one class."""
 
-    def __init__(self, items: list[ParseItem], source: str) -> None:
+    def __init__(self, items: list[ParseItem], source: str, flags: int | None) -> None:
         self._writer = PlainPatternWriter(source)
         self._sets: dict[Ranges, None] = {}
-        self._word = merge_ranges(list(named_ranges(r"\w", int(re.ASCII))), negated=False)
+        self._flags = int(re.ASCII) if flags is None else flags
+        self._knows_words = flags is not None  # beyond ASCII too
+        self._word = merge_ranges(list(named_ranges(r"\w", self._flags & CLASS_FLAGS)), negated=False)
+        self._in_negative, self._has_boundary = 0, False
         self._collect(items)
-        self._classes = _partition([*self._sets, self._word, ((0, MAX_ASCII),)])
+        words = [self._word, ((0, MAX_ASCII),)] if self._has_boundary else []
+        self._classes = _partition([*self._sets, *words])
         self._every = frozenset(range(len(self._classes)))
         self._behind: list[Sequence] = []
-        self._in_negative, self._has_boundary = 0, False
         self.any_text = Node("repeat", ((Node("chars", chars=self._every),),))
         self._root = (self.any_text, *self._sequence(items), self.any_text)
 
@@ -91,7 +107,8 @@ class _Builder:
         kinds = ["other"] * len(self._classes)
         if self._has_boundary:
             for index, ranges in enumerate(self._classes):
-                kinds[index] = "word" if index in words else "unknown" if ranges[0][0] > MAX_ASCII else "other"
+                is_unknown = ranges[0][0] > MAX_ASCII and not self._knows_words
+                kinds[index] = "word" if index in words else "unknown" if is_unknown else "other"
         return _Automaton(self._root, behind, self._classes, kinds, self.any_text)
 
     def _collect(self, items: list[ParseItem]) -> None:
@@ -102,7 +119,12 @@ class _Builder:
                 case "MAX_REPEAT" | "MIN_REPEAT":
                     self._collect(list(value[2]))
                 case "SUBPATTERN":
-                    self._collect(list(value[3]))
+                    with self._group_flags(value):
+                        self._collect(list(value[3]))
+                case "AT":
+                    self._has_boundary |= "BOUNDARY" in str(value)
+                    if str(value) == "AT_END":
+                        self._sets[_NEWLINE] = None
                 case "BRANCH":
                     for arm in value[1]:
                         self._collect(list(arm))
@@ -110,7 +132,15 @@ class _Builder:
                     self._collect(list(value[1]))
 
     def _ranges(self, op: str, value: Any) -> Ranges:
-        return self._writer.character_ranges(op, value, re.ASCII)
+        return self._writer.character_ranges(op, value, self._flags)
+
+    @contextmanager
+    def _group_flags(self, value: Any) -> Iterator[None]:
+        """Sets the flags that a group adds or removes."""
+        outer = self._flags
+        self._flags = (outer | value[1]) & ~value[2]
+        yield
+        self._flags = outer
 
     def _members(self, ranges: Ranges) -> frozenset[int]:
         return frozenset(index for index, own in enumerate(self._classes) if _contains(ranges, own[0][0]))
@@ -127,8 +157,9 @@ class _Builder:
                 return (
                     Node("repeat", (self._sequence(list(items)),), low=low, high=-1 if high is MAXREPEAT else high),
                 )
-            case "SUBPATTERN" if not value[1] and not value[2]:
-                return self._sequence(list(value[3]))
+            case "SUBPATTERN":
+                with self._group_flags(value):
+                    return self._sequence(list(value[3]))
             case "BRANCH":
                 return (Node("or", tuple(self._sequence(list(arm)) for arm in value[1])),)
             case "FAILURE":
@@ -143,15 +174,17 @@ class _Builder:
                     raise GrammarError("lookaround within lookbehind is not supported")
                 self._behind.append(inner)
                 return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._behind) - 1),)
-            case "AT":
-                if self._in_negative and "BOUNDARY" in str(value):
+            case "AT" if not self._flags & re.MULTILINE or str(value) not in ("AT_BEGINNING", "AT_END"):
+                if self._in_negative and "BOUNDARY" in str(value) and not self._knows_words:
                     raise GrammarError("a word boundary within negative lookaround is not supported")
-                self._has_boundary |= "BOUNDARY" in str(value)
+                if str(value) == "AT_END":  # also before a line feed at the end
+                    line_feed = Node("repeat", ((Node("chars", chars=self._members(_NEWLINE)),),), high=1)
+                    return (Node("ahead", ((line_feed, Node("end")),)),)
                 kinds = {"AT_BEGINNING": "start", "AT_BEGINNING_STRING": "start", "AT_END_STRING": "end"}
                 kinds |= {"AT_BOUNDARY": "boundary", "AT_NON_BOUNDARY": "boundary"}
                 if str(value) in kinds:
                     return (Node(kinds[str(value)], negated=str(value) == "AT_NON_BOUNDARY"),)
-        raise self._writer.refusal(op)
+        raise self._writer.refusal(str(value) if op == "AT" else op)
 
 
 class _Automaton:
@@ -162,8 +195,8 @@ class _Automaton:
         self._root = _single(root)
         self._behind: tuple[State, ...] = tuple(_single(sequence) for sequence in behind)
 
-    def write(self) -> str:
-        """Returns the automaton as a plain pattern."""
+    def table(self) -> tuple[list[list[int]], set[int], list[Ranges]]:
+        """Returns the target of each class of characters for each state (0: the first), the finals, and the classes."""
         initial = (self._root, self._behind, True, "other")
         numbers: dict[Any, int] = {initial: 0}
         todo, table, finals = [initial], list[list[int]](), set[int]()
@@ -189,7 +222,7 @@ class _Automaton:
                 if len(numbers) > MAX_STATES or len(table) * len(self._classes) > MAX_TRANSITIONS:
                     raise GrammarError(TOO_MANY_STATES)
             todo = added
-        return _minimal_pattern(table, finals, self._classes)
+        return (*_minimized(table, finals), self._classes)
 
     def _position(self, behind: tuple[State, ...], is_start: bool, before: str) -> Position:
         without_lookbehind = Position(is_start, before, ())
@@ -335,8 +368,8 @@ def _contains(ranges: Ranges, code: int) -> bool:
     return any(low <= code <= high for low, high in ranges)
 
 
-def _minimal_pattern(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:
-    """Minimizes a DFA by merging equivalent states (Moore 1956), and returns its pattern.
+def _minimized(table: list[list[int]], finals: set[int]) -> tuple[list[list[int]], set[int]]:
+    """Merges the equivalent states of a DFA (Moore 1956). State 0 stays the first one.
 
     table: for each state, the target of each class. finals: the accepting states.
     """
@@ -347,10 +380,16 @@ def _minimal_pattern(table: list[list[int]], finals: set[int], classes: list[Ran
         if len(numbers) == len(set(group)):
             break
         group = [numbers[key] for key in keys]
+    order = {number: place for place, number in enumerate(dict.fromkeys(group))}
+    merged = {order[group[state]]: [order[group[target]] for target in row] for state, row in enumerate(table)}
+    return [merged[place] for place in range(len(merged))], {order[group[state]] for state in finals}
+
+
+def _pattern_of(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:
     edges: dict[int, dict[int, Ranges]] = {}
     for state, row in enumerate(table):
         spans: dict[int, list[tuple[int, int]]] = {}
         for char, target in enumerate(row):
-            spans.setdefault(group[target], []).extend(classes[char])
-        edges[group[state]] = {target: merge_ranges(ranges, negated=False) for target, ranges in spans.items()}
-    return write_automaton(group[0], {group[state] for state in finals}, edges)
+            spans.setdefault(target, []).extend(classes[char])
+        edges[state] = {target: merge_ranges(ranges, negated=False) for target, ranges in spans.items()}
+    return write_automaton(0, finals, edges)

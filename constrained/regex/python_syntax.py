@@ -56,6 +56,10 @@ _REFUSED = {
     "AT_BEGINNING_STRING": (r"\A is supported at the start of the pattern only", "escape", "A"),
     "AT_END_STRING": (r"\Z is supported at the end of the pattern only", "escape", "Z"),
 }
+ASSERTION_REASONS = frozenset(
+    reason for op, (reason, _, _) in _REFUSED.items() if op == "FAILURE" or op.startswith(("ASSERT", "AT_"))
+)
+"""The reasons of refusals of assertions, which lookaround_automaton.py writes out."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
-from plait.kernels.cpu.attention import kv_block, paged, tiling, workspace
+from plait.kernels.cpu.attention import paged, tiling, workspace
+from plait.kernels.cpu.attention.isa import best_isa
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
 from plait.kernels.cpu.gemm.form_kernels import form_kernel
@@ -157,7 +158,9 @@ class CpuDecoder:
         self._settings[0, arg.KV_CACHE_STRIDE] = kv_cache[0, 0].nbytes
         self._settings[0, arg.KV_SLOT_BYTES] = kv_cache[0, 0, 0].nbytes
         heads = self.weights.heads
-        self._settings[0, arg.KV_SCALES] = heads.num_kv_heads * heads.head_dim if kv_cache.dtype == np.uint8 else 0
+        has_int8_cache = kv_cache.dtype == np.uint8
+        self._settings[0, arg.KV_SCALES] = heads.num_kv_heads * heads.head_dim if has_int8_cache else 0
+        self._settings[0, arg.ATTENTION_ISA] = best_isa(has_int8_cache)
         args.set(arg.TOKENS, token_ids)
         self._set_batch(layout)
         num_partitions = self._num_partitions(count)
@@ -264,7 +267,6 @@ class CpuDecoder:
             weights.activation,
             self._tile_tokens,
             capacity,
-            kv_block.AMX if amx.available() else kv_block.BEST_WITHOUT_AMX,
             0 if weights.experts is None else weights.experts.num_experts,
             0 if weights.experts is None else weights.experts.normalize_topk,
             weights.joint_head_norms,

@@ -73,6 +73,16 @@ class AsyncState(StateWriter):
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).meta()
 
+    async def weight(self, name: str | Typed[Any]) -> Any:
+        """Waits for a value and returns the log of its importance weight; see ProgramState.weight."""
+        with self._reader._marking_handled_errors():
+            return (await self._ready_variable(name)).weight()
+
+    async def logprob(self, name: str | Typed[Any]) -> Any:
+        """Waits for a value and returns its logprob under its constraint; see ProgramState.logprob."""
+        with self._reader._marking_handled_errors():
+            return (await self._ready_variable(name)).logprob()
+
     async def text(self) -> str:
         """Waits for all calls in the text and returns the whole text, chat template included."""
         await self._wait_for_text()

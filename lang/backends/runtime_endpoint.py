@@ -162,7 +162,10 @@ class RuntimeEndpoint(RemoteClient):
                 f"max_tokens={params.max_tokens} cut the value off, and {self.name} cannot complete it",
                 VALUE_DOES_NOT_FIT,
             )
-        call.on_result(reason["type"], _usage(meta), reason.get("matched"), parse_logprobs(params, meta))
+        extra_meta = parse_logprobs(params, meta) or {}
+        if isinstance(meta.get("particles"), dict):
+            extra_meta["particles"] = meta["particles"]
+        call.on_result(reason["type"], _usage(meta), reason.get("matched"), extra_meta or None)
 
     def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
         """Passes the text to `call` as it arrives. Returns the last meta info and the stop_regex that matched, if any.

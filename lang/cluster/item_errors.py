@@ -91,9 +91,11 @@ def _decoded_cause(data: Mapping[str, Any]) -> BaseException:
         case {"plait": name, "text": text}:
             return plait_error(name, text)
         case {"builtin": name, "arguments": arguments}:
+            kind = getattr(builtins, name, None)
+            if not isinstance(kind, type) or not issubclass(kind, BaseException):  # an actor names no other code
+                return LostCause(f"{name}: {', '.join(map(str, arguments))}")
             try:
-                cause: BaseException = getattr(builtins, name)(*arguments)
-                return cause
+                return kind(*arguments)
             except TypeError:  # a class that takes other arguments than it keeps, such as UnicodeDecodeError
                 return LostCause(f"{name}: {', '.join(map(str, arguments))}")
     return LostCause(data["lost"])

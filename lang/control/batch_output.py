@@ -36,6 +36,8 @@ class OutputFile:
             self._read(path)
 
     def _read(self, path: Path) -> None:
+        if path.exists() and not path.is_file():
+            raise InputError(f"the output {path} is not a file")
         try:
             for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if path.exists() else ():
                 self._keep(number, line)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -97,8 +97,8 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-    if (expr.constraint is None or isinstance(expr.constraint, Reasoning)) and "exact" not in expr.options.fields:
-        params = msgspec.structs.replace(params, exact=False)  # a default of `run` for constrained gens
+    if expr.constraint is None or isinstance(expr.constraint, Reasoning):
+        params = _without_defaults_of_constrained_gens(params, expr.options.fields)
     asked = params.max_tokens
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
@@ -130,6 +130,12 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
     branch.expect_known(followed_by)
+
+
+def _without_defaults_of_constrained_gens(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """Returns `params` without `exact` and `particles` of the run's defaults. `given`: the fields of the gen itself."""
+    neutral: dict[str, Any] = {"exact": False, "particles": None}
+    return msgspec.structs.replace(params, **{name: neutral[name] for name in neutral if name not in given})
 
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:

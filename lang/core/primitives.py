@@ -88,6 +88,7 @@ def gen(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
     exact: bool | None = None,
+    particles: int | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
     ebnf: str | None = None,
@@ -133,6 +134,7 @@ def gen(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
     exact: bool | None = None,
+    particles: int | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
     ebnf: str | None = None,
@@ -183,6 +185,10 @@ def gen(
       constraint until one is valid. A token mask alone favours values with a likely beginning and an unlikely end. The
       value is complete and sent as one piece; `get_meta_info(name)["exact"]` has its probability
       (docs/constraints.md). As a default of `run` it applies to constrained gens.
+    - `particles`: the constrained value is drawn from so many weighted samples, 1 to 64 (sequential Monte Carlo); the
+      more, the nearer its distribution is to that of `exact`. It costs little more than a mask, also where no other
+      sample shares the prompt. `s.weight(name)` and `s.logprob(name)` are the value's importance weight and
+      probability. The value is complete and sent as one piece. As a default of `run` it applies to constrained gens.
     - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of
       them is sampled instead, under a token mask that allows only the choices.
     - `type`: the value has this Python type, and the text is constrained to it: a Pydantic model, dataclass,
@@ -234,8 +240,10 @@ def gen(
             raise InputError(f"{where}: think cannot be combined with tools, choices, retries or draft_then_constrain")
         return _gen_with_reasoning(where, name, type, n, spec, think, think_tokens, sampling)
     if draft_then_constrain or draft_tokens is not None:
-        if tools is not None or choices is not None or retries is not None or exact:
-            raise InputError(f"{where}: draft_then_constrain cannot be combined with tools, choices, retries or exact")
+        if tools is not None or choices is not None or retries is not None or exact or particles is not None:
+            raise InputError(
+                f"{where}: draft_then_constrain cannot be combined with tools, choices, retries, exact or particles"
+            )
         return _gen_with_draft(where, name, type, n, spec, draft_then_constrain, draft_tokens, sampling)
     if tools is not None:
         if choices is not None or choices_method is not None or n not in (None, 1) or retries is not None:
@@ -253,8 +261,9 @@ def gen(
         return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
     if complete and spec is None:
         raise InputError(f"{where}: complete needs a constraint, such as regex or json_schema")
-    if exact and spec is None:
-        raise InputError(f"{where}: exact needs a constraint, such as regex or json_schema")
+    for option, is_set in (("exact", exact), ("particles", particles is not None)):
+        if is_set and spec is None:
+            raise InputError(f"{where}: {option} needs a constraint, such as regex or json_schema")
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
     return with_captures(where, Gen(name, make_options(where, n=n, **sampling), spec), spec)
@@ -279,8 +288,9 @@ def _gen_with_reasoning(
 ) -> Expr:
     from plait.lang.derived.reasoning import think_first  # lazy: few programs need it
 
-    if sampling["exact"]:
-        raise InputError(f"{where}: think cannot be combined with exact")
+    for option in ("exact", "particles"):
+        if sampling[option]:
+            raise InputError(f"{where}: think cannot be combined with {option}")
     if type_ is not None and constraint is None:
         value: Gen = _gen_typed(where, name, type_, n, None, sampling, has_reasoning=True)
     else:
@@ -394,7 +404,7 @@ def _gen_typed(
     value_format = value_format_of(where, type_)
     num_retries = _checked_retries(where, retries, n)
     if value_format.spec is None:
-        for keyword in ("complete", "exact"):
+        for keyword in ("complete", "exact", "particles"):
             if sampling[keyword]:
                 raise InputError(f"{where}: {keyword} needs a constraint, and type={value_format.type_name} has none")
         return Typed(name, make_options(where, n=n, **sampling), None, value_format, num_retries)

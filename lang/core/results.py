@@ -14,6 +14,7 @@ from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_v
 from plait.lang.meta_info import GenMeta, SelectMeta, choice_meta, generation_meta
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue, ValueFormat
+from plait.lang.value_weight import value_weight
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ class Segment:
     def meta(self) -> Any:
         """Returns the meta info of the call. Raises InputError for a value without a call."""
         raise InputError("the program set this value itself, so there is no meta info of a call")
+
+    def weight(self) -> Any:
+        """Returns the log weight of the value, see `value_weight`; for n samples a list."""
+        found = value_weight(self.meta(), self.text())
+        return [sample.weight for sample in found] if type(found) is list else found.weight
+
+    def logprob(self) -> Any:
+        """Returns the logprob of the value under its constraint, see `value_weight`; for n samples a list."""
+        found = value_weight(self.meta(), self.text())
+        return [sample.logprob for sample in found] if type(found) is list else found.logprob
 
     def calls(self) -> Sequence[Call]:
         """Returns the calls that generate the text."""

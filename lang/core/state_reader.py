@@ -59,6 +59,25 @@ class StateReader:
         with self._marking_handled_errors():
             return self._variable_or_typed(name).meta()
 
+    def weight(self, name: str | Typed[Any]) -> Any:
+        """Returns the log of a value's importance weight, for a gen with `particles` or `exact`, or a select; for n > 1
+        a list.
+
+        It is an unbiased estimate of the probability that the model, unconstrained, writes a valid value here
+        (docs/constraints.md). Raises InputError for other values.
+
+        >>> s += gen("label", regex="yes|no|not sure", particles=8)                 # doctest: +SKIP
+        >>> math.exp(s.weight("label")), math.exp(s.logprob("label"))               # doctest: +SKIP
+        (0.031, 0.82)
+        """
+        with self._marking_handled_errors():
+            return self._variable_or_typed(name).weight()
+
+    def logprob(self, name: str | Typed[Any]) -> Any:
+        """Returns the logprob of a value given that the text is valid, log p(value) - weight; see `weight`."""
+        with self._marking_handled_errors():
+            return self._variable_or_typed(name).logprob()
+
     def text(self) -> str:
         """Waits for all calls in the text and returns the whole text, chat template included."""
         self._wait_for_end()

@@ -20,6 +20,7 @@ from plait.lang.retries.retried_gen import begin_call, limited_params
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue
 from plait.runtime.errors import InputError
+from plait.runtime.sampling_params import MAX_TOKENS_LIMIT
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
@@ -54,8 +55,9 @@ def checked_draft_tokens(where: str, draft: object, draft_tokens: object) -> int
         raise InputError(f"{where}: draft_tokens needs draft_then_constrain=True")
     if draft_tokens is None:
         return DRAFT_TOKENS
-    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or draft_tokens < 1:
-        raise InputError(f"{where}: draft_tokens must be a number of tokens from 1 on, not {draft_tokens!r:.40}")
+    if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 1 <= draft_tokens <= MAX_TOKENS_LIMIT:
+        text = f"draft_tokens must be a number of tokens from 1 to {MAX_TOKENS_LIMIT}, not {draft_tokens!r:.40}"
+        raise InputError(f"{where}: {text}")
     return draft_tokens
 
 
@@ -101,5 +103,6 @@ def begin_drafted_gen(
 
 def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:
     """Returns the parameters of the draft: those of the gen without what belongs to the value."""
-    free = {"min_tokens": 0, "complete": False, "if_it_fits": False, "exact": False, "prompt_logprobs_from": None}
-    return msgspec.structs.replace(params, max_tokens=gen.draft_tokens, logprobs=False, top_logprobs=0, **free)
+    free = {"min_tokens": 0, "complete": False, "if_it_fits": False, "exact": False, "particles": None}
+    free |= {"logprobs": False, "top_logprobs": 0, "prompt_logprobs_from": None}
+    return msgspec.structs.replace(params, max_tokens=gen.draft_tokens, **free)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.core.results import Segment
@@ -60,17 +60,27 @@ class TracedResult(Segment):
         return str(self.base)
 
     def meta(self) -> Any:
+        return self._read("get_meta_info", lambda segment: segment.meta())
+
+    def weight(self) -> Any:
+        return self._read("weight", lambda segment: segment.weight())
+
+    def logprob(self) -> Any:
+        return self._read("logprob", lambda segment: segment.logprob())
+
+    def _read(self, method: str, read: Callable[[Segment], Any]) -> Any:
+        """Returns what `read` finds in the result; for n > 1 a list."""
         self._traced_run.read_lanes.add(self._lane)
         node, name = self.result.node, self.result.name
 
-        def meta_of(sample: int | None) -> TracedValue:
+        def read_sample(sample: int | None) -> TracedValue:
             def evaluate(context: EvaluationContext) -> Any:
-                meta = context.result(node, name).meta()
-                return meta if sample is None else meta[sample]
+                found = read(context.result(node, name))
+                return found if sample is None else found[sample]
 
-            return self.base._derived(f"s.get_meta_info({name!r})", evaluate)
+            return self.base._derived(f"s.{method}({name!r})", evaluate)
 
-        return meta_of(None) if self.n == 1 else [meta_of(index) for index in range(self.n)]
+        return read_sample(None) if self.n == 1 else [read_sample(index) for index in range(self.n)]
 
     def iter_text(self) -> Iterator[str]:
         yield self.text()

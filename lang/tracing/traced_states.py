@@ -130,6 +130,12 @@ class TracedState(TracedStateWriter, ProgramState):
     def get_meta_info(self, name: str | Typed[Any]) -> Any:
         return self._variable(str(name.name if isinstance(name, Typed) else name)).meta()
 
+    def weight(self, name: str | Typed[Any]) -> Any:
+        return self._variable(str(name.name if isinstance(name, Typed) else name)).weight()
+
+    def logprob(self, name: str | Typed[Any]) -> Any:
+        return self._variable(str(name.name if isinstance(name, Typed) else name)).logprob()
+
     def partial(self, name: str | Typed[Any]) -> Any:
         return self[name]
 
@@ -197,6 +203,12 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
 
     async def get_meta_info(self, name: str | Typed[Any]) -> Any:
         return (await self._variable(str(name.name if isinstance(name, Typed) else name))).meta()
+
+    async def weight(self, name: str | Typed[Any]) -> Any:
+        return (await self._variable(str(name.name if isinstance(name, Typed) else name))).weight()
+
+    async def logprob(self, name: str | Typed[Any]) -> Any:
+        return (await self._variable(str(name.name if isinstance(name, Typed) else name))).logprob()
 
     async def partial(self, name: str | Typed[Any]) -> Any:
         return await self.get_var(name)

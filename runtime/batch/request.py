@@ -23,7 +23,7 @@ from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import SeenTokens
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ExactInfo, TokenLogprob, Usage
+from plait.runtime.messages import ExactInfo, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 
@@ -120,6 +120,9 @@ class GenerationRequest(Request):
         self.num_healed = 0  # sampled tokens that only spell the prompt
         self.exact_spec: Spec | None = None  # with params.exact: its constraint
         self.exact_info: ExactInfo | None = None  # with params.exact: how the value was drawn, once it is
+        self.needs_probabilities = params.draws_whole_values  # of all tokens, instead of a token
+        self.particle_requests: list[GenerationRequest] = []  # with params.particles: what computes its prefixes
+        self.particles_info: ParticlesInfo | None = None  # with params.particles: how the value was drawn, once it is
         self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
 

@@ -15,7 +15,7 @@ import msgspec
 from plait.constrained.specs import Spec
 from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
 from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import ChoiceScores, ExactInfo, Finished, FinishReason, TokenLogprob, Usage
+from plait.runtime.messages import ChoiceScores, ExactInfo, Finished, FinishReason, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class CallResult:
     lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
     embedding_bytes: the vector of an embed call, float32, little-endian.
     warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
-    exact: how the value was drawn, for a call with `SamplingParams.exact`.
+    exact, particles: how the value was drawn, for a call with `SamplingParams.exact` or `particles`.
     """
 
     text: str
@@ -59,6 +59,7 @@ class CallResult:
     embedding_bytes: bytes | None = None
     warnings: tuple[str, ...] = ()
     exact: ExactInfo | None = None
+    particles: ParticlesInfo | None = None
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
@@ -165,6 +166,7 @@ class Call:
                 embedding_bytes=message.embedding,
                 warnings=message.warnings,
                 exact=message.exact,
+                particles=message.particles,
             )
             self._notify()
 

@@ -29,7 +29,7 @@ def constraint_error(spec: Spec) -> str | None:
     not make a valid constraint look invalid. A model's vocabulary is larger and may still exceed a size limit.
 
     >>> constraint_error(Lark("start: missing"))                            # doctest: +SKIP
-    'unknown name: "missing" (at 7)'
+    'no rule or terminal is named missing (at 7)'
     """
     try:
         compile_grammar(spec, _byte_vocabulary(), COMPILE_TIMEOUT_S)

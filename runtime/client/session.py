@@ -106,7 +106,8 @@ class Session:
         """Samples tokens after the text so far and appends them to it, and then `followed_by`.
 
         A constrained value ends only where `followed_by` can follow, at most 256 bytes of known text, and prefers to.
-        The result and its usage are those of the value alone. With `params.exact` the value does not depend on it.
+        The result and its usage are those of the value alone. With `params.exact` or `params.particles` the value does
+        not depend on it.
         A lenient constraint is enforced in part; `result().violation` tells whether the text violates the rest.
         Raises InputError or UnsupportedModel before anything is sent.
         """
@@ -116,9 +117,10 @@ class Session:
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete", field="complete")
-        if params.exact and constraint is None:
-            raise InputError("exact needs a constraint, such as regex or json_schema", field="exact")
-        if params.exact and followed_by:
+        if params.draws_whole_values and constraint is None:
+            option = "exact" if params.exact else "particles"
+            raise InputError(f"{option} needs a constraint, such as regex or json_schema", field=option)
+        if params.draws_whole_values and followed_by:
             call = self.generate(params, constraint)
             self.append(followed_by)
             return call

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
+from plait.constrained.spec_file import SpecFile
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -40,7 +41,13 @@ def build_engine_loop(
     progress(1.0, "ready")
     vocabulary = tokenizer.vocabulary
     compiler = CompilePool(
-        vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False, in_place=True
+        vocabulary,
+        workers=2,
+        spares=1,
+        deadline_s=config.compile_deadline_s,
+        start_eagerly=False,
+        in_place=True,
+        spec_file=SpecFile(Path(config.constraint_file)) if config.constraint_file else None,
     )
     compiler.start()
     pooling, embeddings = read_pooling(model_path), None

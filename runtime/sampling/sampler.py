@@ -30,7 +30,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
-    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # if exact
+    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # of whole values
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
 
@@ -51,7 +51,7 @@ class Sampler:
                 self._score(logits[rows], scheduled, request, output)
             elif isinstance(request, GenerationRequest) and scheduled.num_draft_tokens:
                 output.verified[request] = self._verify_draft(logits[rows], request)
-            elif isinstance(request, GenerationRequest) and request.params.exact:
+            elif isinstance(request, GenerationRequest) and request.needs_probabilities:
                 if scheduled.num_logits:
                     output.probabilities[request] = self._probabilities(logits[rows], request)
             elif isinstance(request, GenerationRequest) and scheduled.num_logits - scheduled.is_sampled > 0:
@@ -93,7 +93,7 @@ class Sampler:
         for row, request in enumerate(requests):
             if request.params.has_penalties_or_bias:
                 self.ops.apply_penalties_and_bias(logits[row], request)
-        if all(request.params.exact for request in requests):
+        if all(request.needs_probabilities for request in requests):
             return
         if mask is not None:
             self.ops.apply_mask(logits, mask)

@@ -40,6 +40,7 @@ from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
+from plait.runtime.scheduler.particle_sampling import ParticleRequest, call_of
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
 from plait.runtime.transport.base import ClientId, ServerTransport
@@ -294,7 +295,7 @@ class EngineLoop:
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
                 self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
-            elif request.params.exact:
+            elif request.needs_probabilities:
                 self._commit_probabilities(scheduled, request, output.probabilities.get(request, []))
             elif scheduled.is_sampled and scheduled.is_still_next:
                 self._commit_token(request, output.tokens[request], output.logprobs.get(request))
@@ -363,31 +364,31 @@ class EngineLoop:
     def _commit_probabilities(
         self, scheduled: ScheduledRequest, request: GenerationRequest, rows: list[Float64Array | None]
     ) -> None:
-        """Passes token probabilities to the search of a request with `exact`.
+        """Passes token probabilities to the search of a request with `exact`, or to the particles of its call.
 
         rows: probabilities [V] after each of its last tokens, float64; None if they are not finite.
         """
-        if not request.metrics.first_token_time:
-            request.metrics.first_token_time = time.monotonic()
         finite = [row for row in rows if row is not None]
+        call = call_of(request)
         if len(finite) < len(rows):
-            self._fail_token(request, NOT_FINITE)
+            self._fail_token(call, NOT_FINITE)
             return
-        exact, end = self.output_processor.exact, scheduled.start + scheduled.count
+        end, is_last = scheduled.start + scheduled.count, scheduled.is_sampled and scheduled.is_still_next
+        sampling = self.sessions.particles if isinstance(request, ParticleRequest) else self.output_processor.exact
         try:
             with ConstraintCpuLimit() as limit:
-                exact.add_probabilities(request, end - len(finite), finite)
-                if not (scheduled.is_sampled and scheduled.is_still_next):
+                sampling.add_probabilities(request, end - len(finite), finite)
+                if not is_last:
                     limit.has_ended = True
                     request.logits_from = max(request.logits_from, end)
                     return
-                finish_info = exact.advance(request)
+                finish_info = sampling.advance(request)
                 limit.has_ended = finish_info is not None
         except (RuntimeError, GrammarError) as error:
-            self.calls.fail(request, "constraint", str(error))
+            self.calls.fail(call, "constraint", str(error))
             return
         if finish_info is not None:
-            self.calls.finish_generation(request, finish_info)
+            self.calls.finish_generation(call, finish_info)
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -400,7 +401,10 @@ class EngineLoop:
 
     def _fail_request(self, request: Request, kind: str, text: str) -> None:
         assert isinstance(request, (GenerationRequest, ScoringRequest, PoolingRequest))
-        self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
+        if isinstance(request, GenerationRequest):
+            self.calls.fail(call_of(request), kind, text)
+        else:
+            self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
     def _recover(self, error: Exception, *steps: OverlappedStep) -> None:
         """Isolates the requests of steps that raised `error`: each is computed again, alone in its batch.

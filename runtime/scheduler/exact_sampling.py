@@ -8,6 +8,7 @@ Nothing is sent before. Where the search leaves a prefix for another one, the KV
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -81,6 +82,7 @@ class ExactSampling:
 
         Returns a FinishInfo when the request's tokens are the value. Raises RuntimeError if the search fails.
         """
+        request.metrics.first_token_time = request.metrics.first_token_time or time.monotonic()
         request.num_sampled += 1
         return self._advance(request, self._states[request])
 

@@ -1,7 +1,7 @@
 """Builds the ASGI application: middleware, routes, and the responses to errors.
 
 A request passes `RequestContextMiddleware` (id, log, metrics), `BodyLimitMiddleware` and `AdmissionMiddleware`. Then
-`_EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
+`EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
 answers what is not in the table: paths with parameters, wrong methods, unknown paths. Its own routing costs as much as
 all that an endpoint does, and puts three more functions between a stream's events and the socket.
 """
@@ -58,9 +58,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application(FastAPI):
-    """FastAPI behind plait's own middleware: every request enters at `entry_app`. `endpoint_paths`: those without
-    parameters."""
+    """FastAPI behind plait's own middleware: every request enters at `entry_app`. `endpoint_paths`: those of
+    `api_routes` without parameters."""
 
+    api_routes: list[APIRoute]
     endpoint_paths: frozenset[str]
     endpoint_table: EndpointTable
     entry_app: RequestContextMiddleware
@@ -96,9 +97,9 @@ def create_app(
     routers = [*ROUTERS, *([static_page.router] if settings.page else [])]
     for router in routers:
         app.include_router(router)
-    paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    app.api_routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     table = app.endpoint_table = EndpointTable(app.handle_with_fastapi, routers)
-    app.endpoint_paths = frozenset(path for path in paths if "{" not in path)
+    app.endpoint_paths = frozenset(route.path for route in app.api_routes if "{" not in route.path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
     if directory is None and settings.files_dir:
@@ -216,18 +217,26 @@ def _is_mounted_at_root(scope: Scope) -> bool:
 def _routing_error_text(request: Request, error: HTTPException) -> str:
     if error.status_code == 404:
         return unknown_path_text(request.url.path, request.app.endpoint_paths)
-    allowed = (error.headers or {}).get("Allow")
-    if error.status_code == 405 and allowed:
-        return f"this endpoint takes {allowed}, not {request.method}"
+    if error.status_code == 405:
+        return f"this endpoint takes {_allowed_methods(request, error)}, not {request.method}"
     return str(error.detail)
+
+
+def _allowed_methods(request: Request, error: HTTPException) -> str:
+    """The methods of all routes of the request's path: FastAPI names those of the first one only."""
+    routes = [route for route in request.app.api_routes if route.path_regex.match(request.scope["path"])]
+    methods = {method for route in routes for method in route.methods}
+    return ", ".join(sorted(methods)) or (error.headers or {}).get("Allow", "another method")
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnected):
         return Response(status_code=499)  # never read: the client has gone
     if isinstance(error, HTTPException):
-        text = _routing_error_text(request, error)
-        error = ApiError(error.status_code, text, type=NOT_FOUND, code=None, headers=dict(error.headers or {}))
+        text, headers = _routing_error_text(request, error), dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = _allowed_methods(request, error)
+        error = ApiError(error.status_code, text, type=NOT_FOUND, code=None, headers=headers)
     api_error = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     record = current_request()
     if record is not None:

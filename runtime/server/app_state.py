@@ -86,8 +86,10 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     timeout_s = timeout_s if timeout_s is not None and timeout_s > 0 else None  # others are refused with their field
     if timeout_s is not None and not model.accepts_requests:
         record.start_deadline = time.monotonic() + timeout_s
-    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s))
-    record.on_end.append(partial(state.pool.release, model))
+    if record.is_background and not model.accepts_requests:
+        record.reserve_calls(0, 0)  # lines of other batches may run meanwhile
+    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background))
+    record.on_end.append(partial(state.pool.release, model, record.is_background))
     model.queue.estimate_size(record)
     return model
 

@@ -58,6 +58,8 @@ class GracefulServer(uvicorn.Server):
     def _stop(self, sig: int) -> None:
         if self._drain is None:
             self._state.admission.is_draining = True
+            if self._state.pool is not None:
+                self._state.pool.refuse_batches()
             self._drain = asyncio.create_task(self._drain_and_exit())
         elif sig == signal.SIGINT:
             self.exit_code = FORCED_EXIT_CODE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.errors import InputError
@@ -35,23 +36,39 @@ def load_tokenizer(model_path: Path, *, vocab_size: int | None = None, is_for_id
 
 
 def _definition(model_path: Path, vocab_size: int | None) -> TokenizerDefinition:
-    if model_path.is_dir():
-        return definition_from_folder(model_path, vocab_size)
+    """What the files say. Clients that are created at the same time, as those of replicas, wait for one reader."""
     try:
-        status = model_path.stat()
+        version = _version(model_path)
     except OSError:
-        return _read_gguf(model_path, vocab_size)  # whose errors name the file
-    version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-    return _definition_of_gguf(model_path, version, vocab_size)
+        return _read(model_path, vocab_size)  # whose errors name the file
+    with _reading.setdefault(model_path, Lock()):
+        return _definition_of(model_path, version, vocab_size)
+
+
+_reading: dict[Path, Lock] = {}  # held while a model's files are read
+
+
+def _version(model_path: Path) -> tuple[tuple[str | int, ...], ...]:
+    """What changes with the files. Raises OSError."""
+    paths = sorted(model_path.iterdir()) if model_path.is_dir() else [model_path]
+    return tuple(
+        (path.name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        for path in paths
+        for status in [path.stat()]
+    )
 
 
 @lru_cache(maxsize=4)
-def _definition_of_gguf(model_path: Path, version: tuple[int, ...], vocab_size: int | None) -> TokenizerDefinition:
-    """What the file of this version says. Further clients of a process, as after a restart, load the same one."""
-    return _read_gguf(model_path, vocab_size)
+def _definition_of(
+    model_path: Path, version: tuple[tuple[str | int, ...], ...], vocab_size: int | None
+) -> TokenizerDefinition:
+    """What files of this version say. Further clients of a process, as after a restart, load the same one."""
+    return _read(model_path, vocab_size)
 
 
-def _read_gguf(model_path: Path, vocab_size: int | None) -> TokenizerDefinition:
+def _read(model_path: Path, vocab_size: int | None) -> TokenizerDefinition:
+    if model_path.is_dir():
+        return definition_from_folder(model_path, vocab_size)
     return definition_from_gguf(open_gguf(model_path, metadata_only=True).metadata, vocab_size)
 
 

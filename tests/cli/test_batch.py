@@ -124,13 +124,16 @@ def test_a_wrong_program_is_named(job, tmp_path, capsys, target, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_input_and_wrong_settings_are_refused(job, capsys):
+def test_a_missing_input_and_wrong_settings_are_refused(job, tmp_path, capsys):
     command, write, _ = job
     assert main(command) == 1
     assert "the input cannot be read" in capsys.readouterr().err
     write({"number": 1})
     assert main([*command, "--temperature=-1"]) == 1
     assert "temperature" in capsys.readouterr().err
+    (tmp_path / "device").symlink_to(os.devnull)  # would be replaced, or read without end
+    assert main([*command, f"--output={tmp_path / 'device'}"]) == 1
+    assert "device is not a file" in capsys.readouterr().err
 
 
 def test_values_become_json():

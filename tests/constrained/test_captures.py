@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.constrained import Choices, GrammarError, JsonSchema, Lark, Regex, capture_names, captured_texts
+from plait.constrained import Choices, GrammarError, JsonSchema, Lark, Regex, capture_names, captured_texts, captures
 
 PATTERNS = [
     r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})",
@@ -27,7 +27,18 @@ def test_groups_are_those_of_re(pattern, data):
     match = re.fullmatch(pattern, text)
     names = tuple(re.compile(pattern).groupindex)
     assert capture_names(Regex(pattern)) == names
-    assert captured_texts(Regex(pattern), text) == (match.groupdict() if match else dict.fromkeys(names))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captures, "SHORT_TEXT_CHARS", data.draw(st.sampled_from([0, 16])))
+        assert captured_texts(Regex(pattern), text) == (match.groupdict() if match else dict.fromkeys(names))
+
+
+def test_a_long_text_that_is_cut_off_takes_no_time():
+    """`re` alone would need hours for each."""
+    for pattern, text in ((r"(?P<x>(a+)+)b", "a" * 60), (r"(?P<x>(?:é|é)*)(?P<y>b$)", "é" * 50)):
+        names = capture_names(Regex(pattern))
+        assert captured_texts(Regex(pattern), text) == dict.fromkeys(names)
+        assert captured_texts(Regex(pattern), text + "b")["x"] == text
+    assert captured_texts(Regex(r"(?P<x>(?=a)a+)"), "a" * 60) == {"x": "a" * 60}
 
 
 RECORD = """
@@ -64,5 +75,7 @@ def test_other_constraints_and_rules_have_none():
     assert capture_names(Lark('start: a // b[capture]: "x"\na[lazy]: /capture[capture]:/')) == ()
     assert capture_names(Lark('start: a\na[lazy, capture="x"]: /[a-z]+/')) == ("x",)
     assert capture_names(Regex("(?P<broken")) == ()
+    with pytest.raises(GrammarError, match="the name of a capture must be an identifier, not 'x]'"):
+        capture_names(Lark('start: a\na[lazy, capture="x]"]: "x"'))
     with pytest.raises(GrammarError, match="the name of a capture must be an identifier, not 'no name'"):
         capture_names(Lark('start: a\na[capture="no name"]: "x"'))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import plait
-from plait.constrained import Vocabulary
+from plait.constrained import GrammarError, GrammarLogitsProcessor, JsonSchema, Regex, Vocabulary, compile_grammar
 from plait.runtime.model_files.locate import locate_model
 
 
@@ -75,6 +76,33 @@ def test_a_gguf_file_gives_what_the_runtime_uses(tmp_path: Path) -> None:
         Vocabulary.from_tokenizer(tmp_path / "model.gguf")
     with pytest.raises(plait.ModelNotFound):
         Vocabulary.from_tokenizer(tmp_path / "missing.gguf")
+
+
+def test_a_folder_with_one_gguf_file_and_a_tokenizer_of_transformers(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer.json, and 0 .gguf files"):
+        Vocabulary.from_tokenizer(tmp_path)
+    (tmp_path / "model.gguf").symlink_to(locate_model())
+    expected = plait.load_vocabulary()
+    assert Vocabulary.from_tokenizer(tmp_path).token_bytes == expected.token_bytes
+    fast = SimpleNamespace(backend_tokenizer=byte_level_tokenizer(), eos_token_id=258)
+    assert Vocabulary.from_tokenizer(fast).eos_ids == (258,)
+    assert Vocabulary.from_tokenizer(fast, [3]).eos_ids == (3,)
+
+
+def test_arguments_of_another_type_are_named() -> None:
+    for wrong in (None, 5, b"x"):
+        with pytest.raises(TypeError, match=f"not {type(wrong).__name__}"):
+            Vocabulary.from_tokenizer(wrong)  # type: ignore[arg-type]
+    vocabulary = plait.load_vocabulary()
+    for spec in ("[0-9]+", None, {"type": "integer"}):
+        with pytest.raises(TypeError, match=f"not {type(spec).__name__}"):
+            compile_grammar(spec, vocabulary)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not str"):
+        compile_grammar(Regex("a"), "model.gguf")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="compile_grammar first; this is Regex"):
+        GrammarLogitsProcessor(Regex("a"), vocabulary)  # type: ignore[arg-type]
+    with pytest.raises(GrammarError, match="a dict, a bool, its JSON text or a Pydantic model, not list"):
+        JsonSchema([1])  # type: ignore[arg-type]
 
 
 def test_bytes_of_sentencepiece_tokens() -> None:

@@ -92,7 +92,11 @@ def test_a_resumed_item_has_its_draft(runtime, tmp_path):
         ({"regex": "a", "exact": True}, "cannot be combined with tools, choices, retries or exact"),
         ({"regex": "a", "think": True}, "think cannot be combined with"),
         ({"regex": "a", "draft_then_constrain": "yes"}, "draft_then_constrain must be True or False, not 'yes'"),
-        ({"regex": "a", "draft_tokens": 0}, "draft_tokens must be a number of tokens from 1 on, not 0"),
+        ({"regex": "a", "draft_tokens": 0}, "draft_tokens must be a number of tokens from 1 to 1048576, not 0"),
+        (
+            {"regex": "a", "draft_tokens": 1 << 21},
+            "draft_tokens must be a number of tokens from 1 to 1048576, not 20971",
+        ),
         (
             {"regex": "a", "draft_then_constrain": None, "draft_tokens": 4},
             "draft_tokens needs draft_then_constrain=True",

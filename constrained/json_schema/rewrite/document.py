@@ -17,6 +17,7 @@ from plait.constrained.json_schema.rewrite.references.dynamic_scopes import (
     has_dynamic_references,
     with_static_references,
 )
+from plait.constrained.json_schema.rewrite.references.reachable import without_unreachable
 from plait.constrained.json_schema.rewrite.references.resources import (
     DEFINITIONS,
     ROOT,
@@ -223,7 +224,7 @@ def escape_pointer_token(name: str) -> str:
 
 def _read(text: str) -> Schema:
     try:
-        schema = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        schema: Any = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except RecursionError:
         raise GrammarError("the schema is nested too deeply", "") from None
     except json.JSONDecodeError as error:
@@ -232,8 +233,9 @@ def _read(text: str) -> Schema:
         raise GrammarError("the schema holds a number that is too long") from None
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false", "")
-    _check_size(schema)
-    return schema
+    reachable: Schema = without_unreachable(schema) if isinstance(schema, dict) else schema
+    _check_size(reachable)
+    return reachable
 
 
 def _check_size(schema: Schema) -> None:

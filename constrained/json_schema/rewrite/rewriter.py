@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
@@ -76,7 +76,7 @@ class RewrittenSchema:
 
     schema: an equivalent schema in the compiler's keywords.
     unchecked: the JSON pointers of the keywords that `lenient` dropped.
-    warnings: one sentence for each unknown format.
+    warnings: one sentence for each unknown format and, with `annotations`, for each probable misspelling.
     """
 
     schema: SchemaObject
@@ -135,7 +135,7 @@ class _Rewriter:
     ) -> None:
         self._document, self._annotations, self._lenient = document, annotations, lenient
         self._strict_formats = strict_formats
-        self._unknown_formats: dict[str, str] = {}  # JSON pointer -> format
+        self._warnings: dict[str, str] = {}  # JSON pointer -> what has no effect there
         self._unchecked: dict[str, None] = {}  # JSON pointers of dropped keywords, in order
         self._definitions: dict[str, Schema] = {}  # the `$defs` of the result
         self._names: dict[int, str] = {}  # id of a `$ref` target -> its name in `$defs`
@@ -150,15 +150,12 @@ class _Rewriter:
         body: SchemaObject = {} if schema is True else dict(schema)
         if self._definitions:
             body["$defs"] = self._definitions
-        return RewrittenSchema(body, tuple(self._unchecked), self._warnings())
+        return RewrittenSchema(body, tuple(self._unchecked), self._warnings_listed())
 
-    def _warnings(self) -> tuple[str, ...]:
-        listed = [
-            f"the format {name[:40]!r} at {at[:200]} is not known, so it is not enforced"
-            for at, name in islice(self._unknown_formats.items(), MAX_WARNINGS)
-        ]
-        num_more = len(self._unknown_formats) - len(listed)
-        return (*listed, f"{num_more} more formats are not known") if num_more else tuple(listed)
+    def _warnings_listed(self) -> tuple[str, ...]:
+        listed = list(self._warnings.values())
+        num_more = len(listed) - MAX_WARNINGS
+        return (*listed[:MAX_WARNINGS], f"{num_more} more like these") if num_more > 0 else tuple(listed)
 
     def rewrite_part(self, schema: Schema, at: str) -> Schema:
         """Returns one part, rewritten, with the definitions that it needs."""
@@ -176,13 +173,19 @@ class _Rewriter:
                     if self._strict_formats:
                         self._reject_or_drop(f"the format {part[name][:40]!r} is not known", at, part, name)
                     else:
-                        self._unknown_formats[f"{at}/format"] = part[name]
+                        place = f"{at}/format"[:200]
+                        self._warnings[place] = (
+                            f"the format {part[name][:40]!r} at {place} is not known, so it is not enforced"
+                        )
             elif name in UNSUPPORTED:
                 self._reject_or_drop(UNSUPPORTED[name], at, part, name)
-            elif name not in ANNOTATIONS and not self._annotations:
+            elif name not in ANNOTATIONS:
                 reason = unknown_keyword_reason(name, part[name])
-                if reason is not None:
+                if reason is not None and not self._annotations:
                     self._reject_or_drop(reason, at, part, name)
+                elif reason is not None:
+                    place = f"{at}/{escape_pointer_token(name)}"[:200]
+                    self._warnings[place] = f"{place} has no effect: {reason}"
 
     def _reject_or_drop(self, reason: str, at: str, part: SchemaObject, *names: str) -> None:
         """Raises GrammarError; with `lenient`, removes `names` from `part` and records their pointers instead."""

@@ -129,6 +129,21 @@ def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
 
 
 @intrinsic
+def copy_halves(context: Any, address: Any, out: Any, count: Any) -> Any:
+    """Copies 32 * count bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, out, count = values
+        loop = v.Loop(b, count)
+        offset = b.shl(loop.i, v.I64(5))
+        v.store(b, v.load(b, b.add(address, offset), v.vector(v.I8, 32)), b.add(out, offset))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 3)), generate
+
+
+@intrinsic
 def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
     """Widens 16 * count bfloat16 to float32."""
 

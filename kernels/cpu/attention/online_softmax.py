@@ -11,6 +11,7 @@ and [positions, lanes] for more. All three versions compute the same bits for a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -266,7 +267,14 @@ def online_softmax_update_x4(
     """Updates up to 4 lanes as `online_softmax_update_x16` does: scores [32 * chunks, 4], probabilities [4, 64]."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _online_softmax_x4(b, *values)
+        *values, out = values
+
+        def write(b: Any, chunk: Any, address: Any, probs: list[Any]) -> None:
+            target = b.add(out, b.shl(chunk, v.I64(6)))
+            for lane, positions in enumerate(_transpose_x4(b, [_rounded_bits(b, prob) for prob in probs])):
+                v.store(b, positions, target, 2 * KV_BLOCK * lane)
+
+        _online_softmax_x4(b, values, write)
         return context.get_dummy_value()
 
     i64 = types.int64
@@ -294,18 +302,12 @@ def _reduce_quarters(b: Any, x: Any, combine: Any) -> Any:
     return x
 
 
-def _online_softmax_x4(
-    b: Any,
-    scores: Any,
-    chunks: Any,
-    scale: Any,
-    running_max: Any,
-    running_sum: Any,
-    accumulators: Any,
-    parts: Any,
-    count: Any,
-    out: Any,
-) -> None:
+def _online_softmax_x4(b: Any, values: Sequence[Any], write: Callable[[Any, Any, Any, list[Any]], None]) -> None:
+    """`values`: the arguments of `online_softmax_update_x4_in_place`.
+
+    `write(builder, chunk, address, probs)` stores a chunk's probabilities, whose scores are at `address`.
+    """
+    scores, chunks, scale, running_max, running_sum, accumulators, parts, count = values
     scales = v.splat(b, scale)
     tops = v.Loop(b, chunks, [v.constant(v.F32X16, MASKED_SCORE)])
     chunk, maxima = b.add(scores, b.shl(tops.i, v.I64(9))), tops.carried[0]
@@ -317,17 +319,42 @@ def _online_softmax_x4(
     _rescale_moved(b, moves, count, factors, accumulators, parts)
     negative_max = b.fsub(v.constant(v.F32X16, 0.0), new_max)
     loop = v.Loop(b, chunks, [b.fmul(_load_x4(b, running_sum, v.F32), factors)])
-    chunk, target = b.add(scores, b.shl(loop.i, v.I64(9))), b.add(out, b.shl(loop.i, v.I64(6)))
+    chunk = b.add(scores, b.shl(loop.i, v.I64(9)))
     probs = [
         v.exp2(b, v.fma(b, v.load(b, chunk, v.F32X16, 64 * i), scales, negative_max))
         for i in range(CHUNK_POSITIONS // NARROW_LANES)
     ]
-    for lane, positions in enumerate(_transpose_x4(b, [_rounded_bits(b, prob) for prob in probs])):
-        v.store(b, positions, target, 2 * KV_BLOCK * lane)
+    write(b, loop.i, chunk, probs)
     while len(probs) > 1:
         probs = [b.fadd(x, y) for x, y in zip(probs[: len(probs) // 2], probs[len(probs) // 2 :], strict=True)]
     sums = b.fadd(loop.carried[0], _reduce_quarters(b, probs[0], b.fadd))
     _store_x4(b, loop.end([sums])[0], running_sum)
+
+
+@intrinsic
+def online_softmax_update_x4_in_place(
+    context: Any,
+    scores: Any,
+    chunks: Any,
+    scale: Any,
+    running_max: Any,
+    running_sum: Any,
+    accumulators: Any,
+    parts: Any,
+    count: Any,
+) -> Any:
+    """Updates up to 4 lanes as `online_softmax_update_x4` does, but replaces the scores by float32 probabilities."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        def write(b: Any, chunk: Any, address: Any, probs: list[Any]) -> None:
+            for i, prob in enumerate(probs):
+                v.store(b, prob, address, 64 * i)
+
+        _online_softmax_x4(b, values, write)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(i64, i64, types.float32, *([i64] * 5)), generate
 
 
 def _transpose_x4(b: Any, probs: list[Any]) -> list[Any]:

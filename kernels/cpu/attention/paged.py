@@ -46,7 +46,7 @@ from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, m
 class AttentionSchedule(NamedTuple):
     """How a step's attention is divided into items."""
 
-    isa: int  # F32, AVX512_BF16 or AMX of `kv_block`
+    isa: int  # of `isa`
     split_kv: int  # 1: each split is an item
     kv_heads_per_item: int
     lanes: int  # of one key head in the largest tile

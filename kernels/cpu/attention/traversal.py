@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.kernels.cpu.attention import f32_kernel, kv_layout, online_softmax
-from plait.kernels.cpu.attention.kv_block import (
-    AMX,
-    F32,
+from plait.kernels.cpu.attention import f32_kernel, int8_vnni_kernel, kv_layout, online_softmax
+from plait.kernels.cpu.attention.isa import AMX, F32, INT8_VNNI
+from plait.kernels.cpu.attention.kv_block import ScoreScale, attend_block
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
+from plait.kernels.cpu.attention.kv_loading import (
     KvSource,
-    ScoreScale,
-    attend_block,
     load_block_bf16,
     load_block_f32,
+    load_block_int8,
     prefetch_block,
 )
-from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
 from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS
 from plait.kernels.cpu.attention.workspace import (
     AttentionWorkspace,
@@ -127,14 +126,20 @@ def _load_queries(
                 query += 4 * head_dim
                 lane += 1
     lane_starts[tile_slice.end_segment - tile_slice.begin_segment] = lane - first_lane
-    if isa != F32 and lane % LANES:
+    if isa != F32 and isa != INT8_VNNI and lane % LANES:
         kv_layout.pack_queries(ws.rows, head_dim, ws.queries + 4 * (lane // LANES * LANES), ws.query_stride)
 
 
 @inner_njit
 def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> None:
-    """Stores a query, float32 [D] at the address `query`, rounded to bfloat16. Packs queries 16 lanes at a time."""
+    """Stores a query, float32 [D] at the address `query`, rounded to bfloat16. Packs queries 16 lanes at a time.
+
+    For integer products it is rounded to 16 bits instead, and each lane is stored by itself.
+    """
     head_dim = ws.head_dim
+    if isa == INT8_VNNI:
+        int8_vnni_kernel.quantize_query(query, head_dim, ws.queries + 4 * lane * head_dim)
+        return
     if isa == F32:
         f32_kernel.round_to_bf16(query, ws.queries + 4 * lane * head_dim, head_dim // 16)
         return
@@ -263,6 +268,8 @@ def _attend_shared_blocks(
             keys = key_stride = np.int64(0)
             if isa == F32:
                 load_block_f32(base, count, source, ws)
+            elif isa == INT8_VNNI:
+                keys, key_stride = load_block_int8(base, count, source, ws)
             else:
                 keys, key_stride = load_block_bf16(base, count, source, ws)
             head_lane = i * tile_slice.lane_stride
@@ -391,7 +398,7 @@ def _write_output(
             inverse = np.float32(1.0) / sums[lane]
             for d in range(head_dim):
                 values[d] *= inverse
-            if isa != F32:
+            if isa != F32 and isa != INT8_VNNI:
                 kv_layout.unpermute_channels(address, head_dim)
             quantize_blocks(address, out, token * blocks + head * head_dim // 32, head_dim // 32)
             lane += 1

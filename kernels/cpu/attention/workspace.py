@@ -36,6 +36,8 @@ class AttentionWorkspace(NamedTuple):
     kv_begins: int  # int32 [lanes], the first position that each lane sees
     kv_ends: int  # int32 [lanes], the position after the last one that each lane sees
     kv_addresses: int  # int64 [2, 64], addresses of a block's keys
+    key_scales: int  # float32 [64], of a block's int8 keys
+    value_scales: int  # float32 [64]
     lane_starts: int  # int32 [lanes + 1], the first lane of each segment, then the number of lanes
     stack: int  # int64 [lanes, 3]: first segment, the one after the last, the block they have reached
     merged: int  # one slot for each key head: the merged results of the splits so far
@@ -69,12 +71,15 @@ def workspace_at(address: int, capacity: int, head_dim: int) -> Any:
     kv_begins = running_sum + 4 * capacity
     kv_ends = kv_begins + 4 * capacity
     kv_addresses = kv_ends + 4 * capacity
-    lane_starts = kv_addresses + 2 * 8 * KV_BLOCK
+    key_scales = kv_addresses + 2 * 8 * KV_BLOCK
+    value_scales = key_scales + 4 * KV_BLOCK
+    lane_starts = value_scales + 4 * KV_BLOCK
     stack = lane_starts + 4 * (capacity + 2)  # stays aligned to int64, the capacity being even
     merged = stack + 3 * 8 * capacity
     return AttentionWorkspace(
         address, head_dim, capacity, keys, values, value_copies, 4 * capacity, queries, rows, accumulators,
-        scores, probs, running_max, running_sum, kv_begins, kv_ends, kv_addresses, lane_starts, stack, merged,
+        scores, probs, running_max, running_sum, kv_begins, kv_ends, kv_addresses, key_scales, value_scales,
+        lane_starts, stack, merged,
     )  # fmt: skip
 
 

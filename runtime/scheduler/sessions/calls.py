@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
 from plait.runtime.batch.followed_value import ValueEnd
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, ScoringRequest, Selection
+from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
@@ -75,7 +75,11 @@ class CallTracker:
 
     def is_queued(self, call: Call) -> bool:
         """Whether an active call still waits for its first step, so that nothing was computed for it."""
-        requests = (*call.requests, *call.unconditional_requests) if isinstance(call, Selection) else (call,)
+        requests: Iterable[Request]
+        if isinstance(call, Selection):
+            requests = (*call.requests, *call.unconditional_requests)
+        else:
+            requests = (isinstance(call, GenerationRequest) and call.particle_requests) or (call,)
         waiting = self.batch_scheduler.waiting
         return all(request in waiting and not request.metrics.admission_time for request in requests)
 
@@ -111,7 +115,7 @@ class CallTracker:
         """Ends a generation and sends the rest of its output."""
         num_forced = request.num_forced
         num_completion = request.num_sampled + num_forced - request.num_healed
-        if request.params.exact:
+        if request.params.draws_whole_values:
             num_completion = request.num_output + (finish_info.matched is not None)
         followed = request.followed_value
         if followed is not None and followed.end is not None:
@@ -130,6 +134,7 @@ class CallTracker:
             prompt_logprobs=request.prompt_logprobs,
             warnings=request.warnings,
             exact=request.exact_info,
+            particles=request.particles_info,
         )
         self._end(request, reply)
 
@@ -161,7 +166,7 @@ class CallTracker:
         session = self._sessions.get(call)
         if session is None:
             return
-        if isinstance(call, GenerationRequest) and not call.params.exact:
+        if isinstance(call, GenerationRequest) and not call.params.draws_whole_values:
             self.send_tokens(call, call.num_safe_tokens() if call.followed_value is not None else call.num_output)
         if breaks_session:
             session.error = SessionError(kind, text)
@@ -178,6 +183,9 @@ class CallTracker:
             for request in (*call.requests, *call.unconditional_requests):
                 self._release_scoring_request(request)
         else:
+            for particle_request in call.particle_requests if isinstance(call, GenerationRequest) else ():
+                self.batch_scheduler.remove(particle_request)
+                self.cache.free(particle_request.seq)
             self.batch_scheduler.remove(call)
             if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))

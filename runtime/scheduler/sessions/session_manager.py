@@ -34,6 +34,7 @@ from plait.runtime.messages import (
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import CompletionDoesNotFit, OutputProcessor
+from plait.runtime.scheduler.particle_sampling import ParticleSampling
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
@@ -68,6 +69,9 @@ class SessionManager:
         self.output_processor = output_processor
         self.max_length, self.model = output_processor.max_length, model
         self.error_log = error_log
+        self.particles = ParticleSampling(
+            batch_scheduler, vocabulary, output_processor.token_masks, output_processor.max_length
+        )
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._ready: list[Session] = []  # the stack of sessions that `_advance` works through
@@ -79,7 +83,10 @@ class SessionManager:
     def sequences(self) -> list[Sequence]:
         """Returns all sequences of sessions and requests, for the integrity check."""
         session_seqs = [session.seq for session in self._sessions.values()]
-        request_seqs = [request.seq for request in (*self.batch_scheduler.running, *self.batch_scheduler.waiting)]
+        calls = [session.active_call for session in self._sessions.values()]
+        particles = [other for call in calls if isinstance(call, GenerationRequest) for other in call.particle_requests]
+        in_batches = (*self.batch_scheduler.running, *self.batch_scheduler.waiting)
+        request_seqs = [request.seq for request in (*in_batches, *particles)]
         return list({id(seq): seq for seq in (*session_seqs, *request_seqs)}.values())
 
     # -- instructions -----------------------------------------------------------------------------
@@ -293,7 +300,7 @@ class SessionManager:
         is_enabled = self.config.token_healing if params.token_healing is None else params.token_healing
         if not (is_enabled and message.plain_bytes and params.max_tokens):
             return None
-        if params.exact or params.prompt_logprobs_from is not None:
+        if params.draws_whole_values or params.prompt_logprobs_from is not None:
             return None
         last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # the first token always stays
         count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)
@@ -314,6 +321,10 @@ class SessionManager:
         if outcome.warnings:
             request.warnings = outcome.warnings
             self.error_log.warn(outcome.warnings)
+        if request.params.particles is not None:
+            if (finish_info := self.particles.start(request, outcome)) is not None:
+                self.calls.finish_generation(request, finish_info)
+            return
         try:
             finish_info = self.output_processor.start(request, outcome.matcher())
         except CompletionDoesNotFit as error:

@@ -1,6 +1,7 @@
 """Runs one batch from its present state to its end, and keeps that state on disk.
 
-    validating -> in_progress -> finalizing -> completed, expired or cancelled
+    validating -> in_progress -> finalizing -> completed or expired
+    validating or in_progress -> cancelling -> cancelled
     validating -> failed (problems of the input);  any -> failed (a full disk, the key's quota, damaged results)
 
 After a kill the same steps are taken again: lines that have a result are skipped, files that were moved stay moved.
@@ -15,6 +16,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from plait.runtime.server.batches.directory import StateDirectory, encode_record, write_record
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
@@ -23,7 +25,7 @@ from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
 from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
 from plait.runtime.server.batches.result_writer import ResultWriter
-from plait.runtime.server.batches.slots import Slots
+from plait.runtime.server.batches.slots import Slot, Slots
 
 NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -103,36 +105,60 @@ class BatchRun:
     async def _run(self) -> None:
         record = self.record
         if not record.is_sealed:
-            checked = await check_input(
-                self._files.content_path(record.input_file_id),
-                record.endpoint,
-                self._limits.max_body_bytes,
-                self._limits.max_lines,
-            )
-            if checked.problems and record.in_progress_at is not None:  # it was right when the batch began
-                await self._fail("input_changed", f"the input is refused now: {checked.problems[0].message}")
+            if record.in_progress_at is not None:
+                await asyncio.to_thread(self._count_results)  # of the server before this one
+            checked = await self._checked_input()
+            if checked is None:
                 return
-            if checked.problems:
-                await self._end("failed", checked.problems)
-                return
-            await self._run_lines(checked)
+            record.counts.total = len(checked.lines)
+            if record.status == "validating":
+                record.status, record.in_progress_at = "in_progress", int(time.time())
+                await self.save()
+            if self._turn.locked():
+                checked = None  # a key may have many batches that wait: they hold neither lines nor open files
+            has_turn = record.ending is None and await self._wait_for_turn()
+            try:
+                checked = checked or await self._checked_input()
+                if checked is None:
+                    return
+                await self._run_lines(checked.lines)
+            finally:
+                if has_turn:
+                    self._turn.release()
         await self._add_result_files()
         assert record.ending is not None
         await self._end(record.ending)
 
-    async def _run_lines(self, checked: CheckedInput) -> None:
-        record = self.record
+    async def _checked_input(self) -> CheckedInput | None:
+        """Reads and checks the input. Returns None if it is wrong, which has ended the batch."""
+        record, limits = self.record, self._limits
+        async with self._slots.checks:
+            path = self._files.content_path(record.input_file_id)
+            checked = await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
+        if not checked.problems:
+            return checked
+        if record.in_progress_at is not None:  # it was right when the batch began
+            await self._fail("input_changed", f"the input is refused now: {checked.problems[0].message}")
+        else:
+            await self._end("failed", checked.problems)
+        return None
+
+    async def _wait_for_turn(self) -> bool:
+        """Waits for all earlier batches of the key. Returns False if the batch is cancelled or expires before."""
+        self.record.ending = await self._unless_stopped(asyncio.create_task(self._turn.acquire()))
+        return self.record.ending is None
+
+    async def _run_lines(self, lines: list[Line]) -> None:
+        record, total = self.record, len(lines)
         results = await asyncio.to_thread(self._open_results)
         writer = ResultWriter(results)
         try:
             record.counts, record.tokens = results.counts, results.tokens
-            record.counts.total = len(checked.lines)
-            lines = [line for line in checked.lines if line.id_digest not in results.done]
-            if record.status == "validating":
-                record.status, record.in_progress_at = "in_progress", int(time.time())
-                await self.save()
+            record.counts.total = total
+            lines = [line for line in lines if line.id_digest not in results.done]
             if record.ending is None:
                 record.ending = await self._execute(lines, writer)
+            if record.status != "finalizing":
                 await self._start_finalizing()
             if record.ending in NOT_RUN:
                 await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
@@ -147,51 +173,65 @@ class BatchRun:
         record = self.record
         output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
         results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
-        self._files.count(record.tenant, results.recovered_bytes)
+        if not self._are_results_counted:
+            self._files.count(record.tenant, results.recovered_bytes)
         self._are_results_counted = True
         return results
 
+    def _count_results(self) -> None:
+        record, results = self.record, self._open_results()
+        results.counts.total = record.counts.total
+        record.counts, record.tokens = results.counts, results.tokens
+        results.close()
+
     async def _start_finalizing(self) -> None:
-        self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
+        """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
+        if self.record.ending != "cancelled":
+            self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
         await self.save()
 
     # -- lines ------------------------------------------------------------------------------------
 
     async def _execute(self, lines: list[Line], writer: ResultWriter) -> Ending:
         """Runs lines until all have a result, the batch is cancelled, or its time is over. Returns how it ended."""
-        work = asyncio.create_task(self._run_in_turn(lines, writer))
+        try:
+            return await self._unless_stopped(asyncio.create_task(self._run_all(lines, writer))) or "completed"
+        finally:
+            await writer.flush()
+
+    async def _unless_stopped(self, work: asyncio.Task[Any]) -> Ending | None:
+        """Waits until `work` is done. Returns how the batch ends if it is cancelled or its time is over before."""
         stopped = asyncio.create_task(self._stop.wait())
         try:
             timeout_s = max(0.0, self.record.expires_at - time.time())
             await asyncio.wait({work, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-                return "completed"
+                return None
             return "cancelled" if stopped.done() else "expired"
         finally:
             stopped.cancel()
             work.cancel()
             await asyncio.wait({work})  # its lines stop and store nothing more
-            await writer.flush()
 
-    async def _run_in_turn(self, lines: list[Line], writer: ResultWriter) -> None:
-        """Runs the lines, after all earlier batches of the key. Raises what the first failure raises."""
-        async with self._turn:
-            tasks: set[asyncio.Task[None]] = set()
-            try:
-                for line in lines:
-                    slot = await self._slots.acquire()
-                    task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
-                    tasks.add(task)
-                    for ended in [task for task in tasks if task.done()]:
-                        tasks.discard(ended)
-                        ended.result()
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                if tasks:
-                    await asyncio.wait(tasks)
+    async def _run_all(self, lines: list[Line], writer: ResultWriter) -> None:
+        """Runs the lines. Raises what the first failure raises."""
+        tasks: dict[asyncio.Task[None], Slot] = {}
+        try:
+            for line in lines:
+                for slot in tasks.values():
+                    await slot.wait_while_parked()
+                slot = await self._slots.acquire()
+                tasks[asyncio.create_task(self._lines.run(self.record, line, slot, writer))] = slot
+                for ended in [task for task in tasks if task.done()]:
+                    del tasks[ended]
+                    ended.result()
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
 
     async def _add_lines_not_run(self, lines: list[Line], results: ResultLog, error: tuple[str, str]) -> None:
         """Gives every line without a result its error."""

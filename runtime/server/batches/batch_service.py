@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +104,29 @@ class BatchService:
     async def _keep_house(self) -> None:
         """Removes what has expired, now and every minute."""
         while True:
-            try:
-                await asyncio.to_thread(self._remove_expired)
-            except OSError as error:
-                log.error("expired files and batches cannot be removed: %s", error)
+            await self._remove_expired()
             await asyncio.sleep(HOUSEKEEPING_S)
 
-    def _remove_expired(self) -> None:
-        self.files.delete_expired()
+    async def _remove_expired(self) -> None:
+        """Raises nothing: what cannot be removed now is tried again."""
+        for file in self.files.expired():
+            if self.files.has(file.id):
+                self.files.hide(file)
+                await self._remove("file", file.id, partial(self.files.delete, file))
         oldest = time.time() - KEPT_S
-        records = list(self._records.values())
-        self._forget([record for record in records if record.id not in self._runs and record.created_at <= oldest])
+        for record in list(self._records.values()):
+            if record.id not in self._runs and record.created_at <= oldest:
+                await self._remove("batch", record.id, partial(self._remove_files, self._records.pop(record.id)))
 
-    def _forget(self, records: Iterable[BatchRecord]) -> None:
+    async def _remove(self, kind: str, name: str, remove: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(remove)
+        except OSError as error:
+            log.error("the %s %s, which has expired, cannot be removed: %s", kind, name, error)
+
+    def _remove_files(self, *records: BatchRecord) -> None:
+        """Removes all of batches that are forgotten, in a thread. Raises OSError."""
         for record in records:
-            self._records.pop(record.id, None)
             for name in ("output", "errors", "json"):
                 remove(self._path(record, name))
 
@@ -156,7 +165,8 @@ class BatchService:
         self._records[record.id] = record  # before the first wait, so that its input is not deleted meanwhile
         try:
             ended = [other for other in self.of_tenant(tenant) if other.has_ended]
-            await asyncio.to_thread(self._forget, ended[KEPT_PER_KEY - 1 :])
+            surplus = [self._records.pop(other.id) for other in ended[KEPT_PER_KEY - 1 :]]
+            await asyncio.to_thread(self._remove_files, *surplus)
             await self._new_run(record).save()
         except BaseException:
             del self._records[record.id]
@@ -194,6 +204,7 @@ class BatchService:
         if (batch_id := self._unfinished_with_input(file_id)) is not None:
             text = f"the file is the input of {batch_id}, which has not ended; cancel the batch first"
             raise ApiError(409, text, code="file_in_use")
+        self.files.hide(record)
         await asyncio.to_thread(self.files.delete, record)
 
     def _unfinished(self) -> list[BatchRecord]:

@@ -9,17 +9,21 @@ Both folders have mode 0700, all files 0600. A record is replaced as a whole; re
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from plait.runtime.errors import InputError
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
@@ -131,6 +135,21 @@ def move(source: Path, target: Path) -> None:
     sync_folder(target.parent)
     if source.parent != target.parent:
         sync_folder(source.parent)
+
+
+async def run_to_end(function: Callable[..., R], *arguments: Any) -> R:
+    """Returns the value of a function that runs in a thread, and waits for its end also if this task is cancelled.
+
+    For functions with a descriptor that the caller closes: its number may soon be that of another file.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        task.exception()  # retrieved, also where the cancellation is raised instead
 
 
 def remove_unfinished(folder: Path) -> None:

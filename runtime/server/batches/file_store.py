@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -44,6 +45,7 @@ class FileStore:
 
     def __init__(self, directory: StateDirectory, quota: Quota) -> None:
         self._folder, self.quota = directory.files, quota
+        self._lock = threading.Lock()  # of the two mappings, which threads change while the event loop reads them
         self._files = {record.id: record for record in read_records(directory.files, FileRecord)}
         self._num_bytes: Counter[str] = Counter()  # by key, with uploads and results that are still written
         for record in self._files.values():
@@ -62,8 +64,16 @@ class FileStore:
 
     def of_tenant(self, tenant: str) -> list[FileRecord]:
         """Returns the files of this key, the oldest first."""
-        own = (record for record in self._files.values() if record.tenant == tenant and not self._is_expired(record))
+        own = (record for record in self._all() if record.tenant == tenant and not self._is_expired(record))
         return sorted(own, key=lambda record: (record.created_at, record.id))
+
+    def expired(self) -> list[FileRecord]:
+        """Returns the files whose time is over, except for inputs of batches that have not ended."""
+        return [record for record in self._all() if self._is_expired(record)]
+
+    def _all(self) -> list[FileRecord]:
+        with self._lock:
+            return list(self._files.values())
 
     def content_path(self, file_id: str) -> Path:
         """Where the bytes of a file are; `file_id` is that of a record, never a client's text."""
@@ -77,20 +87,24 @@ class FileStore:
 
     def reserve(self, tenant: str, num_bytes: int) -> None:
         """Counts bytes that are about to be written. Raises QuotaExceeded, having counted none."""
-        if self._num_bytes[tenant] + num_bytes > self.quota.max_bytes:
+        with self._lock:
+            is_within = self._num_bytes[tenant] + num_bytes <= self.quota.max_bytes
+            self._num_bytes[tenant] += num_bytes if is_within else 0
+        if not is_within:
             raise QuotaExceeded(
                 f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
                 "delete some, or ask the server's operator for more"
             )
-        self._num_bytes[tenant] += num_bytes
 
     def count(self, tenant: str, num_bytes: int) -> None:
         """Counts bytes that are on disk already."""
-        self._num_bytes[tenant] += num_bytes
+        with self._lock:
+            self._num_bytes[tenant] += num_bytes
 
     def release(self, tenant: str, num_bytes: int) -> None:
         """Takes back a reservation."""
-        self._num_bytes[tenant] -= num_bytes
+        with self._lock:
+            self._num_bytes[tenant] -= num_bytes
 
     def check_num_files(self, tenant: str, num_new: int = 1) -> None:
         """Raises QuotaExceeded if the key may not have so many files more."""
@@ -155,21 +169,31 @@ class FileStore:
             expires_at=now + lifetime_s,
         )
         write_record(self._folder / f"{file_id}.json", encode_record(record))
-        self._files[file_id] = record
+        self._show(record)
         return record
 
-    def delete(self, record: FileRecord) -> None:
-        """Removes a file: first its record, so that no record is ever without its bytes. Raises OSError."""
-        remove(self._folder / f"{record.id}.json")
-        sync_folder(self._folder)
-        if self._files.pop(record.id, None) is not None:
-            self.release(record.tenant, record.bytes)
-        remove(self.content_path(record.id))
+    def _show(self, record: FileRecord) -> None:
+        with self._lock:
+            self._files[record.id] = record
 
-    def delete_expired(self) -> None:
-        """Removes the files whose time is over, except for inputs of batches that have not ended. Raises OSError."""
-        for record in [record for record in self._files.values() if self._is_expired(record)]:
-            self.delete(record)
+    def hide(self, record: FileRecord) -> None:
+        """Makes a file unknown, in the event loop, so that nothing begins to use it while `delete` removes it."""
+        with self._lock:
+            del self._files[record.id]
+
+    def delete(self, record: FileRecord) -> None:
+        """Removes a hidden file: first its record, so that no record is ever without its bytes.
+
+        Raises OSError; the file is known again if its record is still there.
+        """
+        try:
+            remove(self._folder / f"{record.id}.json")
+        except OSError:
+            self._show(record)
+            raise
+        self.release(record.tenant, record.bytes)
+        sync_folder(self._folder)
+        remove(self.content_path(record.id))
 
     def _is_expired(self, record: FileRecord) -> bool:
         return record.expires_at <= time.time() and self.user_of(record.id) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.records import BatchProblem, Endpoint
 from plait.runtime.server.batches.result_log import digest
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_body import parse_steps
 
 READ_BYTES = 1 << 18
+SORTED_AT_ONCE = 4000
 ENVELOPE_BYTES = 1 << 12  # of a line beside its body
 MAX_PROBLEMS = 100  # reported for one file
 MAX_ID_CHARS = 512
@@ -71,7 +74,7 @@ async def check_input(path: Path, endpoint: Endpoint, max_body_bytes: int, max_l
     """Checks all lines of a file, in steps of milliseconds. Raises OSError."""
     checked, groups = CheckedInput(), PrefixGroups()
     checker = _LineChecker(endpoint)
-    ranks: list[bytes] = []  # shorter to compare than tuples: the event loop waits for the sort
+    ranks: list[bytes] = []  # shorter to compare than tuples
     async for number, offset, data in _lines(path, max_body_bytes + ENVELOPE_BYTES):
         if data is None:
             limit = max_body_bytes + ENVELOPE_BYTES
@@ -92,8 +95,23 @@ async def check_input(path: Path, endpoint: Endpoint, max_body_bytes: int, max_l
             return checked
     if not checked.lines and not checked.problems:
         checked.problems.append(BatchProblem(code="empty_file", message="the file has no lines"))
-    checked.lines = [line for _, line in sorted(zip(ranks, checked.lines, strict=True))]
+    checked.lines = await _in_order_of(ranks, checked.lines)
     return checked
+
+
+async def _in_order_of(ranks: list[bytes], lines: list[Line]) -> list[Line]:
+    """Returns the lines sorted by their ranks, in steps of milliseconds."""
+    runs, ordered = [], list[Line]()
+    for first in range(0, len(lines), SORTED_AT_ONCE):
+        runs.append(
+            sorted(zip(ranks[first : first + SORTED_AT_ONCE], lines[first : first + SORTED_AT_ONCE], strict=True))
+        )
+        await asyncio.sleep(0)
+    for _, line in heapq.merge(*runs):
+        ordered.append(line)
+        if not len(ordered) % 1000:
+            await asyncio.sleep(0)
+    return ordered
 
 
 async def _lines(path: Path, max_bytes: int) -> AsyncIterator[tuple[int, int, bytes | None]]:
@@ -101,7 +119,7 @@ async def _lines(path: Path, max_bytes: int) -> AsyncIterator[tuple[int, int, by
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         number, offset, rest, num_dropped = 1, 0, bytearray(), 0
-        while piece := await asyncio.to_thread(os.read, descriptor, READ_BYTES):
+        while piece := await run_to_end(os.read, descriptor, READ_BYTES):
             *ends, tail = piece.split(b"\n")
             for end in ends:
                 size = num_dropped + len(rest) + len(end)

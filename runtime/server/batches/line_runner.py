@@ -73,6 +73,7 @@ class LineRunner:
             num_lost += _error_code(answer) == RUNTIME_GONE
             if run == MAX_RUNS or num_lost == MAX_RUNS_WITH_LOST_RUNTIME:
                 break
+            slot.set_calls(1)  # it no longer waits for its model, if it did
             await asyncio.sleep(pause_s)
             pause_s *= 2
         return answer

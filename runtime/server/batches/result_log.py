@@ -93,7 +93,8 @@ def digest(custom_id: str) -> bytes:
 class ResultLog:
     """The two result files of a batch. `done`: digests of the custom ids that have a line.
 
-    reserve(n): is called before n bytes are appended, and may raise. `recovered_bytes`: of the lines that were there.
+    reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. `recovered_bytes`: of the
+    lines that were there.
     Opening raises DamagedResults and OSError.
     """
 
@@ -117,13 +118,15 @@ class ResultLog:
         """Appends lines, durably: all of them, or none if it raises OSError or what `reserve` raises."""
         encoded = {is_success: b"".join(line.encode() for line in lines if line.is_success == is_success)
                    for is_success in (True, False)}  # fmt: skip
-        self._reserve(sum(map(len, encoded.values())))
+        num_bytes = sum(map(len, encoded.values()))
+        self._reserve(num_bytes)
         try:
             for is_success, data in encoded.items():
                 if data:
                     write_all(self._files[is_success], data)
                     os.fsync(self._files[is_success])
         except OSError:
+            self._reserve(-num_bytes)
             for is_success, descriptor in self._files.items():
                 os.ftruncate(descriptor, self._sizes[is_success])
             raise

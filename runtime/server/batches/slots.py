@@ -1,6 +1,6 @@
 """How many lines of batches run: a bounded number of calls over all batches. Lines start in the order of waiting.
 
-One batch of each key waits for one line at a time, so keys take turns.
+One batch of each key waits for one line at a time, so keys take turns. `checks` limits the inputs that are checked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 POLL_S = 0.05  # while the server may start no line
+MAX_CHECKS = 4
 
 
 class Slot:
@@ -17,18 +18,33 @@ class Slot:
 
     def __init__(self, slots: Slots) -> None:
         self._slots, self._num_calls = slots, 1
+        self._is_parked = False
+        self._changed = asyncio.Event()
 
     def set_calls(self, num_calls: int) -> None:
-        """Counts the line as `num_calls` calls, such as the choices of its request. Then the next line may start."""
+        """Counts the line as `num_calls` calls, such as the choices of its request. Then the next line may start.
+
+        A line that waits for its model has 0 for that time: lines of other batches run, those of its own wait.
+        """
+        self._set(num_calls, is_parked=num_calls == 0)
+
+    def release(self) -> None:
+        """Lets another line run. Idempotent."""
+        self._set(0, is_parked=False)
+
+    def _set(self, num_calls: int, is_parked: bool) -> None:
         self._slots.num_calls += num_calls - self._num_calls
-        self._num_calls = num_calls
+        self._num_calls, self._is_parked = num_calls, is_parked
+        self._changed.set()
         if self._slots.starting is self:
             self._slots.starting = None
         self._slots.wake()
 
-    def release(self) -> None:
-        """Lets another line run. Idempotent."""
-        self.set_calls(0)
+    async def wait_while_parked(self) -> None:
+        """Waits until the line no longer waits for its model."""
+        while self._is_parked:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 class Slots:
@@ -40,6 +56,7 @@ class Slots:
 
     def __init__(self, max_calls: int, may_start: Callable[[], bool]) -> None:
         self.max_calls, self._may_start = max_calls, may_start
+        self.checks = asyncio.Semaphore(MAX_CHECKS)  # of inputs at a time, each of which takes memory for its lines
         self.num_calls = 0
         self.starting: Slot | None = None  # whose calls are not known yet
         self._waiting: deque[asyncio.Future[Slot]] = deque()

@@ -4,6 +4,9 @@ All methods run in the event loop; engines start and end in threads. A model tha
 room in the order of the first requests. Room is made by the least recently used model: at once if it has no requests,
 otherwise it takes no new ones and leaves when its running ones have ended. So no request is ended for another one, and
 none waits for ever: new requests of the leaving model wait behind those for which it leaves.
+
+Lines of batches come after requests: they load a model where there is room, and only a model that has had no request
+for BATCH_AFTER_S leaves for them. Such a line waits as long as its batch may.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
 
 MAX_WAIT_S = 600.0  # of a request for its model
+BATCH_AFTER_S = 60.0  # without requests, until a model may leave for lines of batches
 StartEngine = Callable[..., Engine]
 
 log = logging.getLogger("plait.server")
@@ -59,31 +63,30 @@ class EnginePool:
         self.on_load: Callable[[PooledModel], None] = lambda model: None
         self._wanted: list[PooledModel] = []  # have waiting requests and no engine, in the order of the first ones
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closing = False
+        self._batch_timer: asyncio.TimerHandle | None = None  # until a model may leave for lines of batches
+        self._is_closing = self._refuses_batches = False
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def acquire(self, model: PooledModel, timeout_s: float | None = None) -> None:
-        """Waits until `model` is loaded, and keeps it so until `release`.
+    async def acquire(self, model: PooledModel, timeout_s: float | None = None, is_background: bool = False) -> None:
+        """Waits until `model` is loaded, and keeps it so until `release`. is_background: for a line of a batch.
 
         Raises ApiError 503 with the cause if its start fails or failed a short time ago, and after MAX_WAIT_S;
         DeadlineExceeded after `timeout_s`.
         """
         if model.accepts_requests:
-            model.num_running += 1
-            model.last_used = time.monotonic()
+            model.admit(is_background)
             model.stop_timer()
             return
         if model.engine_state == "loaded" and not model.replaces_runtime:
             self._give_up(model)
         if model.is_paused:
             raise model.start_error()
-        await self._wait(model, timeout_s)
+        await self._wait(model, timeout_s, is_background)
 
-    def release(self, model: PooledModel) -> None:
+    def release(self, model: PooledModel, is_background: bool = False) -> None:
         """Ends the use of `model` by one request."""
-        model.num_running -= 1
-        model.last_used = time.monotonic()
+        model.release(is_background)
         if not model.num_running and model.engine_state == "loaded":
             if not model.replaces_runtime:
                 self._give_up(model)
@@ -109,35 +112,45 @@ class EnginePool:
         elif model.keep_alive_s is not None:
             self._unload_later(model, seconds)
 
-    async def _wait(self, model: PooledModel, timeout_s: float | None) -> None:
+    def refuse_batches(self) -> None:
+        """Fails the lines of batches that wait for a model, since the server shuts down: the next one runs them."""
+        self._refuses_batches = True
+        for model in self.models:
+            model.fail_waiters(model.batch_waiters, _draining)
+
+    async def _wait(self, model: PooledModel, timeout_s: float | None, is_background: bool) -> None:
+        if is_background and self._refuses_batches:
+            raise _draining()
+        if is_background and not model.has_waiters:
+            log.info("lines of batches wait for the model %s", model.name)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        model.waiters.append(waiter)
+        (model.batch_waiters if is_background else model.waiters).append(waiter)
         if model not in self._wanted:
             self._wanted.append(model)
-        limit_s = MAX_WAIT_S if timeout_s is None else min(timeout_s, MAX_WAIT_S)
+        limit_s = timeout_s if is_background else min(timeout_s or MAX_WAIT_S, MAX_WAIT_S)
         try:
             self._advance()
             async with asyncio.timeout(limit_s):
                 await waiter
         except TimeoutError:
-            self._leave_queue(model, waiter)
-            if timeout_s is not None and timeout_s <= MAX_WAIT_S:
+            self._leave_queue(model, waiter, is_background)
+            if timeout_s is not None and (is_background or timeout_s <= MAX_WAIT_S):
                 text = f"the request took longer than its timeout of {timeout_s:g} s, in which its model was started"
                 raise DeadlineExceeded(text) from None
             text = f"there was no room for the model '{model.name}' within {MAX_WAIT_S:g} s: others have requests"
             raise ApiError(503, text, type=OVERLOADED, param="model", code="overloaded") from None
         except BaseException:
-            self._leave_queue(model, waiter)
+            self._leave_queue(model, waiter, is_background)
             raise
 
-    def _leave_queue(self, model: PooledModel, waiter: asyncio.Future[None]) -> None:
+    def _leave_queue(self, model: PooledModel, waiter: asyncio.Future[None], is_background: bool) -> None:
         """Ends the wait of a request that was cancelled, failed or has waited too long."""
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            self.release(model)  # it was let in at the same moment
+            self.release(model, is_background)  # it was let in at the same moment
             return
         waiter.cancel()
         with contextlib.suppress(ValueError):  # a failed start has removed it
-            model.waiters.remove(waiter)
+            (model.batch_waiters if is_background else model.waiters).remove(waiter)
         self._advance()
 
     # -- engines ----------------------------------------------------------------------------------
@@ -149,21 +162,26 @@ class EnginePool:
         was_leaving = [model for model in self.models if model.is_leaving]
         for model in was_leaving:
             model.is_leaving = False
-        while self._wanted:
-            model = self._wanted[0]
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
+            self._batch_timer = None
+        self._load_wanted(was_leaving)
+        for model in self.models:
+            if model.accepts_requests:
+                model.admit_waiters()
+
+    def _load_wanted(self, was_leaving: Sequence[PooledModel]) -> None:
+        for model in sorted(self._wanted, key=lambda one: not one.has_request_waiters):
             if model.has_waiters and model.engine_state == "unloaded" and not self._has_room(model):
                 if model.spec.path.exists():
-                    self._make_room(was_leaving)
+                    self._make_room(was_leaving, is_for_batch=not model.has_request_waiters)
                     break
                 model.fail(ModelNotFound(f"{model.spec.path} is not there any more"))  # no other model leaves for it
             if model.has_waiters and model.engine_state == "unloading":
                 break
-            del self._wanted[0]
+            self._wanted.remove(model)
             if model.has_waiters and model.engine_state == "unloaded":
                 self._load(model)
-        for model in self.models:
-            if model.accepts_requests:
-                model.admit_waiters()
 
     def _has_room(self, model: PooledModel) -> bool:
         others = [other for other in self.models if other.engine_state != "unloaded"]
@@ -171,14 +189,24 @@ class EnginePool:
         fits = self.keep_bytes is None or not others or num_bytes <= self.keep_bytes
         return fits and len(others) < self.keep
 
-    def _make_room(self, was_leaving: Sequence[PooledModel]) -> None:
-        """Unloads the least recently used model without requests. If all have some, one begins to leave."""
+    def _make_room(self, was_leaving: Sequence[PooledModel], is_for_batch: bool) -> None:
+        """Unloads the least recently used model without requests. If all have some, one begins to leave.
+
+        is_for_batch: only models without requests for BATCH_AFTER_S leave, also if lines of batches use them.
+        """
         if any(model.engine_state == "unloading" for model in self.models):
             return  # then there may be room
         loaded = [model for model in self.models if model.engine_state == "loaded"]
+        if is_for_batch:
+            loaded = [model for model in loaded if not model.num_requests and not model.has_request_waiters]
+            now, free_at = time.monotonic(), {model.name: model.last_request + BATCH_AFTER_S for model in loaded}
+            if loaded and (wait_s := min(free_at.values()) - now) > 0:
+                self._batch_timer = asyncio.get_running_loop().call_later(wait_s, self._advance)
+            loaded = [model for model in loaded if free_at[model.name] <= now]
         if not loaded:
-            return  # all others are being started
-        model = min(loaded, key=lambda one: (one.num_running > 0, one not in was_leaving, one.last_used))
+            return  # all others are being started, or are not free
+        in_use = {model.name: (model.num_running > 0, model.num_requests > 0) for model in loaded}
+        model = min(loaded, key=lambda one: (in_use[one.name], one not in was_leaving, one.last_used))
         if model.num_running:
             model.is_leaving = True
         else:
@@ -283,6 +311,8 @@ class EnginePool:
     def detach_from_loop(self) -> None:
         """Undoes `attach_to_loop`, and starts no more engines. Call it before the loop is closed."""
         self._is_closing, self._loop = True, None
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
         for model in self.models:
             model.stop_timer()
             if model.engine is not None:
@@ -297,3 +327,7 @@ class EnginePool:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def _draining() -> ApiError:
+    return ApiError(503, "the server is shutting down", type=OVERLOADED, code="draining")

@@ -94,6 +94,12 @@ _OPTIONS = (
         "S",
     ),
     ModelOption(
+        "constraint-file",
+        "constraint_file",
+        "keeps the constraints used last, to compile them again after a restart; default: none",
+        metavar="FILE",
+    ),
+    ModelOption(
         "context-length",
         "context_length",
         "tokens of a request; default: the model's own",

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,10 +37,11 @@ class StartFailure:
 class PooledModel(ServedModel):
     """A model whose engine is started and ended by an `EnginePool`.
 
-    num_running: requests that use the engine now. waiters: futures of those that wait for it. is_leaving: it takes no
-    more requests, and is unloaded when the running ones have ended. keep_alive_s: how long it stays loaded without
-    requests, None for as long as there is room; a client may change it until the model is unloaded. unload_at: when
-    that ends. Times are values of `time.monotonic()`.
+    num_running: requests and lines of batches that use the engine now; num_requests: without lines. waiters,
+    batch_waiters: futures of those that wait for it. last_used: by any of them; last_request: by a request. is_leaving:
+    it takes no more requests, and is unloaded when the running ones have ended. keep_alive_s: how long it stays loaded
+    without requests, None for as long as there is room; a client may change it until the model is unloaded. unload_at:
+    when that ends. Times are values of `time.monotonic()`.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class PooledModel(ServedModel):
         self.spec, self.num_bytes, self.keep_alive_s = spec, num_bytes, keep_alive_s
         self._default_keep_alive_s = keep_alive_s
         self.engine_state: Literal["unloaded", "loading", "loaded", "unloading"] = "unloaded"
-        self.num_running, self.is_leaving, self.last_used = 0, False, 0.0
+        self.num_running = self.num_requests = 0
+        self.is_leaving, self.last_used, self.last_request = False, 0.0, -math.inf
         self.waiters: deque[asyncio.Future[None]] = deque()
+        self.batch_waiters: deque[asyncio.Future[None]] = deque()
         self.unload_timer: asyncio.TimerHandle | None = None
         self.unload_at: float | None = None
         self.failure: StartFailure | None = None
@@ -97,18 +101,39 @@ class PooledModel(ServedModel):
         return self.failure is not None and time.monotonic() < self.failure.retry_at
 
     @property
-    def has_waiters(self) -> bool:
+    def has_request_waiters(self) -> bool:
         """Whether a request waits for the engine."""
         return any(not waiter.done() for waiter in self.waiters)
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a request or a line of a batch waits for the engine."""
+        return self.has_request_waiters or any(not waiter.done() for waiter in self.batch_waiters)
+
+    def admit(self, is_background: bool) -> None:
+        """Lets a request use the engine, which is loaded."""
+        self.num_running += 1
+        self.num_requests += not is_background
+        self._note_use(is_background)
+
+    def release(self, is_background: bool) -> None:
+        """Ends the use by a request."""
+        self.num_running -= 1
+        self.num_requests -= not is_background
+        self._note_use(is_background)
+
+    def _note_use(self, is_background: bool) -> None:
+        self.last_used = time.monotonic()
+        self.last_request = self.last_request if is_background else self.last_used
+
     def admit_waiters(self) -> None:
-        """Lets all waiting requests use the engine, which is loaded."""
-        self.last_used = time.monotonic() if self.waiters else self.last_used
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if not waiter.done():
-                self.num_running += 1
-                waiter.set_result(None)
+        """Lets all that wait use the engine, which is loaded."""
+        for is_background, waiters in ((False, self.waiters), (True, self.batch_waiters)):
+            while waiters:
+                waiter = waiters.popleft()
+                if not waiter.done():
+                    self.admit(is_background)
+                    waiter.set_result(None)
 
     def set_engine(self, engine: Engine) -> None:
         """Takes an engine that has started. Raises RuntimeGone if its runtime has ended."""
@@ -143,10 +168,15 @@ class PooledModel(ServedModel):
         pause_s = min(INITIAL_PAUSE_S * 2 ** min(count - 1, 10), MAX_PAUSE_S)
         self.failure = StartFailure(cause, count, time.monotonic() + pause_s)
         self.num_failed_starts += 1
-        while self.waiters:
-            waiter = self.waiters.popleft()
+        for waiters in (self.waiters, self.batch_waiters):
+            self.fail_waiters(waiters, self.start_error)
+
+    def fail_waiters(self, waiters: deque[asyncio.Future[None]], error: Callable[[], ApiError]) -> None:
+        """Fails those that wait in one of the two queues."""
+        while waiters:
+            waiter = waiters.popleft()
             if not waiter.done():
-                waiter.set_exception(self.start_error())
+                waiter.set_exception(error())
 
     def start_error(self) -> ApiError:
         """503 with the cause of the last failed start."""

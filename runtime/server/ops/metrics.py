@@ -46,6 +46,10 @@ class Metrics:
         own_replica = ("replica",) if has_replicas else ()
         replica = (*model, *own_replica)
         self.has_replicas, self.has_models = has_replicas, has_models
+        self._add_those_of_requests(model)
+        self._add_those_of_engines(model, replica, own_replica)
+
+    def _add_those_of_requests(self, model: tuple[str, ...]) -> None:
         self.requests = Histogram(
             "plait_request_seconds",
             "From a request's headers to the end of its response.",
@@ -78,10 +82,19 @@ class Metrics:
             "Until all that waits now has its first token, as predicted.",
             model,
         )
-        self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.", replica)
+        self.reruns = Metric(
+            "counter",
+            "plait_reruns_total",
+            "Requests run again: the runtime ended before they had sent anything.",
+        )
         self.dropped_log_lines = Metric(
             "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
         )
+
+    def _add_those_of_engines(
+        self, model: tuple[str, ...], replica: tuple[str, ...], own_replica: tuple[str, ...]
+    ) -> None:
+        self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.", replica)
         self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.", replica)
         self.unanswered = Metric(
             "gauge",
@@ -98,11 +111,6 @@ class Metrics:
             "plait_router_spread_total",
             "Sessions placed away from a longer prefix, whose replica was busy.",
             model,
-        )
-        self.reruns = Metric(
-            "counter",
-            "plait_reruns_total",
-            "Requests run again: the runtime ended before they had sent anything.",
         )
         self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state", *replica))
         self.tokens = [

@@ -128,7 +128,7 @@ def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocab
         assert all(isinstance(answers[ticket], Grammar) for ticket in others)
         answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
         assert isinstance(answer, GrammarError)
-        assert answer.reason == "the grammar took too long: more than 2.7 s to compile"
+        assert answer.reason == "the JSON schema took too long: more than 2.7 s to compile"
         (killed,) = set(before) - set(pids(pool))
         give_up = monotonic() + PATIENCE_S
         while not has_ended(killed) and monotonic() < give_up:

@@ -160,7 +160,7 @@ def test_a_spec_that_is_not_as_small_as_estimated_moves_to_the_large_lane(small:
     workers.late.append(job)
     ((answered, error),) = pool.collect()
     assert answered == ticket
-    assert str(error) == "the grammar took too long: more than 1.8 s to compile"
+    assert str(error) == "the pattern took too long: more than 1.8 s to compile"
     pool.close()
 
 

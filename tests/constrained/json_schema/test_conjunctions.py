@@ -156,3 +156,13 @@ def test_what_is_found_to_be_empty_has_no_value(parts: list[Any], values: list[A
     validators = [reference_validator(part) for part in parts]
     for value in [*values, *OBJECTS]:
         assert not all(validator.is_valid(value) for validator in validators), value
+
+
+def test_listed_values_of_a_conjunction_are_intersected() -> None:
+    tenths = [at / 10 for at in range(101)]
+    combined = combine_conjunctions({"allOf": [{"enum": tenths}, {"enum": [True, 3, "a", 0.5]}, {"minimum": 0.2}]})
+    assert combined == {"enum": [0.5, 3.0], "minimum": 0.2}
+    only_equal = combine_conjunctions({"allOf": [{"enum": [1, True, None, "1"]}, {"enum": [1.0, "1", False, None]}]})
+    assert only_equal == {"enum": [1, None, "1"]}
+    with pytest.raises(GrammarError, match="no value"):
+        combine_conjunctions({"allOf": [{"enum": [1, "a"]}, {"enum": [True, "b"]}]})

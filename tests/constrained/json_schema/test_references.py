@@ -89,7 +89,7 @@ def test_a_meta_schema_of_another_draft_is_refused() -> None:
             "/$defs/x/items/$ref",
         ),
         ({"items": {"$dynamicRef": "#n"}}, "/items/$dynamicRef"),
-        ({"$defs": {"x": {"$id": "y", "$schema": DRAFT_7}}}, "/$defs/x/$schema"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"$id": "y", "$schema": DRAFT_7}}}, "/$defs/x/$schema"),
     ],
 )
 def test_what_is_not_resolved_is_refused(schema: dict[str, Any], where: str) -> None:

@@ -46,7 +46,7 @@ def test_only_keywords_count() -> None:
 def test_many_unknown_formats_are_counted() -> None:
     schema = {"properties": {f"p{number}": {"format": f"f{number}"} for number in range(20)}}
     warnings = grammar_of(schema).warnings
-    assert len(warnings) == 17 and warnings[-1] == "4 more formats are not known"
+    assert len(warnings) == 17 and warnings[-1] == "4 more like these"
 
 
 def test_tool_calls_and_the_alternative_to_them() -> None:

@@ -80,3 +80,14 @@ def test_two_swapped_letters_are_found(keyword, data) -> None:
 
 def test_no_annotation_keyword_counts_as_a_misspelling() -> None:
     assert {name: misspelt_keyword(name, ASSERTIONS) for name in ANNOTATIONS} == dict.fromkeys(ANNOTATIONS)
+
+
+def test_a_probable_misspelling_that_counts_as_an_annotation_is_a_warning() -> None:
+    schema = {"type": "object", "propertys": {}, "x-note": 1, "nullable": True, "additionalProperties": {"Type": "a"}}
+    grammar = grammar_of(schema, annotations=True)
+    assert accepts(grammar, '{"a":1}') and sorted(grammar.warnings) == [
+        "/additionalProperties/Type has no effect: not a keyword; perhaps type is meant",
+        "/nullable has no effect: nullable is OpenAPI's; write the type as a list with null in it",
+        "/propertys has no effect: not a keyword; perhaps properties is meant",
+    ]
+    assert grammar_of({"x-note": 1, "extra": {"required": 1}}, annotations=True).warnings == ()

@@ -77,7 +77,10 @@ PROBES = {
     ],
     "`repetition_penalty`": [turns_with_gen(repetition_penalty=1.1)],
     "`token_healing`": [turns_with_gen(token_healing=True)],
-    "`exact`": [turns_with_gen(exact=True, regex="a+")],
+    "`exact`, `particles`": [
+        turns_with_gen(exact=True, regex="a+"),
+        turns_with_gen(particles=2, regex="a|b"),
+    ],
     "`stop_regex`": [turns_with_gen(stop_regex="[0-9]x")],
     "`return_logprob`, `logprob_start_len`": [turns_with_gen(return_logprob=True), turns_with_gen(logprob_start_len=0)],
     "`flush_cache`": [plait.flush_cache],

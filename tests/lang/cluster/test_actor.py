@@ -13,6 +13,7 @@ from scripted_scheduler import ScriptedBackend
 import plait
 from plait.lang.cluster.actor import BatchActor, Work, encode_work, read_welcome
 from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient
+from plait.lang.cluster.item_errors import decode_error
 from plait.lang.cluster.item_results import ClusterCodec, decode_result
 from plait.lang.cluster.program_reference import FILE_MODULE, ProgramReference, check_not_importing
 from plait.runtime.errors import Overloaded, RuntimeGone
@@ -163,3 +164,14 @@ def test_other_errors_at_the_start(backend):
     assert name == "ModelNotFound" and "/no/model" in error
     with pytest.raises(plait.InputError, match="are plain data"):
         encode_work(Work(ProgramReference("ask"), sampling={"stop": object()}))
+
+
+def test_the_error_of_an_item_names_exceptions_only(tmp_path):
+    """A function of Python would otherwise be called with arguments that an actor has chosen."""
+    made = tmp_path / "made"
+    data = {"kind": "ProgramError", "text": "t", "program": "p", "variable": None, "place": None, "traceback": ""}
+    for name, arguments in (("exec", [f"open({str(made)!r}, 'w')"]), ("open", [str(made), "w"]), ("nothing", [])):
+        error = decode_error(data | {"cause": {"builtin": name, "arguments": arguments}})
+        assert isinstance(error.__cause__, LostCause) and name in str(error.__cause__)
+    assert not made.exists()
+    assert isinstance(decode_error(data | {"cause": {"builtin": "KeyError", "arguments": ["x"]}}).__cause__, KeyError)

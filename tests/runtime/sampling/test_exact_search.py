@@ -8,66 +8,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from small_languages import END, Language, distance
 
 from plait.runtime.sampling import prefix_tree
-from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, SearchLimitReached
+from plait.runtime.sampling.exact_search import NothingAdmissible, SearchLimitReached
 from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
 
-END = 0
-NUM_DRAWS = 5000
-
-
-class Language:
-    """A model of random probabilities over `width` tokens, and the admissible texts, each closed by END."""
-
-    end_logit, spread = 0.0, 1.0
-
-    def __init__(self, texts, width, seed=1):
-        self.texts, self.width, self.seed = [(*text, END) for text in texts], width, seed
-        self.prefixes = {text[:end] for text in self.texts for end in range(len(text) + 1)}
-        self._rows = {}
-
-    def is_end(self, path):
-        return path in self.texts
-
-    def is_dead(self, path):
-        return False
-
-    def probabilities(self, path):
-        if path not in self._rows:
-            noise = np.random.default_rng([self.seed, *path]).gumbel(size=self.width) * self.spread
-            noise[END] += self.end_logit
-            self._rows[path] = np.exp(noise) / np.exp(noise).sum()
-        return self._rows[path]
-
-    def allowed(self, path):
-        return np.array([(*path, token) in self.prefixes for token in range(self.width)])
-
-    def enumerated(self):
-        mass = {text: math.prod(self.probabilities(text[:i])[t] for i, t in enumerate(text)) for text in self.texts}
-        return {text: probability / sum(mass.values()) for text, probability in mass.items()}, sum(mass.values())
-
-    def sample(self, tree, seed):
-        search = ExactSearch(tree, self, seed)
-        while (path := search.advance()) is not None:
-            search.feed(self.probabilities(path) * self.allowed(path))
-        return search
-
-    def masked_distribution(self):
-        """The distribution of plain masking, which renormalizes at each token."""
-        found = {}
-        for text in self.texts:
-            found[text] = 1.0
-            for i, token in enumerate(text):
-                row = self.probabilities(text[:i]) * self.allowed(text[:i])
-                found[text] *= row[token] / row.sum()
-        return found
-
-
-def distance(drawn, expected):
-    """Total variation."""
-    total = sum(drawn.values())
-    return sum(abs(drawn.get(text, 0) / total - probability) for text, probability in expected.items()) / 2
+NUM_DRAWS = 20_000
 
 
 SMALL = Language([(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3), (4, 4, 4, 4)], 6, seed=2)

@@ -79,7 +79,7 @@ def test_without_a_folder_merges_are_found_each_time(searches, monkeypatch) -> N
 
 def test_a_tokenizer_for_ids_is_completed_by_its_first_text(tmp_path, monkeypatch) -> None:
     path = write_small_model(tmp_path / "model.gguf")
-    tokenizer_module._definition_of_gguf.cache_clear()
+    tokenizer_module._definition_of.cache_clear()
     built = []
     plain = tokenizer_module.definition_from_gguf
 

@@ -84,6 +84,9 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path) -> None:
                 await asyncio.sleep(0.001)
             cancelling = await service.service.cancel("", record.id)
             assert cancelling.status == "cancelling" and cancelling.cancelling_at
+            while not record.has_ended:
+                assert (await service.service.cancel("", record.id)).status == "cancelling"
+                await asyncio.sleep(0)
             await service.end_of(record)
             results = service.results(record)
             assert record.status == "cancelled" and record.cancelled_at and record.counts.completed == 2
@@ -266,6 +269,7 @@ def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) ->
         async with Service(tmp_path, max_batch_lines=1) as service:
             record = await service.end_of(service.service.get("", record.id))
             assert record.status == "failed" and codes(record) == [(None, "input_changed", None)]
+            assert (record.counts.total, record.counts.completed, record.tokens.output) == (2, 1, 2)
             assert set(service.results(record)) == {"a"}
 
     asyncio.run(main())
@@ -290,12 +294,12 @@ def test_what_has_expired_is_removed(tmp_path, monkeypatch) -> None:
     async def main() -> None:
         async with Service(tmp_path) as service:
             record = await service.end_of(await service.create([line("a")]))
-            service.service._remove_expired()
+            await service.service._remove_expired()
             assert len(service.service.files.of_tenant("")) == 2
             later = time.time() + 40 * 86_400
             monkeypatch.setattr(time, "time", lambda: later)
             assert service.service.files.of_tenant("") == []
-            service.service._remove_expired()
+            await service.service._remove_expired()
             assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
             with pytest.raises(ApiError, match="there is no batch"):
                 service.service.get("", record.id)

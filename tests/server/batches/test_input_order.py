@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 
+import pytest
 from batch_services import URL, as_lines, line
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,9 @@ def test_lines_with_a_common_prefix_come_together(tmp_path_factory, heads) -> No
     path = tmp_path_factory.mktemp("input") / "in"
     items = [line(str(number), prompt="".join(head) + f" {number}") for number, head in enumerate(heads)]
     path.write_bytes(as_lines(items) or b"\n")
-    checked = asyncio.run(check_input(path, URL, 1 << 20, 100))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(input_file, "SORTED_AT_ONCE", 3)
+        checked = asyncio.run(check_input(path, URL, 1 << 20, 100))
     ids = [read_line(path, found).custom_id for found in checked.lines]
     assert sorted(ids) == sorted(item["custom_id"] for item in items)
     ordered = [items[int(name)] for name in ids]

@@ -76,8 +76,8 @@ def test_the_page_runs_as_printed(real_address, tmp_path, monkeypatch, capsys) -
     (tmp_path / "page.py").write_text(block.replace("http://127.0.0.1:30000", real_address))
     monkeypatch.chdir(tmp_path)
     runpy.run_path("page.py")
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 and "Paris" in next(text for text in printed if text.startswith("q0 "))
+    printed = sorted(capsys.readouterr().out.splitlines())
+    assert [text[:3] for text in printed] == ["q0 ", "q1 "] and all(len(text) > 10 for text in printed)
 
 
 def test_a_model_without_embeddings_gives_each_line_its_error(smollm) -> None:

@@ -31,6 +31,9 @@ def files(serve, tmp_path):
     return address, tmp_path / "state" / "files"
 
 
+SECONDS = "expires_after[seconds]"
+
+
 def post(address, data=LINE, fields=None, headers=ANN, **options):
     fields = {"purpose": "batch"} if fields is None else fields
     form = {"files": {"file": ("in.jsonl", data)}} if data is not None else {"files": {"x": (None, "")}}
@@ -154,6 +157,26 @@ def test_unknown_query_parameters_are_refused(files) -> None:
     assert error_of(httpx.get(f"{address}/v1/batches?limit=101", headers=ANN), 400)[1] == "limit"
     assert error_of(httpx.get(f"{address}/v1/batches?after=batch_0", headers=ANN), 404)[1] == "after"
     assert error_of(httpx.get(f"{address}/v1/files/file-0?limit=1", headers=ANN), 400)[1] == "limit"
+    answer = httpx.get(f"{address}/v1/files?limit=-1", headers=ANN)
+    assert "Expected `int` >= 1" in answer.text, answer.text
+    answer = post(address, fields={"purpose": "batch", "expires_after[anchor]": "created_at", SECONDS: "-1"})
+    assert "Expected `int` >= 3600" in answer.text, answer.text
+
+
+def test_a_content_that_cannot_be_read_is_said(files) -> None:
+    address, folder = files
+    file_id = post(address).json()["id"]
+    (folder / f"{file_id}.content").unlink()
+    answer = httpx.get(f"{address}/v1/files/{file_id}/content", headers=ANN)
+    assert error_of(answer, 500) == ("storage_error", None) and "cannot read" in answer.text
+
+
+def test_a_wrong_method_gets_all_that_the_path_takes(files) -> None:
+    address, _ = files
+    for path, methods in (("", "GET, POST"), ("/file-0", "DELETE, GET"), ("/file-0/content", "GET")):
+        answer = httpx.put(f"{address}/v1/files{path}", headers=ANN)
+        assert error_of(answer, 405) == (None, None)
+        assert answer.headers["allow"] == methods and f"takes {methods}, not PUT" in answer.text
 
 
 def test_a_full_disk_is_said(files, monkeypatch) -> None:

@@ -68,6 +68,7 @@ OPENAI = {
     "priority": Effect(2, "priority"),
     "complete": Effect(True, "complete", {"regex": "a+"}),
     "exact": Effect(True, "exact", {"regex": "a+"}),
+    "particles": Effect(8, "particles", {"regex": "a+"}),
     "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
     "strict_formats": Effect(True, "constraint", {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
     **sampling(
@@ -133,6 +134,7 @@ RESPONSES = {
     "priority": Effect(2, "priority"),
     "complete": Effect(False, "complete", {"text": {"format": {"type": "json_object"}}}),
     "exact": Effect(True, "exact", {"text": {"format": {"type": "json_object"}}}),
+    "particles": Effect(8, "particles", {"text": {"format": {"type": "json_object"}}}),
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
@@ -184,6 +186,7 @@ OLLAMA = {
 OPTIONS = {
     "num_ctx": Effect(1 << 30, REFUSED),
     "exact": Effect(True, REFUSED),  # without a format
+    "particles": Effect(8, REFUSED),  # without a format
     **sampling(
         {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"},
         num_predict=3,
@@ -200,6 +203,7 @@ OPTIONS = {
 }
 SGLANG_SAMPLING = {
     "exact": Effect(True, "exact", {"regex": "a+"}),
+    "particles": Effect(8, "particles", {"regex": "a+"}),
     "n": Effect(2, "calls"),
     "json_schema": Effect('{"type": "null"}', "constraint"),
     "regex": Effect("a+", "constraint"),

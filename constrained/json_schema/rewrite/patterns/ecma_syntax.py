@@ -21,19 +21,29 @@ _ESCAPE = re.compile(
 )
 _COUNT = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
 _PROPERTY = re.compile(r"\\[pP]\{")
+_IGNORE_CASE = "(?i)"
+_FOLDED_ESCAPE = re.compile(r"\\(?:[uxpPc])")
 _NEGATIVE = re.compile(r"\(\?<?!")
 _GROUP = re.compile(r"\(\?(?P<name>P?<[A-Za-z_$][\w$]*>)?")
 
 
 def to_python_syntax(pattern: str) -> str:
     """Returns `pattern` in Python's syntax with ECMA 262's meaning. Raises GrammarError if that is impossible."""
-    out, at, in_class, negated = "", 0, False, False
-    if _PROPERTY.search(pattern) and _NEGATIVE.search(pattern):
-        raise GrammarError("a Unicode property beside negative lookaround is not supported")
+    out, in_class, negated = "", False, False
+    folds, at = ([True], len(_IGNORE_CASE)) if pattern.startswith(_IGNORE_CASE) else ([False], 0)  # by open group
+    if _NEGATIVE.search(pattern) and (_PROPERTY.search(pattern) or "(?i" in pattern):
+        what = "a Unicode property" if _PROPERTY.search(pattern) else "(?i)"
+        raise GrammarError(f"{what} beside negative lookaround is not supported")
     while at < len(pattern):
         char = pattern[at]
         if char == "\\":
+            if folds[-1] and _FOLDED_ESCAPE.match(pattern, at):
+                raise GrammarError("an escaped letter beside (?i) is not supported")
             text, at = _translate_escape(pattern, at, in_class, negated)
+            out += text
+            continue
+        if folds[-1] and (char.isalpha() or not char.isascii()):
+            text, at = _both_cases(pattern, at, in_class)
             out += text
             continue
         if in_class:
@@ -41,22 +51,46 @@ def to_python_syntax(pattern: str) -> str:
             out += "\\" + char if char in "[&~|" else char
         elif char == "[":
             in_class, negated = True, pattern.startswith("[^", at)
+            if negated and folds[-1]:
+                raise GrammarError("a negated class beside (?i) is not supported")
             opened = next((o for o in ("[^]", "[]") if pattern.startswith(o, at)), "")
             if opened:
                 out, at, in_class = out + (r"[\s\S]" if opened == "[^]" else r"[^\s\S]"), at + len(opened), False
                 continue
             out += char
         elif char == "(" and (group := _GROUP.match(pattern, at)) is not None:
-            out, at = _translate_group(out, pattern, group)
+            is_folding = pattern.startswith("(?i:", at)
+            folds.append(folds[-1] or is_folding)
+            out, at = (f"{out}(?:", at + 4) if is_folding else _translate_group(out, pattern, group)
             continue
         elif char == "{" and not _COUNT.match(pattern, at):
             out += r"\{"
         elif char == "{" and pattern[_COUNT.match(pattern, at).end() :][:1] == "+":  # type: ignore[union-attr]
             raise GrammarError("the pattern is invalid: nothing to repeat")
         else:
+            if char in "()":
+                folds = [*folds, folds[-1]] if char == "(" else folds[: max(1, len(folds) - 1)]
             out += {".": r"[^\n\r\u2028\u2029]", "$": r"\Z"}.get(char, char)
         at += 1
     return out
+
+
+def _both_cases(pattern: str, at: int, in_class: bool) -> tuple[str, int]:
+    """Returns (the letter or the range of letters at `at` in both cases, the index after it).
+
+    Beyond ASCII the dialects differ on which characters are equal but for case.
+    """
+    if not pattern[at].isascii():
+        raise GrammarError("a character beyond ASCII beside (?i) is not supported")
+    if in_class and pattern[at - 1] == "-" and pattern[at - 2] != "[":
+        raise GrammarError("a range of letters and others beside (?i) is not supported")
+    low = high = pattern[at]
+    if in_class and pattern[at + 1 : at + 2] == "-" and pattern[at + 2 : at + 3] not in ("", "]"):
+        high = pattern[at + 2]
+        if not (high.isascii() and high.isalpha() and high.isupper() == low.isupper() and low <= high):
+            raise GrammarError("a range of letters and others beside (?i) is not supported")
+        return f"{low}-{high}{low.swapcase()}-{high.swapcase()}", at + 3
+    return (f"{low}{low.swapcase()}" if in_class else f"[{low}{low.swapcase()}]"), at + 1
 
 
 def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str, int]:
@@ -64,6 +98,8 @@ def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str,
         return f"{out}(?:", group.end()
     follows = pattern[group.end() : group.end() + 1]
     if follows not in (":", "=", "!", "<"):
+        if follows and follows in "aimsuxL-":
+            raise GrammarError("of flags, (?i) at the start of the pattern and (?i:...) are supported")
         raise GrammarError("the pattern is invalid: an unknown group")
     return f"{out}(?", group.end()
 

@@ -13,11 +13,11 @@ from plait.constrained.specs import GrammarError
 
 MAX_PAIRS = 100_000  # states of the product of two automata
 MAX_WEIGHT_TO_MATCH = 2000
-_NARROWED = re.compile(r"\\[pPbB]")
+_NARROWED = re.compile(r"\\[pPbB]|\(\?i")
 
 
 def is_narrowed(pattern: str) -> bool:
-    """Returns whether a pattern has Unicode properties or word boundaries.
+    """Returns whether a pattern has Unicode properties, word boundaries or ignores case.
 
     Its conversion matches only what it matches in every regex dialect, so the complement of the conversion may match
     too much.

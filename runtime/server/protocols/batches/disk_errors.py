@@ -14,14 +14,17 @@ log = logging.getLogger("plait.server")
 
 
 @contextlib.contextmanager
-def disk_errors() -> Iterator[None]:
-    """Raises ApiError 507 in place of an OSError of the block, and 403 in place of QuotaExceeded."""
+def disk_errors(*, is_reading: bool = False) -> Iterator[None]:
+    """Raises ApiError 507 in place of an OSError of the block, 500 if it reads, and 403 in place of QuotaExceeded."""
     try:
         yield
     except QuotaExceeded as error:
         raise ApiError(403, str(error), code=QUOTA) from None
     except OSError as error:
-        log.error("the server cannot store a file or a batch: %s", error)
+        log.error("the server cannot %s a file or a batch: %s", "read" if is_reading else "store", error)
+        if is_reading:
+            text = "the server cannot read this file; see its log"
+            raise ApiError(500, text, type=INTERNAL, code="storage_error") from error
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         text = "the server's disk is full" if is_full else "the server cannot store this; see its log"
         raise ApiError(507, text, type=INTERNAL, code="disk_full" if is_full else "storage_error") from error

@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/files.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.runtime.server.app_state import tenant_of
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.records import Purpose
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
@@ -73,14 +73,14 @@ async def get_file(request: Request, file_id: str) -> Response:
 @router.get(
     "/v1/files/{file_id}/content",
     response_class=Response,
-    **documented(answer=str, errors=(*READ_ERRORS, 507), media_type="application/octet-stream"),
+    **documented(answer=str, errors=READ_ERRORS, media_type="application/octet-stream"),
 )
 async def get_content(request: Request, file_id: str) -> Response:
     """The bytes of one file."""
     no_query(request)
     files = service_of(request).files
     record = files.get(tenant_of(request), file_id)
-    with disk_errors():
+    with disk_errors(is_reading=True):
         descriptor = os.open(files.content_path(record.id), os.O_RDONLY | os.O_CLOEXEC)
     return _FileContent(descriptor, record.bytes)
 
@@ -107,7 +107,7 @@ class _FileContent(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while data := await asyncio.to_thread(os.read, self._descriptor, SENT_BYTES):
+            while data := await run_to_end(os.read, self._descriptor, SENT_BYTES):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

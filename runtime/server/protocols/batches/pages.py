@@ -41,9 +41,14 @@ def read_query(request: Request, kind: type[Q]) -> Q:
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for name, value in items.items():
-        is_number = "int" in str(fields.get(name))
-        values[name] = int(value) if is_number and value.isascii() and value.isdigit() and len(value) < 10 else value
+        values[name] = as_integer(value) if "int" in str(fields.get(name)) else value
     return convert_json(values, kind)
+
+
+def as_integer(text: str) -> int | str:
+    """Returns an integer of a query or a form; any other text as it is, for the error that names its field."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 1000 else text
 
 
 def no_query(request: Request) -> None:

@@ -5,7 +5,6 @@ Nothing of the request becomes a path: the file gets an id of the server's, the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,12 +14,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from plait.runtime.server.app_state import state_of, tenant_of
-from plait.runtime.server.batches.directory import write_all
+from plait.runtime.server.batches.directory import run_to_end, write_all
 from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.records import FileRecord
 from plait.runtime.server.errors import ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.http.response import ClientDisconnected
+from plait.runtime.server.protocols.batches.pages import as_integer
 from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, FileUpload
 
 FORM_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -38,7 +38,7 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     files.check_num_files(tenant)
     form = _Form(_boundary(request))
     max_lines = state_of(request).settings.max_batch_lines
-    num_bytes, is_kept = 0, False
+    num_bytes = 0
     with files.new_upload() as (file_id, descriptor):
         try:
             async for piece in _pieces(request, form):
@@ -50,13 +50,12 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
                 form.num_lines += piece.count(b"\n")
                 if form.num_lines > max_lines:
                     raise invalid(f"the file has more than {max_lines} lines", "file", "too_many_lines")
-                await asyncio.to_thread(write_all, descriptor, piece)
+                await run_to_end(write_all, descriptor, piece)
             upload = form.checked()
             lifetime_s = DEFAULT_LIFETIME_S if upload.expires_after is None else upload.expires_after.seconds
-            record = await asyncio.to_thread(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
-            is_kept = True
+            record = await run_to_end(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
         finally:
-            if not is_kept:
+            if not files.has(file_id):
                 files.release(tenant, num_bytes)
     return record
 
@@ -132,7 +131,7 @@ class _Form:
         for name, data in self.fields.items():
             text = data.decode("utf-8", "replace")
             outer, _, inner = name.partition("[")
-            value: Any = int(text) if name.endswith("[seconds]") and text.isascii() and text.isdigit() else text
+            value: Any = as_integer(text) if name.endswith("[seconds]") else text
             if inner:
                 values.setdefault(outer, {})[inner.rstrip("]")] = value
             else:

@@ -72,6 +72,7 @@ class SglangResponseWriter:
             cached_tokens=None if result is None else result.usage.cached_tokens,
             e2e_latency=UNSET if result is None else result.usage.wall_s,
             warnings=UNSET if result is None else list(result.warnings) or UNSET,
+            particles=UNSET if result is None or result.particles is None else result.particles.report(),
         )
         if self._prompt_request.with_logprobs:
             self._add_output_logprobs(meta_info)

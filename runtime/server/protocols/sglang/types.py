@@ -119,7 +119,8 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 class MetaInfo(msgspec.Struct):
     """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
 
-    `warnings` is an extension.
+    `warnings` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the meta info
+    of a gen; its numbers are described in docs/constraints.md.
     """
 
     id: str
@@ -133,6 +134,7 @@ class MetaInfo(msgspec.Struct):
     input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    particles: dict[str, float] | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):

@@ -16,7 +16,9 @@ from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, counters, empty_int8
 
 from plait.kernels.cpu import amx, llvm
-from plait.kernels.cpu.attention import kv_block, workspace
+from plait.kernels.cpu.attention import workspace
+from plait.kernels.cpu.attention.int8_vnni_kernel import HAS_VNNI
+from plait.kernels.cpu.attention.isa import AMX, AVX512_BF16, F32, INT8_VNNI
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_args import CACHE_LINE
@@ -41,11 +43,11 @@ def attention(counters, scratch, qkv, keys, values, sizes, heads, window, batch,
 
 
 SCRATCH = amx.allocate_scratch(1, 0) if amx.available() else None
-ISAS = [(kv_block.F32, 0)]
+ISAS = [(F32, 0)]
 if llvm.HAS_BF16_DOT:
-    ISAS.append((kv_block.AVX512_BF16, 0))
+    ISAS.append((AVX512_BF16, 0))
 if SCRATCH is not None:
-    ISAS.append((kv_block.AMX, SCRATCH.ctypes.data))
+    ISAS.append((AMX, SCRATCH.ctypes.data))
 
 
 def nan_filled_workspace(head_dim, capacity):
@@ -86,16 +88,22 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
     stored, sizes = [cache.view(torch.uint16).numpy() for cache in caches], (2 * kv_heads * head_dim, 0)
     if has_int8:
         stored, values = zip(*map(quantized_cache, caches), strict=True)
-        caches, sizes = torch.stack(values).bfloat16(), (kv_heads * (head_dim + 4), kv_heads * head_dim)
+        caches, sizes = torch.stack(values), (kv_heads * (head_dim + 4), kv_heads * head_dim)
     heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5, softcap)
     queries = qkv[:, : q_per_kv * kv_heads * head_dim].view(total, -1, head_dim)
-    queries = queries.bfloat16().float()
-    expected = reference.paged_attention(
-        queries, *(cache.float() for cache in caches), layout, heads.scale, window, softcap=softcap or None
-    )
+    expected = {
+        is_rounded: reference.paged_attention(
+            *((x.bfloat16() if is_rounded else x).float() for x in (queries, *caches)),
+            layout,
+            heads.scale,
+            window,
+            softcap=softcap or None,
+        )
+        for is_rounded in (True, False)
+    }
     capacity, lanes = workspace.capacity(tokens * q_per_kv, kv_heads), tokens * q_per_kv
     batches = {share: attention_batch(layout, tokens, share) for share in (False, True)}
-    for isa, scratch in ISAS:
+    for isa, scratch in [*ISAS, *([(INT8_VNNI, 0)] if has_int8 and HAS_VNNI else [])]:
         results = []
         for share, split_kv, heads_per_item in ((False, 0, 1), (True, 0, kv_heads), (True, 1, kv_heads), (False, 1, 1)):
             batch = batches[share]
@@ -111,8 +119,9 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
                 counters(), scratch, qkv.numpy(), *stored, sizes, heads, window or 1 << 40, batch, schedule,
                 memory.ctypes.data, capacity, results[-1],
             )  # fmt: skip
-        slack = 2**-8 * float(expected.abs().max())  # the probabilities are bfloat16
-        assert_close_int8(results[0], expected.flatten(1), slack)
+        exact = expected[isa != INT8_VNNI]
+        slack = (2**-8 if isa != INT8_VNNI else 2**-14) * float(exact.abs().max())  # probabilities are rounded
+        assert_close_int8(results[0], exact.flatten(1), slack)
         for other in results[1:]:
             for first_field, field in zip(results[0], other, strict=True):
                 assert np.array_equal(first_field, field)

@@ -26,6 +26,8 @@ def qa(s, question, mark="?"):
         (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine, a Client"),
         (lambda: qa.run("a", backend=plait.Program), "a backend must be"),
         (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),
+        (lambda: qa.run_batch([{"quest": "b"}]), r"'question', but got 'quest' \(did you mean 'question'\?\)"),
+        (lambda: qa.run_batch([{"question": "a", "seed": 3}]), r"'seed' \('seed' is a keyword of run and run_batch,"),
         (lambda: qa.run_batch({"question": "a"}), "a list of dicts"),
         (lambda: qa.run_batch(["a"]), "item 0 of run_batch must be a dict"),
         (lambda: qa.run_batch([{"question": "a"}], num_threads=0), "num_threads must be"),
