@@ -27,8 +27,9 @@ from plait.runtime.similar_names import did_you_mean
 
 MAX_REPLICAS = 256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# In Ray Serve a device and a number of replicas are resources of Ray.
-ENGINE_KEYS = {name: option for name, option in MODEL_OPTIONS.items() if name not in ("replicas", "device")}
+# A device and the number of replicas are resources of Ray here, and replicas cannot share one file that they write.
+NOT_HERE = ("replicas", "device", "constraint-file")
+ENGINE_KEYS = {name: option for name, option in MODEL_OPTIONS.items() if name not in NOT_HERE}
 
 
 class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

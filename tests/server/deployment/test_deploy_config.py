@@ -54,6 +54,7 @@ def test_an_empty_file_is_the_embedded_model_on_one_replica(tmp_path):
         ("cpus: 1\ncontext_length: 5", 2, "unknown setting 'context_length' (did you mean 'context-length'?)"),
         ("device: cuda", 1, "unknown setting 'device'"),
         ("files-dir: /tmp", 1, "unknown setting 'files-dir'"),
+        ("constraint-file: /tmp/x", 1, "unknown setting 'constraint-file'"),
         ("cpus: 1\nreplicas: two", 2, "replicas must be an integer from 1 to 256, not 'two'"),
         ("replicas: 0", 1, "replicas must be an integer from 1 to 256"),
         ("replicas:", 1, "'replicas' must have one value"),
