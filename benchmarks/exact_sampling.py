@@ -10,6 +10,7 @@ that the model computed, and for particles the mean weight and what the constrai
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import statistics
@@ -76,6 +77,9 @@ def expected(client: Client, task: Task) -> tuple[dict[str, float], float]:
     return dict(zip(task.texts, choice_probabilities(choice.token_logprobs), strict=True)), mass
 
 
+_SALTS = itertools.count()
+
+
 @dataclass(frozen=True)
 class Draws:
     """What was drawn. `step_tokens`: prefixes that the model computed for one token. `weights`: of `particles`."""
@@ -93,7 +97,7 @@ def draw(client: Client, task: Task, count: int, salted: bool = False, **how: An
     constraint = Regex("|".join(map(re.escape, task.texts)))
     values, weights, steps, checks, masks, num_tokens, spent_s = [], [], 0, 0, 0, 0, 0.0
     for seed in range(count):
-        prompt = f"Number {seed}.\n{task.prompt}" if salted else task.prompt
+        prompt = f"Number {next(_SALTS)}.\n{task.prompt}" if salted else task.prompt
         session = client.open_session()
         session.append(prompt)
         session.generate(sampling_params(max_tokens=0)).result()  # the prompt is computed and not timed
@@ -122,19 +126,19 @@ def measure(client: Client, task: Task, samples: int, counts: Sequence[int]) -> 
     print(f"{task.name}: one of the texts is written with probability {mass:.2g}")
     draw(client, task, 2)  # compiles the grammar
     draw(client, task, 2, particles=2)
-    few = max(8, samples // 5)
-    masked, masked_new = draw(client, task, samples), draw(client, task, few, True)
+    masked = draw(client, task, samples)
     print(f"  mask: distance {distance(masked.values, probabilities):.3f}, {masked.seconds * 1e3:.1f} ms for a sample")
     ways: list[tuple[str, dict[str, Any]]] = [("exact", {"exact": True})]
     ways += [(f"particles={count}", {"particles": count}) for count in counts]
     for name, how in ways:
-        shared, new = draw(client, task, samples, **how), draw(client, task, few, True, **how)
-        again = draw(client, task, few, True)  # once more beside it: the machine may have changed
+        shared = draw(client, task, samples, **how)
+        pairs = [(draw(client, task, 2, True), draw(client, task, 2, True, **how)) for _ in range(samples // 8)]
+        ratio = sum(new.seconds for _, new in pairs) / sum(beside.seconds for beside, _ in pairs)
+        num_prefixes = statistics.fmean(new.step_tokens for _, new in pairs)
         line = (
             f"  {name}: distance {distance(shared.values, probabilities):.3f}; time of masking x "
             f"{shared.seconds / masked.seconds:.2f} for one prompt, "
-            f"x {2 * new.seconds / (masked_new.seconds + again.seconds):.2f} where every prompt is new "
-            f"({new.step_tokens:.2f} prefixes for a token)"
+            f"x {ratio:.2f} where every prompt is new ({num_prefixes:.2f} prefixes for a token)"
         )
         if shared.weights:
             mean, spread = statistics.fmean(shared.weights), statistics.pstdev(shared.weights)

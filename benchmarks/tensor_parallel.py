@@ -1,4 +1,4 @@
-"""The cost of a step's message to a tensor-parallel rank: `python benchmarks/tensor_parallel.py`.
+"""The cost of a step's message to a rank, of tensor or pipeline parallelism: `python benchmarks/tensor_parallel.py`.
 
 The message goes through a socket pair to another process, which decodes it and answers with one byte.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.executor.batch_arrays import BatchArrays, starts
-from plait.runtime.executor.tensor_parallel.rank_messages import Channel, Forward, forward_arrays, forward_message
+from plait.runtime.executor.distributed.rank_messages import Channel, Forward, forward_arrays, forward_message
 
 ROUNDS = 200
 STEPS = ((1, 512), (16, 1024), (16, 4096), (64, 1024), (64, 4096))  # (rows, tokens of context) of decode steps
@@ -54,7 +54,7 @@ def main() -> None:
         arrays, encoding, trips, frame = decode_step(pages), [], [], b""
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            frame = channel.encode(forward_message(arrays, ()))
+            frame = channel.encode(forward_message(arrays, (), [rows]))
             encoded = time.perf_counter()
             channel.send_frame(frame)
             ours.recv(1)

@@ -45,8 +45,8 @@ class PagedAttentionOp(Protocol):
         """See `reference.ops.paged_attention`."""
 
 
-class FusedAttentionOp(Protocol):
-    """Everything between the QKV projection and the attention output."""
+class RotateAndWriteOp(Protocol):
+    """What is between the QKV projection and attention."""
 
     def __call__(
         self,
@@ -55,17 +55,33 @@ class FusedAttentionOp(Protocol):
         sin: torch.Tensor,
         cache: LayerCache,
         layout: AttentionLayout,
-        scale: float,
-        window: int | None,
         head_norm: torch.Tensor | None,
         eps: float,
-        softcap: float | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Head norm, rotary embedding, KV cache write and attention: qkv [T, H + 2 G, D] -> [T, H, D].
+        """Head norm, rotary embedding and KV cache write: qkv [T, H + 2 G, D] -> queries [T, H, D], in `out` if given.
 
         cos and sin are whole tables [context, D // 2]. head_norm [H + G, D] repeats one weight for all queries, then
-        one for all keys. Tokens with a negative write slot are not written; rows without tokens are skipped.
+        one for all keys. Tokens with a negative write slot are not written.
         """
+
+
+class CacheAttentionOp(Protocol):
+    """Attention of queries over a KV cache in any of its dtypes."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        cache: LayerCache,
+        layout: AttentionLayout,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attends with q [T, H, D]; returns [T, H, D], in `out` if given. Rows without tokens are skipped."""
 
 
 class AddRMSNormOp(Protocol):
@@ -82,7 +98,8 @@ class FusedOperators:
     The Triton implementations never read from the device or wait for it, so a step can be captured in a CUDA graph.
     """
 
-    attend: FusedAttentionOp
+    rotate_and_write: RotateAndWriteOp
+    attention: CacheAttentionOp
     add_rms_norm: AddRMSNormOp
     with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]  # once per forward
     make_sampler: Callable[[int, int, torch.device], SampleOp]  # (rows, vocab, device); allocates the workspace

@@ -18,6 +18,7 @@ def check(
     weights: WeightFormat | None = None,
     backend: ModelBackend | None = None,
     tensor_parallel_size: int | None = None,
+    pipeline_parallel_size: int | None = None,
 ) -> int:
     """Prints one line per fact and returns the exit code: 1 if there is no model or it cannot run here."""
     from plait.runtime.config import engine_config
@@ -29,8 +30,13 @@ def check(
     failure: plait.PlaitError | None = None
     try:
         lines["model"] = path = locate_model(model)
-        config = engine_config(weights=weights, backend=backend, tensor_parallel_size=tensor_parallel_size)
-        if config.tensor_parallel_size > 1:
+        config = engine_config(
+            weights=weights,
+            backend=backend,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+        )
+        if config.num_ranks > 1:
             lines |= _describe(path) | _describe_ranks(path, config)
         elif uses_transformers(config, path):
             lines |= _describe_for_transformers(path, config)
@@ -65,18 +71,21 @@ def _describe(path: Path) -> dict[str, str]:
 
 
 def _describe_ranks(path: Path, config: EngineConfig) -> dict[str, str]:
-    """What a rank of a tensor-parallel model holds. Raises InputError for what ranks cannot serve here."""
+    """What the ranks hold that compute a model together. Raises InputError for what they cannot serve here."""
     from plait.runtime.executor.backend_selection import resolve_device_type, resolve_dtype_name, torch_weight_format
-    from plait.runtime.executor.tensor_parallel.make_rank_runner import check_tensor_parallel
+    from plait.runtime.executor.distributed.make_rank_runner import check_ranks
 
-    checkpoint = check_tensor_parallel(config, path)
+    checkpoint, stages = check_ranks(config, path)
     device, rank = resolve_device_type(config.device), checkpoint.config
     held = torch_weight_format(config, checkpoint, device)
     dtype = resolve_dtype_name(config.dtype, device)
     per_rank = "GPUs" if device == "cuda" else "processes of the CPU; without them the CPU's packed kernels are faster"
-    return {
-        "ranks": f"{config.tensor_parallel_size} {per_rank}",
-        "a rank has": f"{rank.num_heads} heads and {rank.num_kv_heads} KV heads",
+    lines = {"ranks": f"{config.num_ranks} {per_rank}"}
+    if len(stages) > 1:
+        layers = ", ".join(str(len(stage.layers)) for stage in stages)
+        lines["stages"] = f"{len(stages)} with {layers} layers; the first has the embedding, the last the output head"
+    return lines | {
+        "a rank has": f"{rank.num_heads} heads and {rank.num_kv_heads} KV heads of each of its layers",
         "weights": f"{dtype if held == 'bf16' else held} (multiplied by torch)",
     }
 

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
-    for name in ("tensor-parallel-size", "weights", "backend"):
+    for name in ("tensor-parallel-size", "pipeline-parallel-size", "weights", "backend"):
         add_model_option(machine, name)
     machine.set_defaults(command=_check)
     return parser
@@ -253,7 +253,13 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    return check(options.model, options.weights, options.backend, options.tensor_parallel_size)
+    return check(
+        options.model,
+        options.weights,
+        options.backend,
+        options.tensor_parallel_size,
+        options.pipeline_parallel_size,
+    )
 
 
 def _chat(options: argparse.Namespace) -> int:

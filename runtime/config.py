@@ -20,6 +20,7 @@ DeviceName = Annotated[
     str,
     msgspec.Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?|mps)$", extra_json_schema={"description": DEVICE_NAMES}),
 ]
+MAX_RANKS = 64
 DEFAULT_BATCH_ROWS = 64  # without a GPU's step launcher
 
 
@@ -37,9 +38,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         supported; "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16"
         converts quantized weights to `dtype`. "auto" is "as-stored" for folders with a quantization_config; for others
         "bf16" on a GPU, on a CPU "as-stored" for GGUF files and "int8" for safetensors.
-    tensor_parallel_size: how many processes (ranks) divide the model: one GPU each, or processes of a CPU. torch
-        computes it then; see docs/cluster.md.
-    kv_memory_bytes, max_pages: size of the KV pool, with tensor parallelism of every rank's; 0 lets the engine choose.
+    tensor_parallel_size: how many processes (ranks) divide every layer: one GPU each, or processes of a CPU. torch
+        computes the model then; see docs/cluster.md.
+    pipeline_parallel_size: how many stages divide the layers, each of `tensor_parallel_size` ranks.
+    kv_memory_bytes, max_pages: size of the KV pool, with several ranks of every rank's; 0 lets the engine choose.
         A page holds one token.
     context_length: longest text of a session; 0 is the model's own.
     max_batch_tokens, max_batch_rows: limits of one step; 0 lets the engine choose. Rows are 64 then, on a GPU 64 to 512
@@ -69,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: KvDtype = "auto"
     weights: WeightFormat = "auto"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0
@@ -88,9 +91,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_healing: bool = False
     check_integrity: bool = False
 
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
 
 _LIMITS = {
-    "tensor_parallel_size": (1, 64),
+    "tensor_parallel_size": (1, MAX_RANKS),
+    "pipeline_parallel_size": (1, MAX_RANKS),
     "kv_memory_bytes": (0, 1 << 45),
     "max_pages": (0, 1 << 30),
     "context_length": (0, 1 << 24),
@@ -107,6 +116,8 @@ _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
     "n_ctx": "context_length",
     "tp_size": "tensor_parallel_size",
     "tp": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "pp": "pipeline_parallel_size",
     "kv_cache_dtype": "kv_dtype",
     "quantization": "weights",
     "gpu_memory_utilization": "kv_memory_bytes",
@@ -139,6 +150,10 @@ def engine_config(**settings: Any) -> EngineConfig:
     for name, (lowest, highest) in _LIMITS.items():
         if not lowest <= getattr(config, name) <= highest:
             raise InputError(f"{name} must be from {lowest} to {highest}, not {getattr(config, name)!r}")
+    if config.num_ranks > MAX_RANKS:
+        raise InputError(
+            f"tensor_parallel_size x pipeline_parallel_size must be at most {MAX_RANKS}, not {config.num_ranks}"
+        )
     if not (math.isfinite(config.compile_deadline_s) and 0 < config.compile_deadline_s <= 600):
         raise InputError(f"compile_deadline_s must be above 0 and at most 600, not {config.compile_deadline_s!r}")
     return config

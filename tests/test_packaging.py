@@ -42,7 +42,7 @@ NEED_TORCH = (
         "plait.runtime.executor.torch_outputs",
         "plait.runtime.executor.transformers_runner",
     ),
-    *(f"plait.runtime.executor.tensor_parallel.{name}" for name in ("process_group", "rank_runner")),
+    *(f"plait.runtime.executor.distributed.{name}" for name in ("micro_batches", "process_group", "rank_runner")),
     *(f"plait.runtime.models.transformers_backend.{name}" for name in ("attention", "falcon", "model")),
 )
 IMPORT_ALL_WITHOUT_TORCH = """

@@ -49,6 +49,7 @@ PARTS: dict[str, tuple[list[str], int]] = {
     "tests": ([*PYTEST, *TESTS], 150),
     "kernels": ([KERNELS], 150),
     "tests-more": ([*PYTEST, *MORE_TESTS], 120),
+    "chats": ([ENGINE, "chats"], 300),
     "attention-more": ([ATTENTION, "--more"], 150),
     "int4": ([ENGINE, "int4"], 150),
     "attention-sweep": ([ATTENTION, "--sweep"], 240),

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import machine
-import numpy as np
 import torch
+from chat_lengths import chat_lengths
 from roofline import Machine, ceiling
 from workbench import SHAPES, Workbench, prompts, workbench
 
@@ -201,13 +201,6 @@ def constrained(bench: Workbench, device: str) -> Iterator[Figure]:
     bench.flush()
 
 
-def chat_lengths(count: int) -> list[tuple[int, int]]:
-    """(prompt, answer) tokens with the means of ShareGPT as vLLM's benchmark samples it (about 220 and 200)."""
-    generator = np.random.default_rng(0)
-    drawn = generator.lognormal([4.7, 4.8], [1.15, 1.0], (count, 2)).astype(int)
-    return [(int(np.clip(a, 4, 1024)), int(np.clip(b, 4, 1024))) for a, b in drawn]
-
-
 def offline(bench: Workbench, device: str) -> Iterator[Figure]:
     lengths = chat_lengths(1000) if device != "cpu" else [(9, 4), (30, 7), (4, 2)]
     texts = prompts([a for a, _ in lengths], bench.runner.config.vocab_size)
@@ -230,6 +223,7 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
 
 
 CHAT_ROWS = (64, 256, 512, 1000)
+MAX_RESULT_S = 120.0  # for the next result of transformers
 
 
 def shares_of_ceilings(bench: Workbench, device: str, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
@@ -268,16 +262,20 @@ def steady(name: str, bench: Workbench, before: dict[str, int]) -> Figure:
 
 
 def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
-    """64 streams, on prompts of their own and on prompts that share all but a few tokens."""
+    """64 streams, on prompts of their own and on prompts that share all but a few tokens; 1,000 chats."""
     rows, new, prefix = (64, 128, 2048) if device != "cpu" else (2, 3, 20)
     vocab = SHAPES[shape]["vocab_size"]
     [shared] = prompts([prefix], vocab, 9)
-    loads = {
+    loads: dict[str, tuple[list[list[int]], float | None]] = {
         f"{rows} streams": (prompts([256 if device != "cpu" else 20] * rows, vocab), 3.0),
         f"{rows} streams over a prefix of {prefix}": ([shared + own for own in prompts([32] * rows, vocab, 3)], 5.0),
     }
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4)
-    ours = {name: our_speed(bench, texts, new) for name, (texts, _) in loads.items()}
+    chats = chat_lengths(1000) if device != "cpu" else [(9, 4), (30, 7), (4, 2)]
+    answers = {name: [new] * len(texts) for name, (texts, _) in loads.items()}
+    name = f"{len(chats)} chats"
+    loads[name], answers[name] = (prompts([a for a, _ in chats], vocab), None), [b for _, b in chats]
+    bench = workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
+    ours = {name: our_speed(bench, texts, answers[name]) for name, (texts, _) in loads.items()}
     bench.close()
     del bench
     for name, speed in ours.items():
@@ -285,24 +283,24 @@ def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
     release_memory()
     their_speed = transformers_speed(shape, device)
     for name, (texts, goal) in loads.items():
-        theirs = their_speed(texts, new)
+        theirs = their_speed(texts, answers[name])
         yield figure(f"transformers, {name}", theirs, "tok/s")
         yield figure(f"plait over transformers, {name}", ours[name] / theirs, "x", goal)
 
 
-def our_speed(bench: Workbench, texts: list[list[int]], new: int) -> float:
+def our_speed(bench: Workbench, texts: list[list[int]], answers: list[int]) -> float:
     """Output tokens per second, prompts included in the time, the cache empty before."""
     for _ in range(2):  # the first time compiles
         bench.flush()
-        for text in texts:
+        for text, new in zip(texts, answers, strict=True):
             bench.call(text, new)
         begun = now(bench)
         bench.finish()
-        speed = len(texts) * new / (now(bench) - begun)
+        speed = sum(answers) / (now(bench) - begun)
     return speed
 
 
-def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], int], float]:
+def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], list[int]], float]:
     """What measures transformers' continuous batching on the same model."""
     from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -314,17 +312,26 @@ def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], in
         ).eval()
 
     some = {"num_blocks": 16} if device == "cpu" else {}
-    config = {"continuous_batching_config": ContinuousBatchingConfig(**some), "persistent_manager": True}
 
-    def speed(texts: list[list[int]], new: int) -> float:
-        """The second time of two, as ours; graphs and cache are there by then."""
-        fields = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        for _ in range(2):
-            begun = time.perf_counter()
-            found = model.generate_batch(texts, generation_config=fields, **config)
-            seconds = time.perf_counter() - begun
-        model.destroy_cached_continuous_batching_manager()  # it is made for these requests
-        return sum(len(each.generated_tokens) for each in found.values()) / seconds
+    def speed(texts: list[list[int]], answers: list[int]) -> float:
+        """The second time of two, as ours; graphs and cache are there by then. Every call has its own length."""
+        fields = GenerationConfig(max_new_tokens=max(answers), do_sample=False, eos_token_id=-1, pad_token_id=0)
+        manager = model.init_continuous_batching(fields, ContinuousBatchingConfig(**some))
+        manager.start()
+        try:
+            for _ in range(2):
+                begun, count = time.perf_counter(), 0
+                for text, new in zip(texts, answers, strict=True):
+                    manager.add_request(text, max_new_tokens=new)
+                for _ in texts:
+                    result = manager.get_result(timeout=MAX_RESULT_S)
+                    if result is None or result.error:
+                        raise RuntimeError(f"transformers gave no result: {result and result.error}")
+                    count += len(result.generated_tokens)
+                seconds = time.perf_counter() - begun
+        finally:
+            manager.stop(block=True, timeout=MAX_RESULT_S)
+        return count / seconds
 
     return speed
 
@@ -340,10 +347,28 @@ def int4_weights(shape: str, device: str) -> Iterator[Figure]:
         bench.close()
 
 
+def chats(shape: str, device: str) -> Iterator[Figure]:
+    """The chats at several numbers of rows, each on an engine of its own, beside the ceiling of that number."""
+    for rows in CHAT_ROWS if device != "cpu" else (2, 3):
+        bench = workbench(shape, device, max_batch_rows=rows)
+        try:
+            for each in offline(bench, device):
+                if "ceiling of" not in each["name"] or each["goal"] is not None:
+                    yield each | {"name": f"{rows} rows: {each['name']}"}
+        finally:
+            bench.close()
+        bench = None
+        release_memory()
+
+
 PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
 
 
-OWN_ENGINE_PARTS = {"transformers": compare_with_transformers, "int4": int4_weights}  # with engines of their own
+OWN_ENGINE_PARTS = {
+    "transformers": compare_with_transformers,
+    "chats": chats,
+    "int4": int4_weights,
+}  # with engines of their own
 
 
 def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:

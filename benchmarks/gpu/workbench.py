@@ -16,11 +16,12 @@ from machine import DRY
 from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
+from plait.kernels.operators import Kernels
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher
-from plait.runtime.executor.gpu.stream import ImmediateStream
+from plait.runtime.executor.gpu.stream import ImmediateStream, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
 from plait.runtime.models.config import ModelConfig
@@ -40,6 +41,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | dict(vocab_size=1024, hidden_size=64, intermediate_size=96, num_hidden_layers=2, rope_theta=10000.0)
     | dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096),
 }
+
+# For the host's time: the launches of the large model, and little memory.
+SHAPES["llama-3-8b-narrow"] = SHAPES["llama-3-8b"] | dict(hidden_size=64, intermediate_size=96, head_dim=128)
 
 # Runs the kernels of the large model, so that they are compiled only once.
 SHAPES["llama-3-8b-one-layer"] = SHAPES["llama-3-8b"] | dict(num_hidden_layers=1)
@@ -162,30 +166,45 @@ class Workbench:
         self.engine_loop.compiler.close()
 
 
-def workbench(shape: str, device: str, **settings: Any) -> Workbench:
-    """The engine of one of SHAPES in bfloat16 (on a CPU float32, unless its `weights` are narrow)."""
+def workbench(
+    shape: str,
+    device: str,
+    *,
+    kernels: Kernels | None = None,
+    stream: Stream | None = None,
+    num_layers: int | None = None,
+    **settings: Any,
+) -> Workbench:
+    """The engine of one of SHAPES in bfloat16 (on a CPU float32, unless its `weights` are narrow).
+
+    `kernels` and `stream` replace those of the device.
+    """
     has_quantized_weights = settings.get("weights", "bf16") != "bf16"
     dtype = "float32" if device == "cpu" and not has_quantized_weights else "bfloat16"
-    config = engine_config(device=device, dtype=dtype, **settings)
-    model = config_from_hf(SHAPES[shape])
+    config = engine_config(**{"device": device, "dtype": dtype} | settings)
+    model = config_from_hf(SHAPES[shape] | ({"num_hidden_layers": num_layers} if num_layers else {}))
+    if DRY and kernels is None:
+        kernels, stream = dry_kernels(device, has_quantized_weights), ImmediateStream(torch.device(device))
     with mock.patch("plait.runtime.executor.torch_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
         torch.manual_seed(0)
-        fused = replace(
-            REFERENCE_FUSED_OPERATORS, prefix_sharing_cost=lambda shape, most: PrefixSharingCost(1, 0, 1, most)
-        )
-        plain = select_kernels(torch.device(device), torch.float32)
-        kernels = replace(plain, fused=fused, supports_quantized_weights=has_quantized_weights) if DRY else None
         runner = TorchRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)
     compiler = CompilePool(vocabulary, deadline_s=30.0)
     compiler.start()
     inbox, steps = Inbox(), make_gpu_step_launcher(config, runner)
-    if DRY:  # the steps of a GPU, in its buffers, as if it were quick
-        steps = GpuStepLauncher(runner, config.max_batch_rows or 64, ImmediateStream(runner.device))
+    if stream is not None:
+        steps = GpuStepLauncher(runner, config.max_batch_rows or 64, stream)
         steps.graphs.capture_all() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
     made = (Sampler(TorchLogitOperations(runner.device)), vocabulary, compiler, inbox, steps)
     return Workbench(runner, EngineLoop(config, welcome, runner, *made), inbox, steps)
+
+
+def dry_kernels(device: str, has_quantized_weights: bool) -> Kernels:
+    """Plain operators in the place of a GPU's."""
+    fused = replace(REFERENCE_FUSED_OPERATORS, prefix_sharing_cost=lambda shape, most: PrefixSharingCost(1, 0, 1, most))
+    plain = select_kernels(torch.device(device), torch.float32)
+    return replace(plain, fused=fused, supports_quantized_weights=has_quantized_weights)
 
 
 def prompts(lengths: Iterable[int], vocab: int, seed: int = 0) -> list[list[int]]:

@@ -49,7 +49,8 @@ def _unknown_name(found: re.Match[str], grammar: str, where: int, attributes: se
     if name in attributes:
         return GrammarError(f"no rule or terminal is named {name}; {_ATTRIBUTE_PLACE}", at)
     if re.search(rf"(?m)^[?!]?{re.escape(name)}\s*[:\[]", grammar):
-        return GrammarError(f"{name} is a rule; terminals refer to terminals only, whose names are in upper case", at)
+        reason = f"{name} is a rule; terminals, and rules with max_tokens, refer to terminals only"
+        return GrammarError(f"{reason}, whose names are in upper case", at)
     return GrammarError(f"no {'terminal' if name.isupper() else 'rule or terminal'} is named {name}", at)
 
 

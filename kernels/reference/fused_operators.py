@@ -10,19 +10,18 @@ from plait.kernels.operators import FusedOperators, qk_norm_weights
 from plait.kernels.reference import float32_ops, ops, sampling
 
 
-def attend(
+def rotate_and_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     cache: LayerCache,
     layout: AttentionLayout,
-    scale: float,
-    window: int | None,
     head_norm: torch.Tensor | None,
     eps: float,
-    softcap: float | None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Implements `FusedAttentionOp`."""
+    """Implements `RotateAndWriteOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
     q = ops.apply_rope_and_write_kv(
         qkv,
@@ -36,13 +35,29 @@ def attend(
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
     )
-    return ops.paged_attention(
+    return q if out is None else out.copy_(q)
+
+
+def attention(
+    q: torch.Tensor,
+    cache: LayerCache,
+    layout: AttentionLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Implements `CacheAttentionOp`."""
+    attended = ops.paged_attention(
         q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale
     )
+    return attended if out is None else out.copy_(attended)
 
 
 REFERENCE_FUSED_OPERATORS = FusedOperators(
-    attend=attend,
+    rotate_and_write=rotate_and_write,
+    attention=attention,
     add_rms_norm=float32_ops.add_rms_norm,
     with_plans=lambda layout, shapes: layout,
     make_sampler=lambda rows, vocab, device: sampling.sample,

@@ -51,7 +51,8 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             "sampler": "triton",
         },
         fused=FusedOperators(
-            attend=attend,
+            rotate_and_write=rotate_and_write,
+            attention=attention,
             add_rms_norm=add_rms_norm,
             with_plans=with_plans_for_decode,
             make_sampler=make_sampler,
@@ -65,21 +66,20 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
     )
 
 
-def attend(
+def rotate_and_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     cache: LayerCache,
     layout: AttentionLayout,
-    scale: float,
-    window: int | None,
     head_norm: torch.Tensor | None,
     eps: float,
-    softcap: float | None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Implements `FusedAttentionOp`."""
+    """Implements `RotateAndWriteOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
-    q = apply_rope_and_write_kv(
+    return apply_rope_and_write_kv(
         qkv,
         cos,
         sin,
@@ -90,9 +90,23 @@ def attend(
         eps=eps,
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
+        out=out,
     )
+
+
+def attention(
+    q: torch.Tensor,
+    cache: LayerCache,
+    layout: AttentionLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Implements `CacheAttentionOp`."""
     return paged_attention(
-        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale
+        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale, out=out
     )
 
 

@@ -186,9 +186,9 @@ def gen(
       value is complete and sent as one piece; `get_meta_info(name)["exact"]` has its probability
       (docs/constraints.md). As a default of `run` it applies to constrained gens.
     - `particles`: the constrained value is drawn from so many weighted samples, 1 to 64 (sequential Monte Carlo); the
-      more, the nearer its distribution is to that of `exact`. It costs little more than a mask, also where no other
-      sample shares the prompt. `s.weight(name)` and `s.logprob(name)` are the value's importance weight and
-      probability. The value is complete and sent as one piece. As a default of `run` it applies to constrained gens.
+      more, the nearer its distribution is to that of `exact`, and it needs no more steps than the longest value.
+      `s.weight(name)` and `s.logprob(name)` are the logarithms of its importance weight and of its probability under
+      the constraint. The value is complete and sent as one piece. As a default of `run` it applies to constrained gens.
     - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of
       them is sampled instead, under a token mask that allows only the choices.
     - `type`: the value has this Python type, and the text is constrained to it: a Pydantic model, dataclass,

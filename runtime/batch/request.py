@@ -4,6 +4,9 @@
     ScoringRequest      reads the logprobs of given tokens         (one of several for a Select message)
     PoolingRequest      pools the hidden states of a text          (an Embed message, see pooling_request.py)
 
+A Generate message with `particles` has a GenerationRequest that is in no batch, and several ParticleRequests that are
+(scheduler/particle_sampling.py).
+
 A request holds its own progress only. `batch.py` defines the part of a request that one step computes.
 """
 

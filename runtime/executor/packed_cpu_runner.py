@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from plait.kernels.cpu.decoder import int8_slot_bytes
+from plait.kernels.cpu.gemm import packed_weights
+from plait.kernels.cpu.gemm.form_kernels import form_kernel
+from plait.kernels.cpu.gemm.forms import FORMS
 from plait.kernels.cpu.kernel_args import aligned_empty
-from plait.kernels.cpu.precompile import KERNELS, compile_missing
+from plait.kernels.cpu.precompile import load_kernels
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
-from plait.runtime.config import EngineConfig
+from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_weight_format
 from plait.runtime.executor.batch_arrays import batch_arrays
@@ -31,6 +35,7 @@ from plait.runtime.executor.runner import (
 )
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.loading.cpu_weights import load_packed_decoder
+from plait.runtime.models.quantization import WEIGHT_BITS
 
 BFLOAT16_BYTES = 2
 
@@ -39,23 +44,25 @@ class _KernelLoading:
     """Loads the kernels in a thread, and compiles those that are not cached; the end of the block waits for it.
 
     Reading a model's weights mostly runs without the interpreter lock, so both take place at once. `show` reports what
-    the block does; while kernels are compiled, which takes longer, that is reported instead.
+    the block does; while kernels are compiled, which takes longer, that is reported instead. The end waits until
+    kernels can be called; with `deterministic` until they are optimized.
     """
 
-    def __init__(self, progress: StartupProgress) -> None:
-        self._progress = progress
+    def __init__(self, progress: StartupProgress, forms: Iterable[str] = (), deterministic: bool = False) -> None:
+        self._progress, self._forms, self._deterministic = progress, forms, deterministic
         self._lock = threading.Lock()  # one report at a time
         self._is_compiling = False
-        self._executor = ThreadPoolExecutor(1)
+        self._executor = ThreadPoolExecutor(2)
 
     def __enter__(self) -> _KernelLoading:
-        self._future = self._executor.submit(self._load)
+        self._futures = [self._executor.submit(self._load), self._executor.submit(self._load_forms)]
         return self
 
     def __exit__(self, error_type: object, *error: object) -> None:
         self._executor.shutdown()
         if error_type is None:
-            self._future.result()
+            for future in self._futures:
+                future.result()
 
     def show(self, fraction: float, doing: str) -> None:
         with self._lock:
@@ -65,15 +72,24 @@ class _KernelLoading:
     def _show_compiling(self, fraction: float, doing: str) -> None:
         with self._lock:
             self._is_compiling = True
-            self._progress(fraction, doing)
+            self._progress(fraction, doing if can_keep_kernels() else COMPILING_EVERY_TIME)
 
     def _load(self) -> None:
-        if can_keep_kernels():
-            compile_missing(self._show_compiling)
-        else:
-            self._show_compiling(0.0, COMPILING_EVERY_TIME)
-        for library in KERNELS.values():
-            library.load()
+        load_kernels(self._show_compiling, self._deterministic)
+
+    def _load_forms(self) -> None:
+        for form in self._forms:
+            form_kernel(form)
+
+
+def _expected_forms(checkpoint: Checkpoint, weight_format: WeightFormat) -> list[str]:
+    """Returns the forms that most of a model's packed weights will have, as far as its files' headers tell."""
+    stored = {checkpoint.stored_type(name) for name in checkpoint.names() if name.endswith("_proj.weight")}
+    if weight_format == "as-stored":
+        return sorted(stored & FORMS.keys())
+    bits = WEIGHT_BITS[weight_format]
+    is_exact = {name: name in FORMS and FORMS[name].bits <= bits for name in stored}
+    return sorted({name if exact else packed_weights.ROUNDED_FORMS[bits] for name, exact in is_exact.items()})
 
 
 class PackedCpuRunner:
@@ -94,11 +110,12 @@ class PackedCpuRunner:
         self.context_length = min(config.context_length or model_context_length, model_context_length)
         # LongRoPE chooses its frequencies by the context length.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
-        with _KernelLoading(progress) as kernels:
+        weight_format = resolve_weight_format(config, checkpoint).weight_format
+        with _KernelLoading(progress, _expected_forms(checkpoint, weight_format), config.deterministic) as kernels:
             self.model = load_packed_decoder(
                 model,
                 checkpoint,
-                resolve_weight_format(config, checkpoint).weight_format,
+                weight_format,
                 num_threads(),
                 config.deterministic,
                 lambda fraction: kernels.show(0.9 * fraction, "loading the model"),

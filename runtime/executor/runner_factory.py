@@ -31,7 +31,7 @@ def make_runner(
     interpreter lock.
     Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         return _make_parallel_runner(config, model_path, progress, before_weights)
     if uses_transformers(config, model_path):
         return _make_transformers_runner(config, model_path, progress, before_weights)
@@ -67,8 +67,8 @@ def make_runner(
 def _make_parallel_runner(
     config: EngineConfig, model_path: Path, progress: StartupProgress, before_weights: Callable[[], None]
 ) -> tuple[LoadedRunner, Sampler, None]:
-    """`make_runner` with tensor parallelism. Rank 0 samples, so the ranks cannot disagree about a token."""
-    from plait.runtime.executor.tensor_parallel.make_rank_runner import make_rank_runner
+    """`make_runner` with several ranks. Rank 0 samples, so the ranks cannot disagree about a token."""
+    from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
 
     runner = make_rank_runner(config, model_path, progress, before_weights)
     if runner.device.type != "cuda":

@@ -33,6 +33,7 @@ from plait.runtime.executor.torch_outputs import TorchOutputs
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import decoder_class
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -46,7 +47,7 @@ class TorchRunner(TorchOutputs):
     """Implements `Runner` with torch. Raises InputError for settings that the device or the model cannot serve.
 
     `kernels` replaces the operators chosen for the device; tests run the GPU's operators on the CPU this way.
-    `ParallelRunner` overrides what differs in one rank of a tensor-parallel model.
+    `RankRunner` overrides what differs in one rank of a model that several processes compute.
     """
 
     communicator: Communicator = SINGLE
@@ -79,6 +80,7 @@ class TorchRunner(TorchOutputs):
             lambda fraction: progress(0.9 * fraction, "loading the model"),
             self.weight_format,
             self.communicator,
+            self.stage(checkpoint.config),
         )
         super().__init__(self.device, self.model, self.config.vocab_size)
         self.max_batch_tokens = config.max_batch_tokens or (
@@ -94,7 +96,7 @@ class TorchRunner(TorchOutputs):
         windows = [self.config.window(i) for i in range(self.config.num_layers)]
         self.attention_shapes = tuple(
             AttentionShape(self.config.num_heads, groups, size, stored_dtype, window)
-            for window in dict.fromkeys(windows)
+            for window in dict.fromkeys(windows[i] for i in self.model.stage.layers)
         )
         cost_of = (
             self.kernels.fused.prefix_sharing_cost if self.kernels.fused is not None and config.prefix_groups else None
@@ -111,6 +113,10 @@ class TorchRunner(TorchOutputs):
         """The weights that this runner computes with."""
         return open_checkpoint(model_path)
 
+    def stage(self, config: ModelConfig) -> Stage:
+        """The layers that this runner computes."""
+        return Stage(0, config.num_layers, config.num_layers)
+
     def kv_cache_budget(self) -> int:
         """The bytes of the KV cache where the settings name none."""
         return device_kv_cache_budget(self.device)
@@ -126,7 +132,7 @@ class TorchRunner(TorchOutputs):
         groups, size = self.config.num_kv_heads, self.config.head_dim
         if num_pages:
             self.kv_cache = allocate_caches(
-                self.kv_dtype, self.dtype, self.config.num_layers, num_pages, groups, size, self.device
+                self.kv_dtype, self.dtype, len(self.model.layers), num_pages, groups, size, self.device
             )
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
@@ -159,9 +165,9 @@ class TorchRunner(TorchOutputs):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one token's KV in all layers."""
+        """Bytes of one token's KV in all layers that this runner computes."""
         groups, size = self.config.num_kv_heads, self.config.head_dim
-        return self.config.num_layers * kv_slot_bytes(self.kv_dtype, self.dtype, groups, size)
+        return len(self.model.layers) * kv_slot_bytes(self.kv_dtype, self.dtype, groups, size)
 
     def use_device(self) -> None:
         """As in `Runner`."""
@@ -175,11 +181,15 @@ class TorchRunner(TorchOutputs):
     @torch.inference_mode()
     def run_forward(self, inputs: ForwardInputs) -> torch.Tensor:
         """Runs `forward` on prepared inputs, without access to the batch, whose rows may have changed since."""
-        token_ids, output_indices, layout = inputs
+        hidden, output_indices = self.run_layers(inputs), inputs.output_indices
+        return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
+
+    def run_layers(self, inputs: ForwardInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """`Decoder.forward` of all new tokens: [T, C]."""
+        layout = inputs.layout
         if self.kernels.fused is not None:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
-        hidden = self.model.forward(token_ids, layout, self.kv_cache)
-        return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
+        return self.model.forward(inputs.token_ids, layout, self.kv_cache, hidden)
 
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""

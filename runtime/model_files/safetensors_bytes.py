@@ -42,6 +42,10 @@ class SafetensorsBytes:
             raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
         return found
 
+    def offset(self, name: str) -> int:
+        """Where the tensor's bytes begin in the file."""
+        return self._begin + int(self._header[name]["data_offsets"][0])
+
 
 def widen(stored_type: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Numbers of a type of `BYTES` as float32."""

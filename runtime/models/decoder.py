@@ -5,7 +5,8 @@ reads a tensor's value on the host, so a forward can be captured into a CUDA gra
 
 With tensor parallelism a decoder is that of one rank: config and weights are the rank's part (`weight_split.py`), and
 the sums and the logits of all ranks come from its communicator. A family needs no code for that, as long as every
-linear layer behind split ones is called by `row_parallel`.
+linear layer behind split ones is called by `row_parallel`. With pipeline parallelism it has the layers of one stage
+(`pipeline_stages.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import torch
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import Kernels
-from plait.kernels.quantized_weights import LinearWeight
+from plait.kernels.quantized_weights import LinearWeight, SimpleWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
+from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.weight_split import vocabulary_range
 
@@ -83,9 +85,14 @@ class Decoder:
 
     Shapes: T tokens, C hidden size, V vocabulary, H query heads, G KV heads, D head size, F MLP size. The constructor
     raises InputError if the family does not support float16 and `dtype` is float16.
+
+    `stage`: the layers that are loaded; None: all. Only the first stage can `embed`, only the last one has logits.
     """
 
     supports_float16: ClassVar[bool] = True
+    embedding: SimpleWeight  # [V, C], of the first stage
+    norm: torch.Tensor  # [C], of the last stage, as the head
+    head: SimpleWeight  # [V, C]
 
     def __init__(
         self,
@@ -97,6 +104,7 @@ class Decoder:
         progress: Callable[[float], None] = lambda fraction: None,
         weight_format: WeightFormat = "bf16",
         communicator: Communicator = SINGLE,
+        stage: Stage | None = None,
     ) -> None:
         if dtype == torch.float16 and not self.supports_float16:
             raise InputError(f"activations of {config.architecture} overflow float16; use bfloat16 or float32")
@@ -106,26 +114,38 @@ class Decoder:
         self.vocabulary = vocabulary_range(config.vocab_size, communicator.rank)  # of the embedding and the head
         self._weights, self._names = weights, set(weights.names())
         self._loader = TorchWeightLoader(weights, weight_format, dtype, device)
-        tied = config.tie_word_embeddings
-        self.embedding = (self._loader.load_output_head if tied else self._loader.load_embedding)(
-            "model.embed_tokens.weight"
-        )  # [V, C]
+        self.stage = stage or Stage(0, config.num_layers, config.num_layers)
+        if self.stage.is_first:
+            self.embedding = self._load_embedding()
         self.layers: list[Layer] = []
-        for index in range(config.num_layers):
+        for index in self.stage.layers:
             self.layers.append(self.load_layer(index, f"model.layers.{index}"))
-            progress((index + 1) / config.num_layers)
-        self.norm = self.load_norm("model.norm.weight")
-        self.head = self.embedding if tied else self._loader.load_output_head("lm_head.weight")
+            progress(len(self.layers) / len(self.stage.layers))
+        if self.stage.is_last:
+            self.norm = self.load_norm("model.norm.weight")
+            self.head = self._load_head()
         self.rope_tables = build_rope_tables(config, device)
 
-    def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
-        """Hidden states [T, C] of token_ids [T] after the last norm. Writes KV into `kv_cache`, one entry per layer."""
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        layout: AttentionLayout,
+        kv_cache: Sequence[LayerCache],
+        hidden: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [T, C] of token_ids [T] after the last norm, or after the stage's last layer.
+
+        hidden: those that the stage before returned; None in the first stage. May be overwritten. Writes KV into
+        `kv_cache`, one entry per layer of the stage.
+        """
         cos_sin = self.rope_tables  # fused operators index the whole tables by position
         if self.kernels.fused is None:
             cos_sin = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rope_tables]
-        x, delta = self.embed(token_ids), None
+        x, delta = self.embed(token_ids) if hidden is None else hidden, None
         for layer, cache in zip(self.layers, kv_cache, strict=True):
             x, delta = self.layer_forward(layer, x, delta, cos_sin, cache, layout)
+        if not self.stage.is_last:
+            return x if delta is None else x + delta  # rounded as in the next layer's norm
         return self.add_rms_norm(x, delta, self.norm)[1]
 
     def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
@@ -243,9 +263,8 @@ class Decoder:
         if kernels.fused is not None:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
-            attended = kernels.fused.attend(
-                qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps, softcap
-            )
+            q = kernels.fused.rotate_and_write(qkv, cos, sin, cache, layout, weight, eps)
+            attended = kernels.fused.attention(q, cache, layout, config.softmax_scale, attention.window, softcap)
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
@@ -294,6 +313,16 @@ class Decoder:
         return self.communicator.sum(outputs)  # the experts' width is split
 
     # -- loading ----------------------------------------------------------------------------------
+
+    def _load_embedding(self) -> SimpleWeight:
+        load = self._loader.load_output_head if self.config.tie_word_embeddings else self._loader.load_embedding
+        return load("model.embed_tokens.weight")
+
+    def _load_head(self) -> SimpleWeight:
+        """The output head; one that is tied to the embedding is loaded again where that is in another stage."""
+        if not self.config.tie_word_embeddings:
+            return self._loader.load_output_head("lm_head.weight")
+        return self.embedding if self.stage.is_first else self._load_embedding()
 
     def load_tensor(self, name: str) -> torch.Tensor:
         """The named weight in the decoder's dtype, on its device."""

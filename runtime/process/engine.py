@@ -32,8 +32,9 @@ class Engine:
 
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:
         config = engine_config(model_path=model_path, **settings)
-        if config.tensor_parallel_size > 1:
-            raise InputError("tensor_parallel_size needs a separate runtime process: use Runtime, not Engine")
+        if config.num_ranks > 1:
+            setting = "tensor_parallel_size" if config.tensor_parallel_size > 1 else "pipeline_parallel_size"
+            raise InputError(f"{setting} needs a separate runtime process: use Runtime, not Engine")
         if config.chat_template:
             check_template(config.chat_template)
         warn_of_unused_gpu(config.device)

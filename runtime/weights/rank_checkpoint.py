@@ -13,10 +13,17 @@ from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize, is_align
 from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.weight_split import Rank, WeightPart, WeightSplit, rank_config
+from plait.runtime.weights.checkpoint import open_checkpoint
 from plait.runtime.weights.shape_check import expected_shapes
 
 if TYPE_CHECKING:
     import torch
+
+
+def open_rank_checkpoint(path: Path, rank: Rank) -> Checkpoint:
+    """The weights of a rank; of a stage's only rank, those of complete layers. Raises as `open_checkpoint`."""
+    complete = open_checkpoint(path)
+    return complete if rank.size == 1 else RankCheckpoint(complete, rank)
 
 
 class RankCheckpoint:

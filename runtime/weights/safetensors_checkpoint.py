@@ -24,6 +24,8 @@ from plait.runtime.weights.shape_check import check_shape, expected_shapes, shap
 if TYPE_CHECKING:
     import torch
 
+    from plait.runtime.weights.parallel_read import ParallelReader
+
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EXPERTS_INFIX = ".experts."
 
@@ -48,6 +50,7 @@ class SafetensorsCheckpoint:
         self._quantized = QuantizedModules(found, self._tensor_info, self._tensor_bytes)
         self.handles: dict[tuple[str, str | None], Any] = {}
         self._mapped: dict[str, SafetensorsBytes] = {}
+        self._reader: ParallelReader | None = None
         self.file_by_tensor = self._map_tensors_to_files()
         self._lacks_model_prefix = "norm.weight" in self.file_by_tensor
         if (
@@ -156,7 +159,10 @@ class SafetensorsCheckpoint:
 
         if name in self._quantized:
             return torch.from_numpy(self._quantized.float32_array(name)).to(device)
-        file = self.file_by_tensor[name]
+        file, device = self.file_by_tensor[name], torch.device(device)
+        info = self._tensor_info(name)
+        if device.type == "cuda" and info is not None and info.dtype in BYTES:
+            return self._read_to_gpu(name, info, device)
         try:
             stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)
         except SafetensorError as error:
@@ -165,6 +171,22 @@ class SafetensorsCheckpoint:
             raise UnsupportedModel(
                 f"tensor {name!r} is stored as {stored.dtype}; plait reads float32, float16 and bfloat16"
             )
+        return stored
+
+    def _read_to_gpu(self, name: str, info: TensorInfo, device: torch.device) -> torch.Tensor:
+        """A stored tensor of floats, read by several threads. On a CPU it would be mapped instead, without a copy."""
+        import torch
+
+        from plait.runtime.weights.parallel_read import ParallelReader
+
+        if self._reader is None:
+            self._reader = ParallelReader(device)
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[info.dtype]
+        stored, file = torch.empty(info.shape, dtype=dtype, device=device), self.file_by_tensor[name]
+        try:
+            self._reader.read(self.folder / file, self._map(file).offset(name), stored)
+        except EOFError as error:
+            raise _corrupt_file(file) from error
         return stored
 
     def _stored_parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:

@@ -104,6 +104,17 @@ def test_the_ceiling_of_a_load_counts_weights_kv_and_products() -> None:
     assert roofline.ceiling([(5, 1)], 4, 2, products) == pytest.approx(1 / 5)
 
 
+def test_the_chats_have_the_published_means_and_limits() -> None:
+    import numpy as np
+
+    table = load("chat_lengths")
+    lengths = np.array(table.chat_lengths(1000))
+    assert lengths.mean(0) == pytest.approx(table.PUBLISHED_MEANS, rel=0.02)
+    assert lengths.min() >= 4 and lengths[:, 0].max() <= 1024 and lengths.sum(1).max() <= 2048
+    for percentile, expected in table.PERCENTILES.items():
+        assert tuple(np.percentile(lengths, percentile, axis=0).astype(int)) == expected
+
+
 def test_the_exit_code_of_a_part_is_its_state() -> None:
     process = load("part_process")
     for code, state in ((0, "done"), (3, "FAILED with 3")):

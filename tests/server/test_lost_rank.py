@@ -1,4 +1,4 @@
-"""`plait serve --tensor-parallel-size`: a rank that is killed ends and restarts them all, and none is left behind."""
+"""`plait serve` with two stages of two ranks: a killed rank ends and restarts them all, and none is left behind."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ PROMPT = {"model": "default", "prompt": "One, two,", "max_tokens": 12, "temperat
 
 @pytest.fixture(scope="module")
 def served(small_model):
-    served = Served(small_model, "--tensor-parallel-size", "2")
+    served = Served(small_model, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
     yield served
     served.close()
 
 
 def processes_of(served):
-    """(the runtime, its ranks) as processes."""
+    """(the runtime, its ranks from 1) as processes."""
     runtime = served.runtime()
     children = [child for child in runtime.children() if "rank_process" in " ".join(child.cmdline())]
-    return runtime, children
+    return runtime, sorted(children, key=lambda child: child.pid)
 
 
 def test_a_killed_rank_is_restarted_with_the_runtime(served):
     answer = served.post(PROMPT).json()["choices"][0]["text"]
-    runtime, (rank,) = processes_of(served)
-    rank.kill()
-    assert wait_until(lambda: not runtime.is_running() and not rank.is_running(), 120)
+    runtime, ranks = processes_of(served)
+    assert len(ranks) == 3
+    ranks[1].kill()
+    assert wait_until(lambda: not any(process.is_running() for process in (runtime, *ranks)), 120)
     assert served.post(PROMPT).json()["choices"][0]["text"] == answer
-    other_runtime, (other_rank,) = processes_of(served)
-    assert other_runtime.pid != runtime.pid and other_rank.pid != rank.pid
-    assert any("tensor-parallel rank 1 has ended (killed by signal 9)" in line for line in served.lines)
+    other_runtime, other_ranks = processes_of(served)
+    assert len(other_ranks) == 3
+    assert {runtime, *ranks}.isdisjoint({other_runtime, *other_ranks})
+    assert any("rank 2 has ended (killed by signal 9)" in line for line in served.lines)
 
 
 def test_the_ranks_use_the_loopback_interface_only(served):

@@ -18,6 +18,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server import replicated_runtime, restarting_runtime
+from plait.runtime.server.engines.start import checked_devices, num_ranks
 from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
 
 
@@ -117,6 +118,15 @@ def test_devices_of_replicas(monkeypatch) -> None:
         assert replica_devices(num_replicas, None) == devices
     with pytest.raises(InputError, match="3 replicas need as many GPUs, and this machine has 2"):
         replica_devices(3, None)
+
+
+def test_every_replica_has_as_many_gpus_as_ranks(monkeypatch) -> None:
+    monkeypatch.setattr(replicated_runtime, "num_gpu_nodes", lambda: 8)
+    ranks = num_ranks({"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    assert checked_devices(2, None, ranks) == ["cuda:0", "cuda:4"]
+    assert num_ranks({"tensor_parallel_size": None}) == 1
+    with pytest.raises(InputError, match="12 replicas need as many GPUs"):
+        checked_devices(3, None, ranks)
 
 
 @pytest.mark.parametrize("number", ["0", "65"])

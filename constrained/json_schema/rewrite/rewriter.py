@@ -25,6 +25,12 @@ from plait.constrained.json_schema.rewrite.keywords import (
     unknown_keyword_reason,
 )
 from plait.constrained.json_schema.rewrite.logic import if_, not_, one_of
+from plait.constrained.json_schema.rewrite.name_patterns import (
+    check_complements,
+    list_finite_names,
+    merge_patterns,
+    separate_patterns,
+)
 from plait.constrained.json_schema.rewrite.numbers import exact_bounds
 from plait.constrained.json_schema.rewrite.objects import (
     count_properties,
@@ -35,12 +41,10 @@ from plait.constrained.json_schema.rewrite.patterns import (
     are_disjoint,
     ecma_to_plain_pattern,
     ecma_to_plain_patterns,
-    is_narrowed,
     matches,
 )
 from plait.constrained.json_schema.rewrite.property_names import property_names
 from plait.constrained.json_schema.rewrite.unevaluated import unevaluated_items, unevaluated_properties
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
 REWRITE_RULES: tuple[RewriteRule, ...] = (
@@ -63,7 +67,6 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
 MAX_PARTS = 50_000  # subschemas that are rewritten, each as often as it is used
 MAX_NESTING = 400
 MAX_WARNINGS = 16
-MAX_PATTERNS = 24  # disjoint patterns that replace overlapping patternProperties
 _COPIED_KEYWORDS = (
     *("type", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minItems", "maxItems", "required", "minProperties", "maxProperties", "uniqueItems"),
@@ -312,7 +315,7 @@ class _Rewriter:
         """
         rewritten: dict[str, Schema] = {}
         try:
-            _check_complements(schema)
+            check_complements(schema)
             for pattern, inner in schema["patternProperties"].items():
                 plain = ecma_to_plain_pattern(pattern).pattern
                 rewritten[f"^(?:{plain})$"] = self._schema(
@@ -323,14 +326,21 @@ class _Rewriter:
                 inner != other_inner and not are_disjoint(pattern[4:-2], other_pattern[4:-2])
                 for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2)
             ):
-                rewritten = _separate_patterns(rewritten)
+                try:
+                    rewritten = separate_patterns(rewritten)
+                except GrammarError:
+                    listed = list_finite_names(schema)
+                    if listed is None:
+                        raise
+                    self._object_and_array_parts(listed, out, at)
+                    return
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise
             self._reject_or_drop(error.reason, at, dict(schema), "patternProperties")
             return
         if len({repr(inner) for inner in rewritten.values()}) < len(rewritten):
-            rewritten = _merge_patterns(rewritten)
+            rewritten = merge_patterns(rewritten)
         out["patternProperties"] = rewritten
 
     def _apply_patterns_to_names(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
@@ -355,42 +365,3 @@ class _Rewriter:
             self._definitions[name] = True
             self._definitions[name] = self._schema(target, at, active_references | {id(target)})
         return {"$ref": f"#/$defs/{name}"}
-
-
-def _check_complements(schema: SchemaObject) -> None:
-    """Raises GrammarError if the rewrite needs the complement of a pattern whose complement is not known."""
-    patterns, is_open = schema["patternProperties"], schema.get("additionalProperties", True) is not False
-    if any(map(is_narrowed, patterns)) and (is_open or len(patterns) > 1 or schema.get("properties")):
-        raise GrammarError(
-            "Unicode properties and word boundaries are supported in the only pattern of a closed object"
-        )
-
-
-def _separate_patterns(patterns: dict[str, Schema]) -> dict[str, Schema]:
-    """Replaces patterns that overlap by disjoint ones. The schema for names that two of them match requires both.
-
-    Raises GrammarError if the automata or the number of patterns become too large.
-    """
-    separate: list[tuple[str, Schema]] = []
-    for pattern, inner in patterns.items():
-        rest = pattern[4:-2]
-        for known, schema in list(separate):
-            both = intersect(known, rest).pattern
-            if both != NO_TEXT:
-                separate.remove((known, schema))
-                either = False if schema is False or inner is False else {"allOf": [schema, inner]}
-                separate += [(both, either), (intersect(known, rest, negated=True).pattern, schema)]
-                rest = intersect(rest, known, negated=True).pattern
-        separate.append((rest, inner))
-        separate = [(plain, schema) for plain, schema in separate if plain != NO_TEXT]
-        if len(separate) > MAX_PATTERNS:
-            raise GrammarError("its patterns overlap in too many ways")
-    return {f"^(?:{plain})$": schema for plain, schema in separate}
-
-
-def _merge_patterns(patterns: dict[str, Schema]) -> dict[str, Schema]:
-    """Joins patterns with equal schemas into one pattern, because patterns may not overlap."""
-    groups: dict[str, tuple[list[str], Schema]] = {}
-    for pattern, inner in patterns.items():
-        groups.setdefault(repr(inner), ([], inner))[0].append(pattern[1:-1])
-    return {f"^(?:{'|'.join(group)})$": inner for group, inner in groups.values()}

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from plait.kernels.cpu.compile_cache import SOURCE_HASH
 
 CHECKSUM_BYTES = 32
 MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted
+WRITING = threading.Lock()  # held while a file is written; a process that ends at once waits for it
+MAX_WRITING_S = 600.0  # an unfinished file of that age belongs to a process that was killed while it wrote
+_PART_SUFFIX = ".part"
 _ENGINES: list[Any] = []  # own the machine code, which is never freed
 
 
@@ -31,14 +35,21 @@ def cache_folder() -> Path | None:
 
     It lies in the folder that NUMBA_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
     """
+    folder = readable_folder()
+    return folder if folder is not None and os.access(folder, os.W_OK) else None
+
+
+def readable_folder() -> Path | None:
+    """Returns the folder of compiled kernels even if it can only be read, as in an image; None if others may write."""
     try:
         folder = _folder_path()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     except (OSError, RuntimeError):  # a read-only machine, or one without a home folder
         return None
-    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) and os.access(folder, os.W_OK) else None
+    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
 
 
 def _folder_path() -> Path:
@@ -54,7 +65,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 def cache_path(name: str, *depends_on: object) -> Path | None:
     """Returns the file for the code `name`, which depends on these values besides the kernels' sources."""
-    folder = cache_folder()
+    folder = readable_folder()
     key = (SOURCE_HASH, llvmlite.__version__, llvm.llvm_version_info, *isa.compile_target(), *depends_on)
     return None if folder is None else folder / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.o"
 
@@ -66,7 +77,8 @@ def read(path: Path | None) -> bytes | None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             content = file.read() if _is_private(os.fstat(file.fileno())) else b""
-        os.utime(path)
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            os.utime(path)
     except OSError:
         return None
     code = content[CHECKSUM_BYTES:]
@@ -74,42 +86,68 @@ def read(path: Path | None) -> bytes | None:
 
 
 def write(path: Path | None, code: bytes) -> None:
-    """Writes a file of the cache, completely or not at all, and deletes what has not been read for a month."""
+    """Writes a file of the cache, completely or not at all, and deletes what has not been read for a month.
+
+    Without a folder that can be written, or on a full disk, nothing is kept: the next process compiles again.
+    """
     if path is None:
         return
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # the code is compiled again by the next process
+    with WRITING, contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            temporary.replace(path)
-        except OSError:  # a full disk, for example
-            temporary.unlink(missing_ok=True)
-            raise
+        _write_part(path, hashlib.sha256(code).digest() + code)
         for old in path.parent.iterdir():
-            if old.suffix != ".lock" and time.time() - old.stat().st_mtime > MAX_UNUSED_S:
+            max_age_s = MAX_WRITING_S if old.suffix == _PART_SUFFIX else MAX_UNUSED_S
+            if old.suffix != ".lock" and time.time() - old.stat().st_mtime > max_age_s:
                 old.unlink()
 
 
-def target_machine() -> Any:
-    """Returns LLVM's description of this processor."""
+def _write_part(path: Path, content: bytes) -> None:
+    """Writes a file under another name and then renames it. Raises OSError, and leaves no file then."""
+    part = path.with_suffix(f".{os.urandom(8).hex()}{_PART_SUFFIX}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        part.replace(path)
+    except OSError:  # a full disk, for example
+        part.unlink(missing_ok=True)
+        raise
+
+
+def target_machine(level: int = 3) -> Any:
+    """Returns LLVM's description of this processor. `level`: how much the generation of machine code optimizes."""
     cpu, features = isa.compile_target()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_triple(llvm.get_process_triple())
     return target.create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+        cpu=cpu, features=features, opt=level, reloc="pic", codemodel="jitdefault", jit=True
     )
 
 
 def optimized(module: Any, machine: Any) -> Any:
-    """Returns a module of llvmlite as LLVM's, optimized."""
+    """Returns a module of llvmlite, or its text, as LLVM's, optimized."""
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(parsed, builder)
     return parsed
+
+
+def quick_code(module: str) -> bytes:
+    """Returns the object file of a module's text, compiled in a fifth of the time of an optimized one.
+
+    Variables become registers; no function is inlined. Nothing allows LLVM to reorder or contract float operations, so
+    the results have the same bits as those of optimized code.
+    """
+    parsed = llvm.parse_assembly(module)
+    parsed.verify()
+    machine = target_machine(level=1)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0)))
+    code: bytes = machine.emit_object(parsed)
+    return code
 
 
 def load(code: bytes, names: tuple[str, ...]) -> list[int]:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -139,9 +139,9 @@ class ThreadKernel:
         self.function = function
         self._library = library or KernelLibrary(function.__name__, function)
 
-    @cached_property
+    @property
     def address(self) -> int:
-        """The address of the machine code."""
+        """The address of the machine code, which changes when optimized code replaces other code."""
         return self._library.load()[self.function.__name__]
 
     def __call__(self, args: np.ndarray[Any, Any], threads: int) -> None:

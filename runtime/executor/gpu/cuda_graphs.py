@@ -1,18 +1,22 @@
-"""Decode steps as CUDA graphs: one per capture size, replayed with new inputs padded to that size.
+"""Steps as CUDA graphs: one per capture size, replayed with new inputs padded to that size.
 
 A step of T tokens in R rows runs in the graph of the next capture size n >= T: n tokens in min(n, max_rows) rows. Rows
 have one token each (decode) or up to MAX_Q_LEN (forced tokens). These two kinds have separate graphs, and so have
-steps in which rows share prefixes. All of them are captured at the start, so that no step waits for a capture. Each
-step is two graphs, the forward pass and the sampler, so that the forward pass runs while the host still fills masks.
+steps in which rows share prefixes. Steps with longer rows (prompts) run in pieces, see `piecewise_graphs`. All graphs
+are captured at the start, so that no step waits for a capture. Each step is two graphs, the forward pass and the
+sampler, so that the forward pass runs while the host still fills masks.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from plait.runtime.batch.batch import Batch
@@ -21,10 +25,18 @@ from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs
 from plait.runtime.executor.gpu.page_table import DevicePageTable
+from plait.runtime.executor.gpu.piecewise_graphs import (
+    MAX_PIECEWISE_TOKENS,
+    PieceBuffers,
+    PiecewiseForward,
+    make_piecewise_capture_sizes,
+)
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
+from plait.runtime.executor.torch_device import upload
 from plait.runtime.executor.torch_runner import TorchRunner
 
 MAX_Q_LEN = 8  # new tokens of one row
+PIECEWISE = 0  # as `GraphKey.q_len`: any number
 MAX_PAGE_TABLE_ENTRIES = 1 << 28  # 1 GB; far below 2^31, so that offsets into the table fit in 32 bits
 
 
@@ -32,8 +44,8 @@ class GraphKey(NamedTuple):
     """What a graph is captured for."""
 
     tokens: int
-    q_len: int  # the most new tokens of a row: 1 or MAX_Q_LEN
-    has_shared_prefixes: bool = False
+    q_len: int  # the most new tokens of a row: 1 or MAX_Q_LEN; PIECEWISE: any
+    has_shared_prefixes: bool = False  # of PIECEWISE graphs always False: attention is outside
 
 
 @dataclass
@@ -68,19 +80,23 @@ def max_graph_rows(max_rows: int, max_session_tokens: int) -> int:
     return max(1, min(max_rows, MAX_PAGE_TABLE_ENTRIES // max_session_tokens - 1))
 
 
-class DecodeGraphRunner:
-    """Captures and replays decode steps of one model. `runner.kernels.fused` must be set."""
+class GraphRunner:
+    """Captures and replays steps of one model. `runner.kernels.fused` must be set."""
 
     def __init__(self, runner: TorchRunner, sampling: GpuSampler, stream: Stream, max_rows: int) -> None:
         self.runner, self.sampling, self.stream = runner, sampling, stream
         self.max_rows = max_rows = max_graph_rows(max_rows, runner.max_session_tokens)
-        max_tokens = 2 * max_rows
+        max_decode_tokens, max_tokens = 2 * max_rows, min(MAX_PIECEWISE_TOKENS, runner.max_batch_tokens)
         self.capture_sizes = {
             1: make_capture_sizes(max_rows),
-            MAX_Q_LEN: make_multi_token_capture_sizes(max_tokens),
+            MAX_Q_LEN: make_multi_token_capture_sizes(max_decode_tokens),
+            PIECEWISE: make_piecewise_capture_sizes(max_tokens),
         }
-        self.inputs = GraphInputs(max_rows, max_tokens, runner.max_session_tokens, stream)
+        self.inputs = GraphInputs(max_rows, max(max_decode_tokens, max_tokens), runner.max_session_tokens, stream)
         self.graphs: dict[GraphKey, CapturedStep] = {}
+        self.piecewise: dict[int, PiecewiseForward] = {}  # by number of tokens
+        self._piece_buffers = PieceBuffers(runner, max_tokens)
+        self._heads: dict[int, DeviceWork] = {}  # logits of piecewise steps, by number of rows
         self._logits = torch.empty((max_rows, runner.config.vocab_size), dtype=runner.dtype, device=stream.device)
         self._samplers: dict[int, DeviceWork] = {}  # by number of rows
         self.num_late_captures = 0  # during a step; 0 if `capture_all` was called
@@ -90,31 +106,61 @@ class DecodeGraphRunner:
         return self.inputs.page_table
 
     def graph_key(self, batch: Batch) -> GraphKey | None:
-        """Returns the graph for a batch; None if a row samples no token, has too many, or the batch is too large.
+        """Returns the graph for a batch; None if it has too many rows or tokens.
 
-        Rows with further logits (of prompts) or states have no graph either.
+        A batch is PIECEWISE if a row samples no token, has more than MAX_Q_LEN, or has further logits or states.
         """
-        longest = max(row.count for row in batch.rows)
-        samples_all = len(batch.sampled_requests) == len(batch.rows) == batch.num_logits and not batch.num_states
-        if longest > MAX_Q_LEN or len(batch.rows) > self.max_rows or not samples_all:
+        if len(batch.rows) > self.max_rows:
             return None
+        longest = max(row.count for row in batch.rows)
         q_len = 1 if longest == 1 else MAX_Q_LEN
+        if longest > MAX_Q_LEN or not (samples_only(batch) and len(batch.rows) == batch.num_logits):
+            q_len = PIECEWISE
         sizes = self.capture_sizes[q_len]
         index = bisect.bisect_left(sizes, batch.num_tokens)
-        return GraphKey(sizes[index], q_len, bool(self._groups(batch, q_len))) if index < len(sizes) else None
+        if index == len(sizes) and q_len != PIECEWISE:
+            q_len, sizes = PIECEWISE, self.capture_sizes[PIECEWISE]
+            index = bisect.bisect_left(sizes, batch.num_tokens)
+        if index == len(sizes):
+            return None
+        has_groups = q_len != PIECEWISE and bool(self._groups(batch, q_len))
+        return GraphKey(sizes[index], q_len, has_groups)
+
+    def is_captured(self, key: GraphKey) -> bool:
+        """Whether a step with this key waits for no capture."""
+        return key.tokens in self.piecewise if key.q_len == PIECEWISE else key in self.graphs
 
     def forward(self, batch: Batch, key: GraphKey) -> DeviceWork:
         """Starts the batch's forward pass. Returns the sampling work, to be enqueued once the masks are set.
 
-        Until the next forward pass, `logits` returns what it left.
+        The batch `samples_only`. Until the next forward pass, `logits` returns what it left.
         """
-        self._fill(batch, key)
-        graph = self.graphs.get(key)
-        if graph is None:
-            self.num_late_captures += 1
-            graph = self._capture(key)
+        if key.q_len == PIECEWISE:
+            self.stream.enqueue(self._piecewise_forward(batch, key))
+            sizes = self.capture_sizes[1]
+            rows = sizes[bisect.bisect_left(sizes, max(1, batch.num_logits))]
+            if batch.num_logits:
+                self.stream.enqueue(self._heads[rows])
+            return self._sampler(rows)
+        self._fill(batch, self._groups(batch, key.q_len) if key.has_shared_prefixes else [])
+        self._capture_late(key)
+        graph = self.graphs[key]
         self.stream.enqueue(graph.forward)
         return graph.sample
+
+    def piecewise_states(self, batch: Batch, key: GraphKey) -> Callable[[], torch.Tensor]:
+        """Returns device work: the PIECEWISE forward pass of any batch; returns the hidden states as `run_forward`."""
+        forward = self._piecewise_forward(batch, key)
+        q_ends = itertools.accumulate(row.count for row in batch.rows)
+        spans = ((end - row.num_logits - row.num_states, end) for row, end in zip(batch.rows, q_ends, strict=True))
+        indices = [index for span in spans for index in range(*span)]
+        (at,) = upload([np.array(indices, dtype=np.int32)], self.stream.device)
+
+        def states() -> torch.Tensor:
+            forward()
+            return self._piece_buffers.hidden[at]
+
+        return states
 
     def capture_all(
         self, progress: Callable[[float], None] = lambda fraction: None, keys: list[GraphKey] | None = None
@@ -123,7 +169,7 @@ class DecodeGraphRunner:
 
         With `keys` only those, for a trial.
         """
-        self._fill(Batch(0), GraphKey(self.max_rows, 1))
+        self._fill(Batch(0), [])
         self.sampling.warm_up(self._logits)
         keys = self.all_keys() if keys is None else keys
         for i, key in enumerate(keys):
@@ -142,7 +188,7 @@ class DecodeGraphRunner:
             for q_len, sizes in self.capture_sizes.items()
             for size in sizes
             for has_shared_prefixes in kinds
-            if size > 1 or not has_shared_prefixes
+            if not has_shared_prefixes or (size > 1 and q_len != PIECEWISE)
         ]
         return sorted(keys, key=lambda key: -key.tokens)
 
@@ -152,14 +198,33 @@ class DecodeGraphRunner:
             return []
         return prefix_sharing.groups(batch.rows, q_len)[: static_prefix_groups.max_groups(len(batch.rows))]
 
-    def _fill(self, batch: Batch, key: GraphKey) -> None:
-        groups = self._groups(batch, key.q_len) if key.has_shared_prefixes else []
+    def _fill(self, batch: Batch, groups: list[PrefixGroup]) -> None:
         self.inputs.fill(batch, groups)
         if self.runner.prefix_sharing is not None:
             self.runner.prefix_sharing.count(groups)
 
-    def _capture(self, key: GraphKey) -> CapturedStep:
+    def _piecewise_forward(self, batch: Batch, key: GraphKey) -> DeviceWork:
+        """Uploads the batch; returns its forward pass, to be run on the device."""
+        counts = [row.count for row in batch.rows]
+        groups = self._groups(batch, max(counts))
+        self._fill(batch, groups)
+        self._capture_late(key)
+        layout = self.inputs.layout(len(counts), batch.num_tokens, max(counts), bool(groups), min(counts))
+        return partial(self.piecewise[key.tokens].run, layout, batch.num_tokens)
+
+    def _capture_late(self, key: GraphKey) -> None:
+        if not self.is_captured(key):
+            self.num_late_captures += 1
+            self._capture(key)
+
+    def _capture(self, key: GraphKey) -> None:
         """Captures a graph over the current inputs. Its trial runs may repeat: they write the same KV and logits."""
+        if key.q_len == PIECEWISE:
+            self._capture_piecewise(key)
+        else:
+            self._capture_whole(key)
+
+    def _capture_whole(self, key: GraphKey) -> None:
         runner, tokens, rows = self.runner, key.tokens, min(key.tokens, self.max_rows)
         fused = runner.kernels.fused
         assert fused is not None
@@ -175,8 +240,33 @@ class DecodeGraphRunner:
                 hidden = hidden[output_indices]
             logits.copy_(runner.model.unconverted_logits(hidden))
 
-        captured_forward = self.stream.capture(forward)
+        self.graphs[key] = CapturedStep(self.stream.capture(forward), self._sampler(rows))
+
+    def _capture_piecewise(self, key: GraphKey) -> None:
+        layout, token_ids = self.inputs.layout(1, key.tokens, key.tokens, False), self.inputs.token_ids(key.tokens)
+
+        def prepare() -> torch.Tensor:
+            self.inputs.write_page_table(layout)
+            return self.sampling.resolve_placeholders(token_ids)
+
+        self.piecewise[key.tokens] = PiecewiseForward(
+            self.runner, self.stream, self._piece_buffers, key.tokens, prepare, layout
+        )
+        for rows in reversed(self.capture_sizes[1]):
+            if rows not in self._heads:
+                self._heads[rows] = self.stream.capture(partial(self._write_logits, rows))
+                self._sampler(rows)
+
+    def _write_logits(self, rows: int) -> None:
+        hidden = self._piece_buffers.hidden[self.inputs.output_indices(rows)]
+        self._logits[:rows].copy_(self.runner.model.unconverted_logits(hidden))
+
+    def _sampler(self, rows: int) -> DeviceWork:
         if rows not in self._samplers:
-            self._samplers[rows] = self.stream.capture(lambda: self.sampling.sample(logits))
-        graph = self.graphs[key] = CapturedStep(captured_forward, self._samplers[rows])
-        return graph
+            self._samplers[rows] = self.stream.capture(partial(self.sampling.sample, self._logits[:rows]))
+        return self._samplers[rows]
+
+
+def samples_only(batch: Batch) -> bool:
+    """Whether the batch's logits are those that tokens are sampled from, and no states are read."""
+    return batch.num_logits == len(batch.sampled_requests) and not batch.num_states

@@ -1,4 +1,4 @@
-"""The static inputs of captured decode steps: a batch's arrays, padded, at device addresses that never change.
+"""The static inputs of captured steps: a batch's arrays, padded, at device addresses that never change.
 
 A graph of n tokens reads the first min(n, max_rows) rows and n tokens of every array. Padding rows have no tokens;
 padding tokens read token id 0 at position 0, write no KV, and write their page table entry to the padding row.
@@ -67,7 +67,7 @@ class GraphInputs:
         _fill(host["q_starts"][1:], q_ends, batch.num_tokens)
         _fill(host["kv_starts"][1:], kv_ends, kv_ends[-1] if rows else 0)
         _fill(host["page_starts"], page_starts, padding_offset)
-        _fill(host["output_indices"], q_ends - 1, 0)
+        _fill(host["output_indices"], _last_tokens(batch, q_ends), 0)
         _fill(host["positions"], positions, 0)
         _fill(host["write_slots"], write_slots, -1)
         _fill(host["token_ids"], token_ids, 0)
@@ -83,8 +83,10 @@ class GraphInputs:
             self._group_arrays_key, self._group_arrays_cache = key, shared_prefix_arrays(groups, counts)
         return self._group_arrays_cache if groups else []
 
-    def layout(self, rows: int, tokens: int, max_q_len: int, has_shared_prefixes: bool) -> AttentionLayout:
-        """Returns the layout of a graph of `rows` rows and `tokens` tokens, whose rows have up to `max_q_len` each."""
+    def layout(
+        self, rows: int, tokens: int, max_q_len: int, has_shared_prefixes: bool, min_q_len: int = 1
+    ) -> AttentionLayout:
+        """Returns the layout of `rows` rows and `tokens` tokens, whose rows have up to `max_q_len` each."""
         device = self._buffers.device
         return AttentionLayout(
             q_starts=device["q_starts"][: rows + 1],
@@ -93,7 +95,7 @@ class GraphInputs:
             positions=device["positions"][:tokens],
             write_slots=device["write_slots"][:tokens],
             page_starts=device["page_starts"][:rows],
-            min_q_len=1,
+            min_q_len=min_q_len,
             max_q_len=max_q_len,
             shared=static_prefix_groups.view(device, rows, tokens) if has_shared_prefixes else None,
         )
@@ -103,7 +105,7 @@ class GraphInputs:
         return self._buffers.device["token_ids"][:tokens]
 
     def output_indices(self, rows: int) -> torch.Tensor:
-        """[rows] int64: each row's last new token."""
+        """[rows] int64: the last new token of each row that has logits."""
         return self._buffers.device["output_indices"][:rows]
 
     def write_page_table(self, layout: AttentionLayout) -> None:
@@ -120,6 +122,13 @@ def _token_arrays(batch: Batch, start_positions: npt.NDArray[np.int32]) -> tuple
         return start_positions.astype(np.int64), write_slots, [row.single_token_id() for row in rows]
     positions = np.concatenate([np.arange(row.start, row.start + row.count) for row in rows])
     return positions, np.concatenate([row.pages()[row.start :] for row in rows]), batch.token_ids()
+
+
+def _last_tokens(batch: Batch, q_ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The last new token of each row that has logits."""
+    if batch.num_logits == len(batch.rows):
+        return q_ends - 1
+    return q_ends[[row.num_logits > 0 for row in batch.rows]] - 1
 
 
 def _decode_write_slot(row: ScheduledRequest) -> int:

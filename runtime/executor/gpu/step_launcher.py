@@ -1,7 +1,7 @@
-"""Launches steps that a GPU runs without the host: decode batches as CUDA graphs, mixed batches operator by operator.
+"""Launches steps that a GPU runs without the host: decode batches as CUDA graphs, batches with prompts in pieces.
 
-Both sample on the device, with penalties, bias and masks, and both compute logprobs there. Batches with a sampling
-parameter that the device's sampler lacks are left to `SyncStep`.
+Large batches run operator by operator. All steps are sampled on the device, with penalties, bias and masks, and have
+their logprobs computed there. Batches with a sampling parameter that the device's sampler lacks are left to `SyncStep`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.gpu.cuda_graphs import DecodeGraphRunner
+from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE, GraphKey, GraphRunner, samples_only
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler, PendingTokens, can_sample_on_device
 from plait.runtime.executor.gpu.kv_pool_size import (
     MAX_DEFAULT_ROWS,
@@ -100,10 +100,10 @@ class GpuStepLauncher:
         assert runner.kernels.fused is not None
         self.runner, self.stream, self.max_batch_rows = runner, stream, max_batch_rows
         self.sampling = GpuSampler(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
-        self.graphs: DecodeGraphRunner | None = None
+        self.graphs: GraphRunner | None = None
         if capture:
-            self.graphs = DecodeGraphRunner(runner, self.sampling, stream, min(max_batch_rows, MAX_GRAPH_ROWS))
-        self.num_graph_replays = self.num_overlapped = 0
+            self.graphs = GraphRunner(runner, self.sampling, stream, min(max_batch_rows, MAX_GRAPH_ROWS))
+        self.num_graph_replays = self.num_piecewise = self.num_overlapped = 0
 
     @torch.inference_mode()
     def launch(self, batch: Batch, *, overlapped: bool) -> AsyncStep | None:
@@ -116,27 +116,42 @@ class GpuStepLauncher:
             return None
         key = self.graphs.graph_key(batch) if self.graphs is not None else None
         if key is None or self.graphs is None:
-            forward = self._forward(batch)
-        elif overlapped and key not in self.graphs.graphs:
+            forward = self._launch_head(batch, self._states(batch))
+        elif overlapped and not self.graphs.is_captured(key):
             return None
         else:
-            self.num_graph_replays += 1
-            graphs, num_rows = self.graphs, len(batch.rows)
-            forward = LaunchedForward(graphs.forward(batch, key), lambda: graphs.logits(num_rows))
+            forward = self._replay(self.graphs, batch, key)
         self.num_overlapped += overlapped
         return AsyncStep(batch, self.runner, self.sampling, forward)
 
-    def _forward(self, batch: Batch) -> LaunchedForward:
-        """Starts the forward pass operator by operator."""
-        inputs, rows = self.runner.prepare_inputs(batch), batch.rows
+    def _replay(self, graphs: GraphRunner, batch: Batch, key: GraphKey) -> LaunchedForward:
+        """Starts the forward pass in graphs."""
+        self.num_graph_replays += 1
+        self.num_piecewise += key.q_len == PIECEWISE
+        if samples_only(batch):
+            num_logits = batch.num_logits
+            return LaunchedForward(graphs.forward(batch, key), lambda: graphs.logits(num_logits))
+        return self._launch_head(batch, graphs.piecewise_states(batch, key))
+
+    def _states(self, batch: Batch) -> Callable[[], torch.Tensor]:
+        """Uploads the batch; returns its forward pass operator by operator, as device work that returns the states."""
+        inputs = self.runner.prepare_inputs(batch)
+
+        def states() -> torch.Tensor:
+            resolved = inputs._replace(token_ids=self.sampling.resolve_placeholders(inputs.token_ids))
+            return self.runner.run_forward(resolved)
+
+        return states
+
+    def _launch_head(self, batch: Batch, compute_states: Callable[[], torch.Tensor]) -> LaunchedForward:
+        """Starts a forward pass, and the logits operator by operator."""
         sampled = [index for index, _ in batch.sampled_requests]
-        for_logits = logit_indices(rows) if batch.num_states else None
+        for_logits = logit_indices(batch.rows) if batch.num_states else None
         hidden: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
 
         def forward() -> None:
-            resolved = inputs._replace(token_ids=self.sampling.resolve_placeholders(inputs.token_ids))
-            states = self.runner.run_forward(resolved)
+            states = compute_states()
             if for_logits is not None:
                 hidden.append(states)
                 states = states[for_logits]

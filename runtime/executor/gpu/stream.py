@@ -6,12 +6,13 @@ they are allowed to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 DeviceWork = Callable[[], None]
+PieceReplay = Callable[[Sequence[DeviceWork]], None]  # between[i] runs behind piece i
 NUM_WARM_UP_RUNS = 2
 
 
@@ -36,6 +37,13 @@ class Stream(Protocol):
         """Returns work that repeats `work` on the same memory when enqueued.
 
         Runs `work` at least once, after everything that was enqueued before.
+        """
+
+    def capture_pieces(self, work: Callable[[DeviceWork], None]) -> PieceReplay:
+        """Captures `work(split)` in pieces, which end where it calls `split()`. Returns what repeats them.
+
+        What is returned enqueues nothing: call it in enqueued work. `work` runs at least once, as in `capture`, with
+        nothing between the pieces.
         """
 
     def record_event(self) -> Event:
@@ -70,6 +78,15 @@ class ImmediateStream:
         work()
         return work
 
+    def capture_pieces(self, work: Callable[[DeviceWork], None]) -> PieceReplay:
+        work(lambda: None)
+
+        def replay(between: Sequence[DeviceWork]) -> None:
+            left = iter(between)
+            work(lambda: next(left)())
+
+        return replay
+
     def record_event(self) -> Event:
         return CompletedEvent()
 
@@ -103,6 +120,7 @@ class CudaStream:
         self.device = device
         self._main = torch.cuda.current_stream(device)
         self._copy_stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._capture_stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def enqueue(self, work: DeviceWork) -> None:
@@ -113,9 +131,42 @@ class CudaStream:
             work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Graphs share memory only if they are captured on the same stream.
+        with torch.cuda.graph(graph, self._pool, self._capture_stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
+
+    def capture_pieces(self, work: Callable[[DeviceWork], None]) -> PieceReplay:
+        for _ in range(NUM_WARM_UP_RUNS):
+            work(lambda: None)
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # once, as `torch.cuda.graph` does for every graph
+        graphs: list[Any] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(self._pool, capture_error_mode="thread_local")
+
+        def split() -> None:
+            graphs[-1].capture_end()
+            begin()
+
+        with torch.cuda.stream(self._capture_stream):
+            begin()
+            try:
+                work(split)
+            finally:
+                graphs[-1].capture_end()
+        self._main.wait_stream(self._capture_stream)
+        first, *others = [graph.replay for graph in graphs]
+
+        def replay(between: Sequence[DeviceWork]) -> None:
+            first()
+            for launch, piece in zip(between, others, strict=True):
+                launch()
+                piece()
+
+        return replay
 
     def record_event(self) -> Event:
         return CudaEvent(self._main.record_event())

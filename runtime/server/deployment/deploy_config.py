@@ -20,6 +20,7 @@ from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.start import num_ranks
 from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.http.api_keys import read_keys
 from plait.runtime.server.settings import ServerSettings, server_settings
@@ -38,7 +39,7 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: of Ray Serve's application. model: as `plait serve MODEL` takes it, found on the machine of each replica; None
     is the embedded model. replicas: how many, or `min_replicas` to `max_replicas`, so that running and waiting requests
     need `target_kv_share` of the KV tokens. upscale_delay_s, downscale_delay_s: for how long a change must be due.
-    cpus, gpus: of a replica, for each of its tensor parallel ranks. drain_timeout_s: of a replica that stops, for its
+    cpus, gpus: of a replica, for each of its ranks. drain_timeout_s: of a replica that stops, for its
     requests. engine: settings of `Runtime`. server: of the ingress, which has no files and batches.
     """
 
@@ -64,8 +65,8 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def num_ranks(self) -> int:
-        """The tensor parallel processes of a replica."""
-        return int(self.engine.get("tensor_parallel_size", 1))
+        """The tensor and pipeline parallel processes of a replica."""
+        return num_ranks(self.engine)
 
 
 def _number(kind: type, lowest: float, highest: float) -> Callable[[str, str], Any]:
@@ -204,7 +205,7 @@ def _check_together(config: DeployConfig, values: Mapping[str, Any]) -> None:
     elif (config.min_replicas or 1) > (config.max_replicas or 1):
         raise InputError(f"min-replicas is {config.min_replicas}, which is more than max-replicas")
     if config.gpus and config.num_ranks > 1 and config.gpus != 1:
-        raise InputError("gpus must be 1 with tensor-parallel-size: every rank has a GPU of its own")
+        raise InputError("gpus must be 1 with tensor-parallel-size and pipeline-parallel-size: a rank has one GPU")
     try:
         engine_config(device="auto", **config.engine)
     except InputError as error:

@@ -73,6 +73,13 @@ _OPTIONS = (
         "N",
     ),
     ModelOption(
+        "pipeline-parallel-size",
+        "pipeline_parallel_size",
+        "stages that divide the layers, each of --tensor-parallel-size processes; default: 1",
+        int,
+        "N",
+    ),
+    ModelOption(
         "weights",
         "weights",
         f"the format of the weights in memory; default: {EngineConfig().weights}",

@@ -22,7 +22,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.model_spec import ModelSpec
-from plait.runtime.server.engines.start import checked_devices
+from plait.runtime.server.engines.start import checked_devices, num_ranks
 from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.similar_names import did_you_mean
 
@@ -87,7 +87,7 @@ def _check_settings(path: Path, lines: Mapping[str, int], line: int, settings: M
     """Raises InputError for what the runtime would refuse, with the line of the setting."""
     engine = {name: value for name, value in settings.items() if name not in ("replicas", "device")}
     try:
-        devices = checked_devices(settings.get("replicas"), settings.get("device"), engine.get("tensor_parallel_size"))
+        devices = checked_devices(settings.get("replicas"), settings.get("device"), num_ranks(engine))
         for device in devices:
             engine_config(device=device, **engine)
     except InputError as error:

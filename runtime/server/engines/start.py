@@ -35,7 +35,7 @@ def start_engine(
         return RestartingRuntime(model, meanwhile, stuck_after_s, name=label, **engine)
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 
-    devices = checked_devices(replicas, engine.pop("device", None), engine.get("tensor_parallel_size"))
+    devices = checked_devices(replicas, engine.pop("device", None), num_ranks(engine))
     # The replicas share the cores: more threads than cores wait for each other in every operation.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads() // replicas)))
     return ReplicatedRuntime(model, devices, meanwhile, stuck_after_s, **engine)
@@ -47,7 +47,12 @@ def check_replicas(replicas: int) -> None:
         raise InputError(f"replicas takes a number from 1 to {MAX_REPLICAS}, not {replicas}", field="replicas")
 
 
-def checked_devices(replicas: int | None, device: str | None, tensor_parallel_size: int | None) -> list[str]:
+def num_ranks(settings: Mapping[str, Any]) -> int:
+    """The processes of one replica that compute the model."""
+    return (settings.get("tensor_parallel_size") or 1) * (settings.get("pipeline_parallel_size") or 1)
+
+
+def checked_devices(replicas: int | None, device: str | None, ranks: int = 1) -> list[str]:
     """Returns the device of every runtime of a model, of a rank's first one. Raises InputError, also for `replicas`
     out of range."""
     if replicas is None:
@@ -57,5 +62,4 @@ def checked_devices(replicas: int | None, device: str | None, tensor_parallel_si
 
     if device is not None and "," in device:
         return replica_devices(replicas, device)
-    size = tensor_parallel_size or 1
-    return replica_devices(replicas * size, device)[::size]  # the first GPU of every replica
+    return replica_devices(replicas * ranks, device)[::ranks]  # the first GPU of every replica

@@ -34,7 +34,11 @@ def test_accepted_texts() -> None:
         ('start: a b\na[max_tokens=3]: b\nb: "b"', 28, "b is a rule"),
         ("start: nothing", 7, "no rule or terminal is named nothing"),
         ('start: "a" NUMBER', 11, "no terminal is named NUMBER"),
-        ('start: A\nA: "a" b\nb: "c"', 16, "b is a rule; terminals refer to terminals only"),
+        (
+            'start: A\nA: "a" b\nb: "c"',
+            16,
+            "b is a rule; terminals, and rules with max_tokens, refer to terminals only",
+        ),
         ('start: "a', 7, "not closed"),
         ('start: "\\q"', 7, "escape that JSON does not know"),
         ("start: 'a'", 7, "double quotes"),

@@ -68,3 +68,19 @@ def check(schema: dict[str, Any]) -> None:
     grammar, validator = grammar_of(schema), reference_validator(schema)
     for value in ({name: value} for name in NAMES for value in (1, 3, -1, "x")):
         assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), (schema, value)
+
+
+def test_patterns_of_a_few_names_that_overlap_a_large_one_become_properties() -> None:
+    schema = {
+        "patternProperties": {
+            "^[a-zA-Z0-9_-]{3,256}$": {"type": "string"},
+            "^MD5$": {"pattern": "^[a-f0-9]{2}$"},
+            "^SHA-(1|256)$": {"pattern": "^[a-f0-9]{3}$"},
+        },
+        "additionalProperties": False,
+    }
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    values = [{"MD5": "ab"}, {"MD5": "abc"}, {"MD5": 3}, {"SHA-1": "abc"}, {"SHA-256": "ab"}, {"xy": "a"}, {"xyz": "a"}]
+    values += [{"xyz": 1}, {"MD5": "ab", "SHA-256": "abc", "xyz": "q"}, {"MD5": "ab", "SHA-256": "a", "xyz": "q"}, {}]
+    for value in values:
+        assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), value

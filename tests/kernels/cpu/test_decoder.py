@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -20,7 +21,9 @@ from tiny_hf_models import (
     write_gguf,
 )
 
-from plait.kernels.cpu import amx, decoder_args
+from plait.kernels.cpu import amx, decoder_args, decoder_kernels
+from plait.kernels.cpu.compiler import object_code
+from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, MIN_PARTITION_ROWS, CpuDecoder, missing_features
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.errors import InputError
@@ -223,3 +226,19 @@ def test_batches_of_1_to_300_rows_have_the_same_bits(packed):
     for rows in itertools.chain(range(1, 9), (16, 33, 100, 300)):
         results = run(packed, [(tokens, (2 * i, 2 * i + 1), 0, 2, 1) for i in range(rows)])
         assert all(torch.equal(logits, single) for logits in results)
+
+
+def test_kernels_compiled_quickly_give_the_bits_of_optimized_ones(packed, monkeypatch) -> None:
+    quick = KernelLibrary("decoder", *decoder_kernels.LIBRARY._functions.values())
+    optimized = np.asarray(all_logits(packed, text(60, 0))).tobytes(), packed.kv_cache[:, :, :60].tobytes()
+    quick.install(_quick_decoder())
+    for kernel in (decoder_kernels.forward, decoder_kernels.compute_logits):
+        monkeypatch.setattr(kernel, "_library", quick)
+    packed.kv_cache[:] = 0
+    assert np.asarray(all_logits(packed, text(60, 0))).tobytes() == optimized[0]
+    assert packed.kv_cache[:, :, :60].tobytes() == optimized[1]
+
+
+@functools.cache
+def _quick_decoder() -> bytes:
+    return object_code.quick_code(decoder_kernels.LIBRARY._module)

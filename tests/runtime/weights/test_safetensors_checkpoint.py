@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_llama_checkpoints import save_tiny_llama
 
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
-from plait.runtime.weights import safetensors_checkpoint
 from plait.runtime.weights.checkpoint import open_checkpoint
+from plait.runtime.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 F32 = torch.float32
 STORED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -65,26 +64,21 @@ def test_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
             open_checkpoint(tmp_path / "complete")
 
 
-def test_tensors_are_read_directly_to_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors bypass host memory: the only handle that reads values was opened for the GPU."""
-    read = []
+def test_tensors_of_a_gpu_are_read_by_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handle of safetensors reads them, which would use one thread and memory that is not pinned."""
+    read, to_gpu = [], SafetensorsCheckpoint._read_to_gpu
 
-    class Reader:
-        def __init__(self, path: str, framework: str, device: str) -> None:
-            self.inner, self.device = safe_open(path, framework=framework, device="cpu"), device
+    def read_to_gpu(weights: SafetensorsCheckpoint, name: str, info: Any, device: torch.device) -> torch.Tensor:
+        read.append((name, device))
+        return to_gpu(weights, name, info, torch.device("cpu"))
 
-        def get_tensor(self, name: str) -> torch.Tensor:
-            read.append((name, self.device))
-            return self.inner.get_tensor(name)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
-
-    monkeypatch.setattr(safetensors_checkpoint, "safe_open", Reader)
+    monkeypatch.setattr(SafetensorsCheckpoint, "_read_to_gpu", read_to_gpu)
     weights = open_checkpoint(folder)
     for name in weights.names():
-        weights.tensor(name, F32, torch.device("cuda", 0))
-    assert read == [(name, "cuda:0") for name in weights.names()]
+        found = weights.tensor(name, F32, torch.device("cuda", 0))
+        assert torch.equal(found, weights.tensor(name, F32, "cpu"))
+    assert read == [(name, torch.device("cuda", 0)) for name in weights.names()]
+    assert {device for _, device in weights.handles} == {None, "cpu"}
 
 
 def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from collections import deque
 
 import numpy as np
 import torch
+from recorded_graphs import GraphPool
+
+from plait.runtime.executor.gpu.stream import ImmediateStream
 
 GARBAGE = -1_000_000
 
@@ -35,11 +38,15 @@ class DelayedEvent:
 
 
 class DelayedStream:
-    """A Stream. `progress_probability` of executing work at an opportunity; 0.0: only in waits."""
+    """A Stream. `progress_probability` of executing work at an opportunity; 0.0: only in waits.
 
-    def __init__(self, progress_probability: float, seed: int = 0) -> None:
+    Captures in pieces are recorded, unless `records` is False, as interpreted Triton kernels need: then they run again.
+    """
+
+    def __init__(self, progress_probability: float, seed: int = 0, records: bool = True) -> None:
         self.device = torch.device("cpu")
         self.num_enqueued = self.num_done = self.num_waits = 0
+        self.graph_pool = GraphPool() if records else ImmediateStream(self.device)
         self.copies = []  # to the host: (place in the queue, source, target)
         self._queue, self._progress_probability, self._random = (
             deque(),
@@ -59,6 +66,11 @@ class DelayedStream:
         with torch.inference_mode():
             work()
         return work
+
+    def capture_pieces(self, work):
+        self.run_until(self.num_enqueued)
+        with torch.inference_mode():
+            return self.graph_pool.capture_pieces(work)
 
     def record_event(self) -> DelayedEvent:
         return DelayedEvent(self, self.num_enqueued)

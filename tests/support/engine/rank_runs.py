@@ -1,9 +1,10 @@
-"""Runs the same calls by one process and by tensor-parallel ranks, whose processes serve many models."""
+"""Runs the same calls by one process and by several ranks, whose processes serve many models."""
 
 from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from fake_engine import EOS, LETTERS, ListTransport, ReadyCompiler, generate, outcomes, post
@@ -11,9 +12,10 @@ from tiny_hf_models import all_logits, text
 
 from plait.constrained import Choices, Regex, Vocabulary, compile_grammar
 from plait.runtime.config import engine_config
+from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
+from plait.runtime.executor.distributed.micro_batches import split_step
+from plait.runtime.executor.distributed.rank_group import RankGroup
 from plait.runtime.executor.runner_factory import make_runner
-from plait.runtime.executor.tensor_parallel.make_rank_runner import make_rank_runner
-from plait.runtime.executor.tensor_parallel.rank_group import RankGroup
 from plait.runtime.messages import PROTOCOL, Append, Close, Fork, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
@@ -45,9 +47,10 @@ def rank_group(size):
         ranks.close()
 
 
-def rank_runner(ranks, path, **settings):
-    """The runner of the model at `path`, by the given ranks."""
-    config = engine_config(**SETTINGS | settings, tensor_parallel_size=ranks.size)
+def rank_runner(ranks, path, stages=1, **settings):
+    """The runner of the model at `path`, by the given ranks in so many stages."""
+    sizes = dict(tensor_parallel_size=ranks.size // stages, pipeline_parallel_size=stages)
+    config = engine_config(**SETTINGS | settings | sizes)
     return make_rank_runner(config, path, lambda fraction, doing: None, lambda: None, lambda size: ranks)
 
 
@@ -86,11 +89,38 @@ def calls():
     yield from (Close(session) for session in (10, 11, 12))
 
 
-def assert_same_tokens(ranks, family, folder, expected):
-    """With greedy and sampled calls, constraints, forks, drafts from the prompt, and a pool that is too small."""
-    alone, (retractions, drafts) = expected(family)
+def cut_at_random(runner):
+    """Divides all steps of rank 0's runner into up to four micro-batches; returns their numbers, a list that grows.
+
+    Checks that no micro-batch reads a page that a later one writes.
+    """
+    chance, numbers = np.random.default_rng(5), []
+
+    def ends(arrays):
+        total = len(arrays.token_ids)
+        ends = sorted({*chance.integers(1, total + 1, chance.integers(0, 4)).tolist(), total})
+        written = set(arrays.write_slots.tolist())
+        for part, _ in split_step(arrays, (), ends):
+            written -= set(part.write_slots.tolist())
+            assert written.isdisjoint(part.kv_pages.tolist())
+        numbers.append(len(ends))
+        return ends
+
+    runner.micro_batch_ends = ends
+    return numbers
+
+
+def assert_same_tokens(ranks, family, folder, expected, stages=1, variant=""):
+    """With greedy and sampled calls, constraints, forks, drafts from the prompt, and a pool that is too small.
+
+    Steps of several stages are divided into micro-batches at random.
+    """
+    alone, (retractions, drafts) = expected(family, variant)
     assert retractions > 0 and drafts > 0
-    together, _ = run_calls(rank_runner(ranks, folder(family), max_pages=PAGES))
+    runner = rank_runner(ranks, folder(family, variant), stages, max_pages=PAGES)
+    numbers = cut_at_random(runner) if stages > 1 else [4]
+    together, _ = run_calls(runner)
+    assert max(numbers) > 2
     assert {call: outcome.tokens for call, outcome in together.items()} == {
         call: outcome.tokens for call, outcome in alone.items()
     }
@@ -99,8 +129,8 @@ def assert_same_tokens(ranks, family, folder, expected):
         assert [token_id for token_id, _ in ours.top] == [token_id for token_id, _ in token.top]
 
 
-def assert_same_logits(ranks, family, variant, folder):
+def assert_same_logits(ranks, family, variant, folder, stages=1):
     tokens = text(24, seed=3, vocab_size=VOCAB)
     alone = all_logits(single_runner(folder(family, variant), max_pages=90), tokens)
-    together = all_logits(rank_runner(ranks, folder(family, variant), max_pages=90), tokens)
+    together = all_logits(rank_runner(ranks, folder(family, variant), stages, max_pages=90), tokens)
     assert torch.allclose(alone, together, atol=1e-4), (alone - together).abs().max()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from recorded_graphs import as_kernel
+
 from plait.kernels.layout import AttentionLayout, PrefixSharingCost
 from plait.kernels.reference import fused_operators
 
@@ -42,8 +44,8 @@ def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
     return replace(layout, kv_pages=pages)
 
 
-def attend(qkv, cos, sin, cache, layout, *more):
-    return fused_operators.attend(qkv, cos, sin, cache, with_leader_pages(layout), *more)
+def attention(q, cache, layout, *more, out=None):
+    return fused_operators.attention(q, cache, with_leader_pages(layout), *more, out=out)
 
 
 def prefix_sharing_cost(shape, max_q_len):
@@ -52,5 +54,8 @@ def prefix_sharing_cost(shape, max_q_len):
 
 
 LEADER_READS = replace(
-    fused_operators.REFERENCE_FUSED_OPERATORS, attend=attend, prefix_sharing_cost=prefix_sharing_cost
+    fused_operators.REFERENCE_FUSED_OPERATORS,
+    rotate_and_write=as_kernel(fused_operators.rotate_and_write),
+    attention=attention,
+    prefix_sharing_cost=prefix_sharing_cost,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,6 +95,47 @@ def test_a_file_that_cannot_be_completed_leaves_nothing(folder) -> None:
     assert list(folder.iterdir()) == [path]
 
 
+def test_kernels_are_read_from_a_folder_that_cannot_be_written(folder, monkeypatch) -> None:
+    """The rights of files mean nothing to root, so the system's answers are replaced."""
+
+    def refuse(*args, **more):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    path = object_code.cache_path("code")
+    object_code.write(path, b"code")
+    monkeypatch.setattr(object_code.os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(object_code.os, "utime", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(object_code, "_write_part", refuse)
+    assert object_code.cache_folder() is None and object_code.cache_path("code") == path
+    assert object_code.read(path) == b"code"
+    object_code.write(path, b"other")
+    assert object_code.read(path) == b"code"
+
+
+def test_a_full_disk_leaves_nothing(folder, monkeypatch) -> None:
+    """The part of the content that fits has been written when the disk is full."""
+    opened = os.fdopen
+
+    def full(fd, mode):
+        with opened(os.dup(fd), mode) as file:
+            file.write(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(object_code, "open", full, raising=False)
+    object_code.write(folder / "code.o", b"code")
+    assert list(folder.iterdir()) == []
+
+
+def test_the_unfinished_file_of_a_killed_process_is_removed_and_that_of_a_running_one_is_not(folder) -> None:
+    killed, running = folder / "a.1.part", folder / "b.2.part"
+    for part in (killed, running):
+        part.write_bytes(b"par")
+    os.utime(killed, (0, time.time() - object_code.MAX_WRITING_S - 60))
+    object_code.write(folder / "code.o", b"code")
+    assert running.exists() and not killed.exists()
+
+
 def test_writing_deletes_what_no_start_has_read_for_a_month(folder) -> None:
     old, used = folder / "old.o", folder / "used.o"
     for path in (old, used):
@@ -116,7 +159,7 @@ def test_another_process_loads_what_this_one_compiled(folder) -> None:
     thread_pool.KernelLibrary("threads", thread_pool.run_step, thread_pool.serve_steps).load()
     code = (
         "from plait.kernels.cpu.compiler.library import KernelLibrary\n"
-        "KernelLibrary._compile = None\n"  # would raise
+        "KernelLibrary.compile_optimized = None\n"  # would raise
         "from plait.kernels.cpu.parallel import thread_pool\n"
         "assert all(thread_pool.LIBRARY.load().values())"
     )

@@ -34,8 +34,14 @@ def runner(tmp_path_factory):
 
 
 def test_no_step_captures_a_graph_after_the_start(runner):
-    """Steps of one token, of forced tokens, and over shared prefixes. Without captures at the start, they capture."""
+    """Steps of one token, of forced tokens, with prompts, and over shared prefixes.
+
+    Without captures at the start, they capture.
+    """
     arrivals = arrivals_of(4, n=8)
+    for i in range(2):
+        gen = Generate(70 + i, 70 + i, sampling_params(max_tokens=3, temperature=0.0, ignore_eos=True))
+        arrivals += [(4 + 3 * i, request) for request in (Open(70 + i), Append(70 + i, [3, 1, 2] * 15), gen)]
     for i in range(4):
         gen = Generate(50 + i, 50 + i, sampling_params(seed=i, temperature=2.0), WORDS)
         arrivals += [(2 + i, request) for request in (Open(50 + i), Append(50 + i, [2 + i] * 5), gen)]
@@ -45,9 +51,10 @@ def test_no_step_captures_a_graph_after_the_start(runner):
         if is_captured:
             with torch.inference_mode():
                 steps.graphs.capture_all()
-            assert steps.graphs.graphs.keys() == set(steps.graphs.all_keys())
+            assert all(steps.graphs.is_captured(key) for key in steps.graphs.all_keys())
         run(runner, arrivals, steps, rows=4)
         assert {key.q_len for key in steps.graphs.graphs} == {1, MAX_Q_LEN} and steps.num_graph_replays > 8
+        assert steps.num_piecewise >= 3
         late.append(steps.graphs.num_late_captures)
     assert late[0] == 0 < late[1]
 

@@ -25,6 +25,8 @@ OTHER_VALUES: dict[str, Any] = {
     "logprobs": True,
 }
 
+ON_HOST: dict[str, dict[str, Any]] = {"exact": {"exact": True}, "particles": {"particles": 4}}  # drawn on the host
+
 
 def is_on_device(params: SamplingParams) -> bool:
     return can_sample_on_device(cast(GenerationRequest, SimpleNamespace(params=params)))
@@ -33,8 +35,8 @@ def is_on_device(params: SamplingParams) -> bool:
 @pytest.mark.parametrize("name", fields_of_stages(SamplingParams, *SAMPLER_STAGES))
 def test_parameters_of_the_sampler(name: str) -> None:
     assert is_on_device(SamplingParams())
-    if name == "exact":  # its search runs on the host
-        assert not is_on_device(SamplingParams(exact=True))
+    if name in ON_HOST:
+        assert not is_on_device(SamplingParams(**ON_HOST[name]))
         return
     assert is_on_device(SamplingParams(**{name: OTHER_VALUES[name]}))
     assert name in ON_DEVICE

@@ -1,4 +1,4 @@
-"""Rank 0's side of tensor parallelism: starts the other ranks, sends them the steps, and ends when one of them ends.
+"""Rank 0's side: starts the other ranks, sends them the steps, and ends when one of them ends.
 
 A rank that is lost cannot be replaced alone: its KV is gone, and the others may be within an operation. So the runtime
 process ends, the ranks see their channels close and end too, and whoever owns the runtime starts it again.
@@ -27,7 +27,7 @@ import msgspec
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import RuntimeGone
-from plait.runtime.executor.tensor_parallel.rank_messages import (
+from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
@@ -41,7 +41,7 @@ from plait.runtime.executor.tensor_parallel.rank_messages import (
 )
 
 if TYPE_CHECKING:
-    from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
 
 START_TIMEOUT_S = 300.0  # for importing torch on a busy machine
 LOAD_TIMEOUT_S = 3600.0  # beside rank 0, which loads as much; the owner's start_timeout_s is usually shorter
@@ -121,7 +121,7 @@ class RankGroup:
         if self._watcher is not None:
             self._watcher.join(WATCHER_TIMEOUT_S)
         text = "".join(traceback.format_exception(error))
-        self.lose(f"{text}\nan error within a step of the tensor-parallel ranks ends the runtime: {error!s:.300}")
+        self.lose(f"{text}\nan error within a step of the ranks ends the runtime: {error!s:.300}")
 
     def lose(self, reason: str) -> None:
         """Reports that the ranks can no longer work together, the first time."""
@@ -152,7 +152,7 @@ class RankGroup:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "plait.runtime.executor.tensor_parallel.rank_process"]
+                [sys.executable, "-P", "-m", "plait.runtime.executor.distributed.rank_process"]
                 + [str(index), str(self.size), str(self._folder)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -185,9 +185,9 @@ class RankGroup:
         try:
             code = self.processes[index - 1].wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return f"tensor-parallel rank {index} has closed its channel"
+            return f"rank {index} has closed its channel"
         status = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"tensor-parallel rank {index} has ended ({status})"
+        return f"rank {index} has ended ({status})"
 
     def _watch(self) -> None:
         """Waits until a channel is closed, also while the ranks compute."""

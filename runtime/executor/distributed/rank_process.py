@@ -1,4 +1,4 @@
-"""A rank of a tensor-parallel model: `python -m ...rank_process INDEX SIZE FOLDER`, started by `rank_group.RankGroup`.
+"""One of a model's ranks: `python -m ...rank_process INDEX SIZE FOLDER`, started by `rank_group.RankGroup`.
 
 The standard input is the channel to rank 0, the runtime process. The rank ends when that channel is closed, which the
 kernel does however the runtime ends: a thread watches it, since the rank may be within an operation that never returns.
@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 from plait.runtime.errors import PlaitError
-from plait.runtime.executor.tensor_parallel.rank_messages import (
+from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
     Channel,
     Failed,
@@ -62,8 +62,8 @@ def main(index: int, size: int, folder: str) -> int:
 
 
 def _serve(channel: Channel, rank: Rank) -> None:
-    from plait.runtime.executor.tensor_parallel.process_group import ProcessGroup
-    from plait.runtime.executor.tensor_parallel.rank_runner import RankRunner
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
+    from plait.runtime.executor.distributed.rank_runner import RankRunner
     from plait.runtime.executor.torch_device import choose_device
 
     channel.send_frame(channel.encode(Started()))
@@ -76,8 +76,8 @@ def _serve(channel: Channel, rank: Rank) -> None:
             runner.follow(message)
         elif isinstance(message, Load):
             runner = None
-            device = choose_device(message.config.device)
-            group = group or ProcessGroup(rank, device.type, message.rendezvous)
+            device, num_stages = choose_device(message.config.device), message.config.pipeline_parallel_size
+            group = group or ProcessGroup(rank, device.type, message.rendezvous, num_stages)
             runner = RankRunner(message.config, Path(message.model_path), group, _OtherRanks(channel))
             gc.collect()
             gc.freeze()

@@ -1,4 +1,4 @@
-"""Two ranks give the tokens of one process, in every family."""
+"""Two tensor-parallel ranks give the tokens of one process, in every family."""
 
 import pytest
 import torch

@@ -57,13 +57,20 @@ class Allocate(msgspec.Struct, tag="allocate"):
 
 
 class Forward(msgspec.Struct, tag="forward"):
-    """The arrays of `BatchArrays`, then those of the shared prefixes: int32, little endian."""
+    """The arrays of `BatchArrays`, then those of the shared prefixes: int32, little endian.
+
+    ends: of the step's micro-batches, see `micro_batches.py`; without pipeline parallelism the number of new tokens.
+    """
 
     arrays: list[bytes]
+    ends: list[int]
 
 
 class Head(msgspec.Struct, tag="head"):
-    """The output head of `num_rows` hidden states, which rank 0 broadcasts. `argmax`: only the largest logits."""
+    """The output head of `num_rows` hidden states, which rank 0 sends to the last stage; other stages do nothing.
+
+    argmax: only the largest logits.
+    """
 
     num_rows: int
     argmax: bool
@@ -73,8 +80,8 @@ ToRank = Load | Allocate | Forward | Head
 FromRank = Started | Loaded | Failed
 
 
-def forward_message(arrays: BatchArrays, shared: Sequence[IntArray]) -> Forward:
-    return Forward([array.astype("<i4", copy=False).tobytes() for array in (*arrays, *shared)])
+def forward_message(arrays: BatchArrays, shared: Sequence[IntArray], ends: list[int]) -> Forward:
+    return Forward([array.astype("<i4", copy=False).tobytes() for array in (*arrays, *shared)], ends)
 
 
 def forward_arrays(message: Forward) -> tuple[BatchArrays, list[IntArray]]:

@@ -1,4 +1,4 @@
-"""Tiny models that tensor-parallel ranks and one process run."""
+"""Tiny models that several ranks and one process run."""
 
 import pytest
 from family_cases import FAMILY_CASES
@@ -9,7 +9,7 @@ TWO_LAYERS = {family: {"num_hidden_layers": 2} for family in FAMILY_CASES}
 TWO_LAYERS["gemma3"]["layer_types"] = ["sliding_attention", "full_attention"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """`folder(family, variant)`: a tiny random model of it, saved once."""
     saved = {}
@@ -25,15 +25,15 @@ def folder(tmp_path_factory):
     return save
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def expected(folder):
-    """`expected(family)`: what `run_calls` returns in one process."""
+    """`expected(family, variant)`: what `run_calls` returns in one process."""
     outcomes = {}
 
-    def run(family):
-        if family not in outcomes:
-            runner = single_runner(folder(family), max_pages=PAGES)
-            outcomes[family] = run_calls(runner)
-        return outcomes[family]
+    def run(family, variant=""):
+        if (family, variant) not in outcomes:
+            runner = single_runner(folder(family, variant), max_pages=PAGES)
+            outcomes[family, variant] = run_calls(runner)
+        return outcomes[family, variant]
 
     return run

@@ -1,0 +1,188 @@
+"""Measures the host's time of a step without a GPU: the real engine over launches and graphs that do nothing.
+
+    python benchmarks/gpu/host_time.py [--rows 64] [--chunk 256] [--layers 32] [--profile decode|mixed]
+
+The model has the layers and heads of Llama 3 8B, and few channels. Triton binds the arguments of its kernels as on a
+GPU (they are compiled for sm_90); only the calls of the driver and of CUDA are left out. Captured work is run
+once, at its capture. Prints one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from workbench import Workbench, prompts, workbench
+
+from plait.runtime.executor.gpu.stream import DeviceWork, ImmediateStream, PieceReplay
+
+SHARED_BYTES = 227 << 10
+GOAL_MS = 1.0
+MIXED_STEPS = 40
+TOKEN_BYTES = 4096  # KV of a token in a layer
+
+
+class NoDriver:
+    """What Triton asks of a GPU's driver, for a GPU that runs nothing."""
+
+    def __init__(self) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", 90, 32)
+        self.num_launches = 0
+        self.utils = SimpleNamespace(
+            load_binary=lambda name, kernel, shared, device: (object(), object(), 0, 0, 1024),
+            get_device_properties=lambda device: {"max_shared_mem": SHARED_BYTES},
+        )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            self.num_launches += 1
+
+        return launch
+
+
+class NoStream(ImmediateStream):
+    """Graphs do nothing; what is between them is run. Counts replays."""
+
+    num_replays = 0
+
+    def capture(self, work: DeviceWork) -> DeviceWork:
+        work()
+        return self._count
+
+    def capture_pieces(self, work: Callable[[DeviceWork], None]) -> PieceReplay:
+        work(lambda: None)
+
+        def replay(between: Sequence[DeviceWork]) -> None:
+            self._count()
+            for launch in between:
+                launch()
+                self._count()
+
+        return replay
+
+    def _count(self) -> None:
+        self.num_replays += 1
+
+
+def measured(step: Callable[[], None], count: int, is_profiled: bool) -> list[float]:
+    """Seconds of `count` steps; prints the functions with the most time if they are asked for."""
+    seconds, profile = [], cProfile.Profile()
+    for _ in range(count):
+        begun = time.perf_counter()
+        if is_profiled:
+            profile.enable()
+        step()
+        profile.disable()
+        seconds.append(time.perf_counter() - begun)
+    if is_profiled:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(35)
+    return seconds
+
+
+def report(name: str, seconds: list[float], launches: int, replays: int) -> None:
+    steps = len(seconds)
+    print(
+        json.dumps(
+            {
+                "name": f"host time of a step, {name}",
+                "value": statistics.median(seconds) * 1e3,
+                "unit": "ms",
+                "goal": GOAL_MS,
+                "fastest": min(seconds) * 1e3,
+                "launches": launches / steps,
+                "replays": replays / steps,
+            }
+        ),
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--chunk", type=int, default=256, help="prompt tokens of a mixed step")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--profile", choices=("decode", "mixed"))
+    arguments = parser.parse_args()
+    no_driver = install_no_driver()
+    from plait.kernels.triton.operators import triton_kernels
+
+    stream = NoStream(torch.device("cpu"))
+    with torch.inference_mode():
+        bench = workbench(
+            "llama-3-8b-narrow",
+            "cpu",
+            kernels=triton_kernels(torch.bfloat16),
+            stream=stream,
+            num_layers=arguments.layers,
+            dtype="bfloat16",
+            max_batch_rows=arguments.rows,
+            max_batch_tokens=arguments.rows + arguments.chunk,
+            kv_memory_bytes=(arguments.rows * 640 + arguments.chunk * 60) * arguments.layers * TOKEN_BYTES,
+            prompt_lookup=False,  # all tokens are the same here
+        )
+        for prompt in prompts([64] * (arguments.rows - 1), 4096):
+            bench.call(prompt, 1000)
+        bench.call(prompts([64], 4096, 1)[0], 3 * arguments.steps)
+        bench.until_decoding()
+        for kind, count in (("decode", arguments.steps), ("mixed", MIXED_STEPS)):
+            if kind == "mixed":
+                while len(bench.engine_loop.batch_scheduler.running) == arguments.rows:
+                    bench.step()
+                bench.call(prompts([arguments.chunk * 60], 4096, 2)[0], 2)
+            measure_steps(bench, no_driver, stream, count, kind, arguments)
+        bench.close()
+
+
+def measure_steps(
+    bench: Workbench, no_driver: NoDriver, stream: NoStream, count: int, kind: str, arguments: argparse.Namespace
+) -> None:
+    """Reports `count` steps behind a few others. Raises RuntimeError if they are not all of the kind."""
+    steps = bench.steps
+    assert steps is not None and steps.graphs is not None
+    for _ in range(10):
+        bench.step()
+    launches, replays, piecewise = no_driver.num_launches, stream.num_replays, steps.num_piecewise
+    seconds = measured(bench.step, count, arguments.profile == kind)
+    if steps.num_piecewise - piecewise != (count if kind == "mixed" else 0) or steps.graphs.num_late_captures:
+        raise RuntimeError(f"not every step was {kind}, or a graph was captured late")
+    name = f"{arguments.rows} rows" + (f", {arguments.chunk} of a prompt" if kind == "mixed" else "")
+    report(name, seconds, no_driver.num_launches - launches, stream.num_replays - replays)
+
+
+def install_no_driver() -> NoDriver:
+    """Makes Triton launch nothing in this process."""
+    from triton.runtime import driver
+
+    no_driver = NoDriver()
+    driver.set_active(no_driver)
+    return no_driver
+
+
+if __name__ == "__main__":
+    main()

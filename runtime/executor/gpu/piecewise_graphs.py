@@ -1,0 +1,116 @@
+"""Forward passes as one CUDA graph between every two attention calls, for steps with prompts (piecewise capture).
+
+    graph [ embed, norm, q k v, rotate, write KV ]  attention 0  [ o, norm, MLP, norm, q k v, ... ]  attention 1  [ ...
+
+What a graph computes depends on the number of new tokens only, and each size serves every step that has at most so many
+(padded). Attention is launched outside, with the rows and tokens of the step. Queries, the attention's output and the
+last hidden states are in buffers that all sizes share; what else a graph needs is in the pool of all graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.layout import AttentionLayout
+from plait.runtime.executor.gpu.stream import DeviceWork, Stream
+from plait.runtime.executor.torch_runner import TorchRunner
+
+MAX_PIECEWISE_TOKENS = 1024  # with more, a GPU computes longer than the host launches
+
+
+class LayerAttention(Protocol):
+    """The attention of one layer, outside of the graphs."""
+
+    def __call__(self, q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None: ...
+
+
+def make_piecewise_capture_sizes(largest: int) -> list[int]:
+    """Returns 16, 32, multiples of 64 up to 512, of 128 beyond, and `largest` itself.
+
+    Up to about 200 tokens a step reads weights most of its time, so that padding costs little.
+
+    >>> make_piecewise_capture_sizes(200)
+    [16, 32, 64, 128, 192, 200]
+    """
+    sizes = [16, 32, *range(64, 513, 64), *range(640, largest + 1, 128)]
+    return [*(size for size in sizes if size < largest), largest]
+
+
+class PieceBuffers:
+    """What the graphs of all sizes and attention share, for up to `max_tokens` tokens."""
+
+    def __init__(self, runner: TorchRunner, max_tokens: int) -> None:
+        config, dtype, device = runner.config, runner.dtype, runner.device
+        heads = (max_tokens, config.num_heads, config.head_dim)
+        self.queries = torch.zeros(heads, dtype=dtype, device=device)
+        self.attended = torch.zeros_like(self.queries)
+        self.hidden = torch.zeros((max_tokens, config.hidden_size), dtype=dtype, device=device)
+
+
+class PiecewiseForward:
+    """A captured forward pass over `tokens` tokens, whose hidden states it leaves in `buffers.hidden`.
+
+    `prepare()` returns token ids [tokens] and is the first part of the captured work; `layout` has the positions and
+    the write slots that the graphs read. The trial runs of a capture write no KV if the write slots are negative.
+    """
+
+    def __init__(
+        self,
+        runner: TorchRunner,
+        stream: Stream,
+        buffers: PieceBuffers,
+        tokens: int,
+        prepare: Callable[[], torch.Tensor],
+        layout: AttentionLayout,
+    ) -> None:
+        self._runner, self._buffers, self._tokens = runner, buffers, tokens
+        self._prepare, self._layout = prepare, layout
+        self._calls: list[LayerAttention] = []
+        self._replay = stream.capture_pieces(self._forward)
+        self._attention = tuple(self._calls)
+
+    def run(self, layout: AttentionLayout, tokens: int) -> None:
+        """Repeats the pass over the inputs in its buffers; attention is that of `layout`, with its `tokens` tokens."""
+        fused = self._runner.kernels.fused
+        assert fused is not None
+        planned = fused.with_plans(layout, self._runner.attention_shapes)
+        q, out = self._buffers.queries[:tokens], self._buffers.attended[:tokens]
+        self._replay([partial(attend, q, planned, out=out) for attend in self._attention])
+
+    def _forward(self, split: DeviceWork) -> None:
+        """The pass without attention: calls `split` at its places."""
+        model, kernels = self._runner.model, self._runner.model.kernels
+        fused = kernels.fused
+        assert fused is not None
+        self._calls.clear()
+
+        def attention(
+            q: torch.Tensor,
+            cache: LayerCache,
+            layout: AttentionLayout,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+            *,
+            out: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            def attend(q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None:
+                fused.attention(q, cache, layout, scale, window, softcap, out=out)
+
+            self._calls.append(attend)
+            split()
+            return self._buffers.attended[: self._tokens]
+
+        rotate_and_write = partial(fused.rotate_and_write, out=self._buffers.queries[: self._tokens])
+        model.kernels = replace(kernels, fused=replace(fused, attention=attention, rotate_and_write=rotate_and_write))
+        try:
+            hidden = model.forward(self._prepare(), self._layout, self._runner.kv_cache)
+        finally:
+            model.kernels = kernels
+        self._buffers.hidden[: self._tokens].copy_(hidden)
