@@ -16,7 +16,7 @@ from typing import Any
 
 import plait
 from plait import gen
-from plait.lang.cluster.ray_actors import import_ray, on_loopback
+from plait.runtime.cluster.ray_package import import_ray, on_loopback
 
 ROUNDS = 5
 EMPTY_ITEMS = 1000

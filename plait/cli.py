@@ -18,6 +18,7 @@ from typing import Any
 import plait
 from plait.batch import add_batch_options, batch_command
 from plait.check import check
+from plait.deploy import add_deploy_options, deploy_command
 from plait.runtime.similar_names import did_you_mean
 from plait.serve import add_model_option, add_serve_options, serve_command
 
@@ -100,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     add_serve_options(server)
     server.add_argument("--model", dest="model_option", metavar="MODEL", help="MODEL, as in the other commands")
     server.set_defaults(command=serve_command)
+
+    deployment = commands.add_parser("deploy", help="serve the model on a Ray cluster, with several replicas")
+    add_deploy_options(deployment)
+    deployment.set_defaults(command=deploy_command, model=None)
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")

@@ -1,14 +1,18 @@
-"""`plait.ray`: programs over the rows of a Ray Data dataset. Imports Ray when it is used."""
+"""`plait.ray`: programs over the rows of a Ray Data dataset, and the application of `plait deploy` for Ray Serve.
+
+Imports Ray when it is used.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from plait.lang.budget import Budget
 from plait.lang.cluster.settings import Cluster
 from plait.lang.program import Program
 
-__all__ = ["map"]
+__all__ = ["application", "map"]
 
 
 def map(
@@ -54,3 +58,21 @@ def map(
         budget=budget,
         sampling=sampling,
     )
+
+
+def application(args: Mapping[str, Any]) -> Any:
+    """Returns the application of `plait deploy` for Ray Serve's own config files: `import_path: plait.ray:application`.
+
+    args: the settings of a deployment file. `name`, `host` and `port` have no effect, since Ray Serve's file has them,
+    and are refused. Raises InputError for an unknown setting, and without Ray (`pip install 'plait[ray]'`).
+
+    >>> plait.ray.application({"model": "Qwen/Qwen3-0.6B", "replicas": 2})      # doctest: +SKIP
+    """
+    from plait.runtime.errors import InputError
+    from plait.runtime.server.deployment.deploy_config import config_of
+    from plait.runtime.server.deployment.serve_application import build_application
+
+    for key in ("name", "host", "port"):
+        if key in args:
+            raise InputError(f"{key} is a setting of Ray Serve's own file, beside import_path", field=key)
+    return build_application(config_of(args))

@@ -27,13 +27,14 @@ from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_
 from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import import_program, reference_of
-from plait.lang.cluster.ray_actors import RayActors, actor_resources, import_ray
+from plait.lang.cluster.ray_actors import RayActors, actor_resources
 from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_checkpoint import is_json
 from plait.lang.control.batch_output import USAGE_FIELDS, as_json, result_of
 from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
 from plait.lang.errors import program_error, unknown_keyword
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
+from plait.runtime.cluster.ray_package import import_ray
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.messages import Welcome
 

@@ -14,21 +14,11 @@ from plait.lang.cluster.item_errors import plait_error
 from plait.lang.cluster.job import Done, Event, Lost, Ready
 from plait.lang.cluster.program_reference import check_not_importing
 from plait.lang.cluster.settings import Cluster
+from plait.runtime.cluster.ray_package import import_ray, on_loopback
 from plait.runtime.errors import InputError, RuntimeGone
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 200
-
-
-def import_ray(needed_by: str, module: str = "ray") -> Any:
-    """Imports Ray. Raises InputError, which names what to install, if it is missing."""
-    import importlib
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage to its makers unless this is set
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise InputError(f"{needed_by} needs the package ray ({error}): pip install 'plait[ray]'") from None
 
 
 @contextmanager
@@ -81,24 +71,6 @@ def _check_reachable(ray: Any) -> None:
     host, _, port = str(address).rpartition(":")
     if host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
-
-
-@contextmanager
-def on_loopback(ray: Any) -> Iterator[None]:
-    """Makes a Ray that starts in the block listen on 127.0.0.1 only, as it does where it supports one machine only.
-
-    Ray reads the variable when it is imported, and its processes when they start.
-    """
-    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
-    given, before = os.environ.get(name), getattr(constants, "ENABLE_RAY_CLUSTER", None)
-    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
-        del os.environ[name]
-        if given is not None:
-            os.environ[name] = given
 
 
 def actor_resources(ray: Any, cluster: Cluster, num_items: int) -> tuple[int, float]:

@@ -1,7 +1,7 @@
 """Builds the ASGI application: middleware, routes, and the responses to errors.
 
 A request passes `RequestContextMiddleware` (id, log, metrics), `BodyLimitMiddleware` and `AdmissionMiddleware`. Then
-`_EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
+`EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
 answers what is not in the table: paths with parameters, wrong methods, unknown paths. Its own routing costs as much as
 all that an endpoint does, and puts three more functions between a stream's events and the socket.
 """
@@ -63,6 +63,7 @@ class Application(FastAPI):
 
     api_routes: list[APIRoute]
     endpoint_paths: frozenset[str]
+    endpoint_table: EndpointTable
     entry_app: RequestContextMiddleware
     early_refusals: EarlyRefusals
 
@@ -97,7 +98,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     app.api_routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    table = _EndpointTable(app.handle_with_fastapi, routers)
+    table = app.endpoint_table = EndpointTable(app.handle_with_fastapi, routers)
     app.endpoint_paths = frozenset(route.path for route in app.api_routes if "{" not in route.path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
@@ -174,11 +175,15 @@ def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> Reques
     )
 
 
-class _EndpointTable:
-    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`."""
+class EndpointTable:
+    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`.
+
+    run_endpoint: calls an endpoint; an ingress in front of replicas forwards requests here (`server/deployment`).
+    """
 
     def __init__(self, fallback: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self.fallback = fallback
+        self.run_endpoint: Callable[[Endpoint, Request], Awaitable[Response]] = _call
         self._endpoints: dict[tuple[str, str], Endpoint] = {
             (method, route.path): route.endpoint
             for router in routers
@@ -194,10 +199,14 @@ class _EndpointTable:
             return
         request: Any = Request(scope, receive, send)
         try:
-            response = await endpoint(request)
+            response = await self.run_endpoint(endpoint, request)
         except HANDLED_ERRORS as error:
             response = await _error_response(request, error)
         await response(scope, receive, send)
+
+
+async def _call(endpoint: Endpoint, request: Request) -> Response:
+    return await endpoint(request)
 
 
 def _is_mounted_at_root(scope: Scope) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 CPU_WINDOW_TOKENS = 1024  # of the router, where a prompt token takes far longer than on a GPU
 
-ReplicaState = Literal["ready", "unanswered", "restarting", "ended"]
+ReplicaState = Literal["ready", "unanswered", "restarting", "refused", "ended"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,26 @@ class ReplicaReport:
     status: Status | None
 
 
-class ReplicatedRuntime:
+class ReplicaGroup(ABC):
+    """An engine that consists of replicas: of this machine, or of a cluster (`server/deployment`).
+
+    on_silence: gets the calls of a replica that does not answer, to run them elsewhere, where they are calls of this
+    process; called in the event loop.
+    """
+
+    on_silence: Callable[[Set[int]], None] = staticmethod(lambda calls: None)
+
+    @property
+    @abstractmethod
+    def num_spread(self) -> int:
+        """Sessions placed away from a longer cached prefix, because its replicas were too busy."""
+
+    @abstractmethod
+    async def reports(self) -> list[ReplicaReport]:
+        """The state of every replica."""
+
+
+class ReplicatedRuntime(ReplicaGroup):
     """Starts `devices` replicas, one for each device, and gives a client that places sessions on them.
 
     Every replica is a `RestartingRuntime` with the same model and `settings`. The constructor returns when all run, and
@@ -70,7 +90,6 @@ class ReplicatedRuntime:
         self._num_replicas = len(devices)
         is_on_cpu = all(device == "cpu" or (device == "auto" and not may_have_gpu()) for device in devices)
         self._window_tokens = CPU_WINDOW_TOKENS if is_on_cpu else WINDOW_TOKENS
-        self.on_silence: Callable[[Set[int]], None] = lambda calls: None  # gets the calls to run elsewhere, in the loop
         self.replicas = self._start_all(model_path, devices, meanwhile, settings)
         self._queries = [StatusQuery(partial(_client_of, replica)) for replica in self.replicas]
 

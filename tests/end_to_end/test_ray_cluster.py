@@ -21,7 +21,7 @@ import plait
 import plait.ray
 from plait import Cluster
 from plait.cli import main
-from plait.lang.cluster.ray_actors import import_ray, on_loopback
+from plait.runtime.cluster.ray_package import import_ray, on_loopback
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:an actor of the cluster ended")]
 SUPPORT = Path(cluster_programs.__file__).parent

@@ -10,24 +10,22 @@ YAML's values are read as text and converted by `MODEL_OPTIONS`, so that `no` or
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from plait.runtime.config import engine_config
-from plait.runtime.errors import InputError, ModelError
+from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.start import checked_devices, num_ranks
+from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.similar_names import did_you_mean
 
-MAX_FILE_BYTES = 1 << 20
 MAX_MODELS = 256
 DEFAULT_NAME = "default"  # of the first model, in every protocol
 OLLAMA_TAG = ":latest"  # Ollama's clients add it to a name, and it is removed again
@@ -40,42 +38,12 @@ def read_models(path: Path, defaults: Mapping[str, Any] | None = None) -> list[M
 
     Raises InputError with the file's line for what is wrong, also for a model that is not found.
     """
-    root = _root(path)
+    root = read_root(path, "models file")
     if not isinstance(root, yaml.MappingNode) or not root.value:
         raise InputError(f"{path} must be a mapping of names to models, such as 'small: small.gguf'")
     if len(root.value) > MAX_MODELS:
         raise InputError(f"{path} has {len(root.value)} models; {MAX_MODELS} are allowed")
-    return [_model(path, name, line, value, defaults or {}) for name, line, value in _entries(path, root)]
-
-
-def _root(path: Path) -> yaml.Node | None:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise InputError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-        return yaml.compose(data.decode("utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"the models file {path} cannot be read: {error}") from None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise InputError(f"{path}, line {line}: this is not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
-
-
-def _entries(path: Path, mapping: yaml.MappingNode) -> Iterator[tuple[str, int, yaml.Node]]:
-    """Yields key, line and value. Raises InputError for a key that is no text or occurs twice."""
-    lines: dict[str, int] = {}
-    for key, value in mapping.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise InputError(f"{path}, line {line}: a key must be a text")
-        name = key.value
-        if name in lines:
-            raise InputError(f"{path}, line {line}: {name!r:.100} is also in line {lines[name]}")
-        lines[name] = line
-        yield name, line, value
+    return [_model(path, name, line, value, defaults or {}) for name, line, value in entries(path, root)]
 
 
 def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping[str, Any]) -> ModelSpec:
@@ -88,31 +56,21 @@ def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping
     lines = {MODEL_KEY: line}
     texts: dict[str, str] = {}
     if isinstance(value, yaml.MappingNode):
-        for key, key_line, node in _entries(path, value):
-            lines[key], texts[key] = key_line, _text(f"{path}, line {key_line}", key, node)
-    elif not _is_null(value):
-        texts[MODEL_KEY] = _text(where, name, value)
+        for key, key_line, node in entries(path, value):
+            lines[key], texts[key] = key_line, text_of(f"{path}, line {key_line}", key, node)
+    elif not is_null(value):
+        texts[MODEL_KEY] = text_of(where, name, value)
     settings = dict(defaults)
     for key, text in texts.items():
         if key != MODEL_KEY:
-            with _at(f"{path}, line {lines[key]}"):
+            with at(f"{path}, line {lines[key]}"):
                 settings |= _setting(path, key, text)
     model = texts.get(MODEL_KEY)
-    with _at(f"{path}, line {lines[MODEL_KEY]}"):
-        model = None if model is None else _resolved(path, model)
+    with at(f"{path}, line {lines[MODEL_KEY]}"):
+        model = None if model is None else resolved(path, model)
         located = locate_model(model)
     _check_settings(path, lines, line, settings)
     return ModelSpec(name, model, located, settings, where)
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
-
-
-def _text(where: str, key: str, node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode) or _is_null(node):
-        raise InputError(f"{where}: {key!r:.100} must have one value")
-    return str(node.value)
 
 
 def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
@@ -122,14 +80,7 @@ def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)
-    return {option.setting: _resolved(path, value) if option.metavar == "FILE" else value}
-
-
-def _resolved(path: Path, text: str) -> str:
-    """Returns a path that is relative to the file's folder as one that is not; other names as they are."""
-    expanded = os.path.expanduser(text)
-    beside = path.parent / expanded
-    return str(beside) if "\0" not in text and len(text) < 1024 and beside.exists() else expanded
+    return {option.setting: resolved(path, value) if option.metavar == "FILE" else value}
 
 
 def _check_settings(path: Path, lines: Mapping[str, int], line: int, settings: Mapping[str, Any]) -> None:
@@ -145,12 +96,3 @@ def _check_settings(path: Path, lines: Mapping[str, int], line: int, settings: M
         text = text if option is None else text.replace(option.setting, option.name, 1)
         at = line if option is None else lines.get(option.name, line)
         raise InputError(f"{path}, line {at}: {text}") from None
-
-
-@contextlib.contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Adds `where` to the errors of a block."""
-    try:
-        yield
-    except (InputError, ModelError) as error:
-        raise InputError(f"{where}: {error}") from None

@@ -13,7 +13,7 @@ from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
 from plait.runtime.server.http.request_queue import RequestQueue
 from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+from plait.runtime.server.replicated_runtime import ReplicaGroup
 from plait.runtime.server.settings import ServerSettings
 
 REPLACEMENT_POLL_S = 0.02
@@ -22,7 +22,7 @@ ModelStatus = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
 
 class Backend(Protocol):
-    """The engine of one model: a Runtime, an Engine, a RestartingRuntime or a ReplicatedRuntime."""
+    """The engine of one model: a Runtime, an Engine, a RestartingRuntime or a ReplicaGroup."""
 
     @property
     def client(self) -> Client:
@@ -82,9 +82,9 @@ class ServedModel:
         return ("loading" if self.replaces_runtime else "failed") if is_closed else "loaded"
 
     @property
-    def replicated(self) -> ReplicatedRuntime | None:
+    def replicated(self) -> ReplicaGroup | None:
         """The engine, if it has replicas."""
-        return self.backend if isinstance(self.backend, ReplicatedRuntime) else None
+        return self.backend if isinstance(self.backend, ReplicaGroup) else None
 
     @property
     def may_have_replicas(self) -> bool:

@@ -70,10 +70,10 @@ class Counts(msgspec.Struct):
 
 
 class ReplicaStatus(msgspec.Struct):
-    """One replica of a server with `--replicas`.
+    """One replica of a server with `--replicas`, or of `plait deploy`.
 
-    state: "ready", "unanswered", "restarting" or "ended". load: of its calls that have not ended, in prompt tokens; an
-    output token counts as four. placed: sessions placed on it so far.
+    state: "ready", "unanswered", "restarting", "refused" (its model is another one) or "ended". load: of its calls that
+    have not ended, in prompt tokens; an output token counts as four. placed: sessions placed on it so far.
     """
 
     number: int

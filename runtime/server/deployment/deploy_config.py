@@ -1,0 +1,216 @@
+"""What `plait deploy` deploys: the file's keys, and the same as the keyword arguments of a Ray Serve builder.
+
+model: ~/models/chat.gguf
+replicas: 2                 # or min-replicas, max-replicas, target-kv-share
+cpus: 4                     # of each replica
+context-length: 4096        # options of `plait serve`, without their dashes
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from plait.runtime.config import engine_config
+from plait.runtime.errors import InputError
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.start import num_ranks
+from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
+from plait.runtime.server.http.api_keys import read_keys
+from plait.runtime.server.settings import ServerSettings, server_settings
+from plait.runtime.similar_names import did_you_mean
+
+MAX_REPLICAS = 256
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# A device and the number of replicas are resources of Ray here, and replicas cannot share one file that they write.
+NOT_HERE = ("replicas", "device", "constraint-file")
+ENGINE_KEYS = {name: option for name, option in MODEL_OPTIONS.items() if name not in NOT_HERE}
+
+
+class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployment. Build it with `read_config` or `config_of`, which check every field.
+
+    name: of Ray Serve's application. model: as `plait serve MODEL` takes it, found on the machine of each replica; None
+    is the embedded model. replicas: how many, or `min_replicas` to `max_replicas`, so that running and waiting requests
+    need `target_kv_share` of the KV tokens. upscale_delay_s, downscale_delay_s: for how long a change must be due.
+    cpus, gpus: of a replica, for each of its ranks. drain_timeout_s: of a replica that stops, for its
+    requests. engine: settings of `Runtime`. server: of the ingress, which has no files and batches.
+    """
+
+    name: str = "plait"
+    model: str | None = None
+    replicas: int = 1
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    target_kv_share: float = 0.7
+    upscale_delay_s: float = 10.0
+    downscale_delay_s: float = 300.0
+    cpus: float = 1.0
+    gpus: float = 0.0
+    ingress_cpus: float = 1.0
+    drain_timeout_s: float = 60.0
+    engine: dict[str, Any] = {}
+    server: ServerSettings = ServerSettings()
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.max_replicas is not None
+
+    @property
+    def num_ranks(self) -> int:
+        """The tensor and pipeline parallel processes of a replica."""
+        return num_ranks(self.engine)
+
+
+def _number(kind: type, lowest: float, highest: float) -> Callable[[str, str], Any]:
+    def parse(name: str, text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not lowest <= value <= highest:
+            expected = "an integer" if kind is int else "a number"
+            raise InputError(f"{name} must be {expected} from {lowest:g} to {highest:g}, not {text!r:.80}")
+        return value
+
+    return parse
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise InputError(f"{name} must be true or false, not {text!r:.80}")
+    return text == "true"
+
+
+def _name(name: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise InputError(f"{name} must be letters, digits and ._-, at most 64, not {text!r:.100}")
+    return text
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+# key -> (field, parser)
+_DEPLOYMENT: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "name": ("name", _name),
+    "model": ("model", _text),
+    "replicas": ("replicas", _number(int, 1, MAX_REPLICAS)),
+    "min-replicas": ("min_replicas", _number(int, 1, MAX_REPLICAS)),
+    "max-replicas": ("max_replicas", _number(int, 1, MAX_REPLICAS)),
+    "target-kv-share": ("target_kv_share", _number(float, 0.01, 1.0)),
+    "upscale-delay": ("upscale_delay_s", _number(float, 0, 86_400)),
+    "downscale-delay": ("downscale_delay_s", _number(float, 0, 86_400)),
+    "cpus": ("cpus", _number(float, 0, 4096)),
+    "gpus": ("gpus", _number(float, 0, 1024)),
+    "ingress-cpus": ("ingress_cpus", _number(float, 0, 4096)),
+    "drain-timeout": ("drain_timeout_s", _number(float, 0, 86_400)),
+}
+_SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "host": ("host", _text),
+    "port": ("port", _number(int, 1, 65_535)),
+    "model-name": ("model_name", _text),
+    "open-metrics": ("open_metrics", _flag),
+    "page": ("page", _flag),
+    "log-prompts": ("log_prompts", _flag),
+    "max-body-bytes": ("max_body_bytes", _number(int, 1024, 1 << 30)),
+    "max-queue": ("max_queue", _number(int, 0, 1 << 20)),
+    "max-queue-time": ("max_queue_time_s", _number(float, 0, 86_400)),
+    "max-requests-per-key": ("max_requests_per_key", _number(int, 0, 1 << 20)),
+    "body-timeout": ("body_timeout_s", _number(float, 0.001, 86_400)),
+    "stuck-after": ("stuck_after_s", _number(float, 0.001, 86_400)),
+    "retry-after": ("retry_after_s", _number(int, 1, 3600)),
+}
+_LISTS = {"cors-origin": "cors_origins", "allowed-host": "allowed_hosts"}
+KEY_FILE = "api-key-file"
+KEYS = (*_DEPLOYMENT, *ENGINE_KEYS, *_SERVER, *_LISTS, KEY_FILE)
+
+
+def read_config(path: Path) -> DeployConfig:
+    """Returns the deployment of a file. Raises InputError with the line for what is wrong.
+
+    The model must be found on this machine too, as on those of the replicas.
+    """
+    root = read_root(path, "deployment file")
+    if root is None or is_null(root):
+        return config_of({})
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path} must be a mapping of settings, such as 'replicas: 2'")
+    lines: dict[str, int] = {}
+    values: dict[str, Any] = {}
+    for key, line, node in entries(path, root):
+        with at(f"{path}, line {line}"):
+            _check_key(key)
+        where, lines[key] = f"{path}, line {line}", line
+        if key in _LISTS and isinstance(node, yaml.SequenceNode):
+            values[key] = [text_of(where, key, item) for item in node.value]
+        else:
+            text = text_of(where, key, node)
+            is_path = key in ("model", KEY_FILE) or (key in ENGINE_KEYS and ENGINE_KEYS[key].metavar == "FILE")
+            values[key] = resolved(path, text) if is_path else text
+    try:
+        return config_of(values)
+    except InputError as error:
+        name = next((key for key in lines if re.match(rf"'?{re.escape(key)}\b", str(error))), None)
+        where = f"{path}, line {lines[name]}" if name is not None else str(path)
+        raise InputError(f"{where}: {error}") from None
+
+
+def config_of(values: Mapping[str, Any]) -> DeployConfig:
+    """Returns a deployment from its keys; a value that is no text counts as YAML's text of it. Raises InputError, which
+    begins with the key."""
+    fields: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    for key, value in values.items():
+        _check_key(key)
+        if key in _LISTS:
+            server[_LISTS[key]] = [value] if isinstance(value, str) else list(value)
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if key == KEY_FILE:
+            server["api_keys"] = read_keys(None, text)
+        elif key in ENGINE_KEYS:
+            option = ENGINE_KEYS[key]
+            engine[option.setting] = option.parse(text)
+        else:
+            target, (field, parse) = (fields, _DEPLOYMENT[key]) if key in _DEPLOYMENT else (server, _SERVER[key])
+            target[field] = parse(key, text)
+    config = DeployConfig(engine=engine, server=server_settings(**server), **fields)
+    _check_together(config, values)
+    return config
+
+
+def _check_key(key: str) -> None:
+    if key not in KEYS:
+        hint = did_you_mean(str(key).replace("_", "-"), KEYS)
+        raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(KEYS)}")
+
+
+def _check_together(config: DeployConfig, values: Mapping[str, Any]) -> None:
+    if not config.is_autoscaled:
+        for key in ("min-replicas", "target-kv-share", "upscale-delay", "downscale-delay"):
+            if key in values:
+                raise InputError(f"{key} needs max-replicas, the most replicas that autoscaling may start")
+    elif "replicas" in values:
+        raise InputError("replicas cannot be given with max-replicas; min-replicas is the least number")
+    elif (config.min_replicas or 1) > (config.max_replicas or 1):
+        raise InputError(f"min-replicas is {config.min_replicas}, which is more than max-replicas")
+    if config.gpus and config.num_ranks > 1 and config.gpus != 1:
+        raise InputError("gpus must be 1 with tensor-parallel-size and pipeline-parallel-size: a rank has one GPU")
+    try:
+        engine_config(device="auto", **config.engine)
+    except InputError as error:
+        option = next((o for o in ENGINE_KEYS.values() if re.match(rf"{o.setting}\b", str(error))), None)
+        text = str(error) if option is None else str(error).replace(option.setting, option.name, 1)
+        raise InputError(text) from None
+    with at("model"):
+        locate_model(config.model)

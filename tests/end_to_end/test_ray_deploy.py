@@ -1,0 +1,256 @@
+"""`plait deploy` on a Ray of this machine: the embedded model on two replicas, faults, and autoscaling.
+
+One Ray and one deployment for the whole file; the tests run in order and leave two replicas that answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from plait.runtime.errors import InputError
+from plait.runtime.server.deployment.control import LOCAL, connected, delete, deploy, describe
+from plait.runtime.server.deployment.deploy_config import DeployConfig, config_of
+
+LIMIT_S = 60.0
+TEXT = "The harbour master counted the boats twice each evening. " * 20
+SETTINGS: dict[str, Any] = {
+    "min-replicas": 2,
+    "max-replicas": 3,
+    "target-kv-share": 0.4,
+    "upscale-delay": 0,
+    "downscale-delay": 1,
+    "cpus": 0.2,
+    "ingress-cpus": 0.2,
+    "kv-memory-gb": 0.06,
+    "context-length": 1024,
+    "max-queue-time": 0,
+    "drain-timeout": 30,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Deployed:
+    """The deployment: requests to it, and the processes of its replicas."""
+
+    def __init__(self, config: DeployConfig, url: str) -> None:
+        self.config, self.url = config, url
+        self.refusal_of_taken_port = ""
+        self.http = httpx.Client(base_url=url, timeout=LIMIT_S)
+
+    def complete(self, prompt: str = TEXT, **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json=request_of(prompt, **fields))
+
+    def events(self, request: dict[str, Any]) -> Iterator[str]:
+        with self.http.stream("POST", "/v1/completions", json=request) as response:
+            yield from (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+    def status(self) -> dict[str, Any]:
+        return self.http.get("/status").json()
+
+    def metric(self, name: str) -> dict[str, float]:
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
+        return {line.partition("{")[2].partition("}")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    def processes(self, deployment: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if f"ServeReplica:plait:{deployment}" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def wait_until_ready(self, num_replicas: int = 2) -> None:
+        def is_ready() -> bool:
+            replicas = self.status()["replicas"]
+            return len(replicas) == num_replicas and all(replica["state"] == "ready" for replica in replicas)
+
+        wait_for(is_ready)
+
+
+def request_of(prompt: str = TEXT, **fields: Any) -> dict[str, Any]:
+    return {"model": "default", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def deployed() -> Iterator[Deployed]:
+    config = config_of(SETTINGS | {"port": free_port()})
+    with connected(LOCAL):
+        refusal = error_of_taken_port()
+        url = deploy(config, LIMIT_S * 2, lambda state: None)
+        service = Deployed(config, url)
+        service.refusal_of_taken_port = refusal
+        service.wait_until_ready()
+        yield service
+        delete(config.name)
+
+
+def error_of_taken_port() -> str:
+    """What `deploy` says about a port that another process listens at; nothing has been started then."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError) as caught:
+            deploy(config_of({"port": taken.getsockname()[1]}), 5, lambda state: None)
+    return str(caught.value)
+
+
+def run_side_by_side(works: list[Callable[[], Any]]) -> list[Any]:
+    results: list[Any] = [None] * len(works)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = works[index]()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return results
+
+
+def test_requests_with_one_prefix_go_to_one_replica_and_are_counted(deployed):
+    first = deployed.complete().json()
+    again = deployed.complete().json()
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190
+    replicas = deployed.status()["replicas"]
+    assert sorted(replica["placed"] for replica in replicas) == [0, 2]
+    wait_for(lambda: sum(deployed.metric("plait_prompt_tokens_total").values()) >= 2 * 190)
+    assert {'replica="0"', 'replica="1"'} <= set(deployed.metric("plait_prompt_tokens_total"))
+    assert sum(deployed.metric("plait_router_load_tokens").values()) == 0
+
+
+def test_a_flushed_cache_is_known_to_the_router_and_costs_no_answer(deployed):
+    text = deployed.complete().json()["choices"][0]["text"]
+    assert deployed.http.post("/flush_cache").status_code == 200
+    flushed = deployed.complete().json()
+    assert flushed["choices"][0]["text"] == text
+    assert flushed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_killed_replica_costs_only_the_streams_that_had_begun_there(deployed):
+    deployed.wait_until_ready()
+    streams = [deployed.events(request_of(f"Stream {i}. {TEXT}", max_tokens=600, stream=True)) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    assert sorted(replica["load"] > 0 for replica in deployed.status()["replicas"]) == [True, True]
+    victim = deployed.processes("engine")[0]
+
+    def kill() -> None:
+        time.sleep(0.2)
+        victim.kill()
+
+    prompts = [f"Boat {index}. {TEXT}" for index in range(6)]
+    works = [lambda prompt=prompt: deployed.complete(prompt, max_tokens=60) for prompt in prompts]
+    *answers, first, second, _ = run_side_by_side([*works, *[lambda s=stream: list(s) for stream in streams], kill])
+    assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
+    lost, kept = sorted((first, second), key=lambda events: events[-1] == "[DONE]")
+    assert json.loads(lost[-1])["error"]["code"] == "runtime_gone" and kept[-1] == "[DONE]"
+    deployed.wait_until_ready()
+    assert victim.pid not in [process.pid for process in deployed.processes("engine")]
+
+
+def test_requests_of_a_stopped_replica_run_on_the_other_one(deployed):
+    deployed.wait_until_ready()
+    stopped = deployed.processes("engine")[0]
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        prompts = [f"Stopped {index}. {TEXT}" for index in range(4)]
+        answers = run_side_by_side([lambda prompt=prompt: deployed.complete(prompt) for prompt in prompts])
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert "unanswered" in [replica["state"] for replica in deployed.status()["replicas"]]
+    finally:
+        with contextlib.suppress(psutil.Error):
+            stopped.send_signal(signal.SIGCONT)
+    deployed.wait_until_ready()
+
+
+def test_the_ingress_is_restarted_and_finds_the_replicas_again(deployed):
+    text = deployed.complete().json()["choices"][0]["text"]
+    (ingress,) = deployed.processes("ingress")
+    ingress.kill()
+    wait_for(lambda: deployed.complete().status_code == 200)
+    again = deployed.complete().json()
+    assert again["choices"][0]["text"] == text
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190  # it asked what the replicas have
+    deployed.wait_until_ready()
+
+
+def test_the_calls_of_a_client_that_left_are_ended(deployed):
+    with (
+        contextlib.suppress(httpx.TimeoutException),
+        httpx.Client(base_url=deployed.url, timeout=0.5) as impatient,
+    ):
+        impatient.post("/v1/completions", json=request_of(max_tokens=900, n=4))
+        pytest.fail("900 tokens came in half a second")
+    wait_for(lambda: deployed.status()["runtime"]["running_calls"] == 0 and deployed.status()["in_flight"] == 0)
+    assert deployed.status()["runtime"]["held_pages"] == 0
+
+
+def test_replicas_follow_the_load_and_no_request_is_lost(deployed):
+    deployed.wait_until_ready()
+    answers: list[httpx.Response] = []
+    enough = threading.Event()
+
+    def keep_asking(index: int) -> None:
+        while not enough.is_set():
+            answers.append(deployed.complete(f"Load {index}. {TEXT}", max_tokens=300))
+
+    threads = [threading.Thread(target=keep_asking, args=(index,)) for index in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: [replica["state"] for replica in deployed.status()["replicas"]] == ["ready"] * 3)
+        wait_for(lambda: deployed.status()["replicas"][2]["placed"] > 0)
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    requests = [request_of(f"Drained {index}. {TEXT}", max_tokens=600, stream=True) for index in range(3)]
+    streams = run_side_by_side([lambda r=request: list(deployed.events(r)) for request in requests])  # one on each
+    assert [events[-1] for events in streams] == ["[DONE]"] * 3
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {300}
+    deployed.wait_until_ready(2)
+
+
+def test_a_port_that_is_taken_is_an_error_before_anything_starts(deployed):
+    assert deployed.refusal_of_taken_port.startswith("cannot listen at 127.0.0.1 port ")
+    assert deployed.refusal_of_taken_port.endswith(": Address already in use")
+
+
+def test_a_deployment_describes_itself_and_refuses_another_address(deployed):
+    state = describe(deployed.config.name)
+    assert state is not None and state.status == "RUNNING" and state.replicas["engine"]["RUNNING"] == 2
+    assert describe("another") is None
+    with pytest.raises(InputError, match=r"listens at 127\.0\.0\.1 port"):
+        deploy(config_of(SETTINGS | {"port": free_port()}), 5, lambda state: None)
