@@ -134,7 +134,8 @@ def test_particles_over_http(exact):
         ):
             refused = http.post(f"{address}/v1/completions", json=body | change)
             assert refused.status_code == 400 and named in refused.text, refused.text
-        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-        chat = {"model": "default", "messages": [{"role": "user", "content": "Look."}], "particles": 2, "tools": tools}
-        answer = http.post(f"{address}/v1/chat/completions", json=chat | {"tool_choice": "required", "max_tokens": 40})
+        closed = {"type": "object", "properties": {}, "additionalProperties": False}
+        tools = [{"type": "function", "function": {"name": "look", "parameters": closed}}]
+        chat = {"model": "default", "messages": [{"role": "user", "content": "Look."}], "particles": 2, "seed": 1}
+        answer = http.post(f"{address}/v1/chat/completions", json=chat | {"tools": tools, "tool_choice": "required"})
         assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["tool_calls"], answer.text
