@@ -10,7 +10,7 @@ from plait.constrained.specs import GrammarError, Lark, Regex, Spec
 
 SHORT_TEXT_CHARS = 16
 _RULE_HEAD = re.compile(
-    r"^[ \t]*[?!]?(?P<rule>\w+)[ \t]*\[(?P<attributes>(?:\"(?:\\.|[^\"\\\n])*\"|[^\]\"\n])*)\]\s*(?:\.\s*\d+\s*)?:",
+    r"^[ \t]*[?!]?(?P<rule>\w+)[ \t]*\[(?P<attributes>(?:\"(?:\\.|[^\"\\\n])*+\"|[^\]\"\n])*+)\]\s*(?:\.\s*\d+\s*)?:",
     re.MULTILINE,
 )
 _CAPTURE = re.compile(r"(?:^|,)\s*capture\s*(?:=\s*\"(?P<name>[^\"]*)\"\s*)?(?=,|$)")
