@@ -14,12 +14,14 @@ equal weight can have 1 + 1/2 + ... + 1/n times the limits in all, if they come 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
 IDLE_ROWS = 128  # a server is idle when at most one row in so many is occupied (of 64 none): rare under load
+IDLE_S = 0.1  # it is idle when that lasts: a server under load has no calls for shorter times
 BURST_S = 0.5  # after it was idle, in which calls that find a free row may wait longer
 BURST_FACTOR = 10  # times max_queue_time_s, or times LONGEST_QUEUE_S by default
 QUEUE_CALLS = 6  # by default a request may wait for about as long as so many calls take
@@ -153,7 +155,7 @@ class QueueControl:
         self.waiting_calls: Counter[str] = Counter()
         self.waiting_tokens: Counter[str] = Counter()
         self.num_calls = self.num_waiting = 0
-        self._last_idle = -BURST_S
+        self._idle_since, self._last_idle = -math.inf, -math.inf
         self._token_rate = BusyRate(TOKEN_WINDOW)
         self._end_rate = BusyRate(max_running)
 
@@ -199,9 +201,13 @@ class QueueControl:
     def _count(self, request: QueuedRequest, sign: int, now: float) -> None:
         """Adds the request to all counts, or removes it."""
         waiting = request.waiting_calls
-        if self.num_calls <= self.max_running // IDLE_ROWS:
+        if now - self._idle_since >= IDLE_S:
             self._last_idle = now
         self.num_calls += sign * request.calls
+        if self.num_calls > self.max_running // IDLE_ROWS:
+            self._idle_since = math.inf
+        elif self._idle_since == math.inf:
+            self._idle_since = now
         self.num_waiting += sign * waiting
         for counts, amount in (
             (self.calls, request.calls),

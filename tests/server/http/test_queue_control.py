@@ -12,9 +12,11 @@ from plait.runtime.server.http.queue_control import (
     BURST_FACTOR,
     BURST_S,
     IDLE_ROWS,
+    IDLE_S,
     MIN_WAITING_CALLS,
     BusyRate,
     QueueControl,
+    QueuedRequest,
 )
 
 TOKENS_PER_S, ROWS, LIMIT_S = 2000, 64, 0.5
@@ -219,13 +221,19 @@ def test_before_a_rate_is_measured_the_rows_are_filled() -> None:
 
 def measured_control(num_running: int) -> QueueControl:
     """A control that has measured 1,000 tokens/s, and has been idle until 5 s before 100; `num_running` calls run."""
-    control, running = QueueControl(ROWS, 512, LIMIT_S), []
+    control = QueueControl(ROWS, 512, LIMIT_S)
     control.tokens_per_s = lambda now: 1000.0
     for _ in range(num_running):
-        running.append(control.admit("", 95.0))
-        control.set_size(running[-1], 1, 1, 100, 95.0)
-        control.begin(running[-1], 1, 95.0)
+        admit_running(control)
     return control
+
+
+def admit_running(control: QueueControl) -> QueuedRequest:
+    """Adds a call that runs since 95."""
+    request = control.admit("", 95.0)
+    control.set_size(request, 1, 1, 100, 95.0)
+    control.begin(request, 1, 95.0)
+    return request
 
 
 def num_admitted_at_once(control: QueueControl, tokens: int, now: float) -> int:
@@ -256,6 +264,15 @@ def test_a_burst_ends() -> None:
         control.set_size(control.admit("", 100.0), 1, 1, 50, 100.0)
     assert control.refusal("", 100.0 + BURST_S) is None
     assert control.refusal("", 100.01 + BURST_S) is not None
+
+
+@pytest.mark.parametrize(("idle_s", "num_admitted"), [(IDLE_S / 2, 11), (2 * IDLE_S, ROWS)])
+def test_a_moment_without_calls_is_no_idle_server(idle_s, num_admitted) -> None:
+    """Under load a server has no calls now and then, also when an overload begins."""
+    control = measured_control(0)
+    for request in [admit_running(control) for _ in range(4)]:
+        control.end(request, 100.0)
+    assert num_admitted_at_once(control, 50, 100.0 + idle_s) == num_admitted
 
 
 def test_bodies_that_do_not_arrive_delay_nobody() -> None:
@@ -296,7 +313,7 @@ def test_random_requests_against_a_fluid_model(events, weights, limit_s) -> None
     rate, now, alive, last_idle = 100.0, 0.0, [], 0.0
     control.tokens_per_s = lambda now: rate
     for kind, key, amount in events:
-        now += 0.1
+        now += 0.125  # longer than IDLE_S, and exact
         last_idle = last_idle if alive else now
         if kind == "arrive":
             check_decision(control, weights, key, now, rate, now - last_idle <= BURST_S)
