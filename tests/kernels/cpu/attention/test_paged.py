@@ -120,7 +120,7 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
                 memory.ctypes.data, capacity, results[-1],
             )  # fmt: skip
         exact = expected[isa != INT8_VNNI]
-        slack = (2**-8 if isa != INT8_VNNI else 2**-14) * float(exact.abs().max())  # probabilities are rounded
+        slack = (2**-8 if isa != INT8_VNNI else 2**-11) * float(exact.abs().max())  # probabilities are rounded
         assert_close_int8(results[0], exact.flatten(1), slack)
         for other in results[1:]:
             for first_field, field in zip(results[0], other, strict=True):
