@@ -24,11 +24,11 @@ from plait.kernels.cpu.gemm.int8_blocks import (
 
 # rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
-MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers
+MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers (`_max_rows`)
 # rows, at least -> how far ahead weights are prefetched: the longer a block takes, the more of them come in time
 PREFETCH_BYTES = {1: 8192} if INT8_ISA is AVX2 else {1: 6144, 2: 10240, 6: 12288}
 CHUNK_INPUTS = 256  # a superblock, or as many blocks
-CHUNKED_ROWS = range(MAX_ROWS + 1, 64)  # numbers of rows whose products go by chunks
+UNCHUNKED_ROWS = 64  # rows, at least, whose products do not go by chunks
 
 
 class TileChunk(NamedTuple):
@@ -59,6 +59,11 @@ class ProductArgs(NamedTuple):
     out_stride: Any
     out_tile_stride: Any
     rows: Any
+
+
+def _max_rows(form: Form) -> int:
+    """Returns how many rows are multiplied at a time: fewer where a unit has sums of its own."""
+    return min(MAX_ROWS, 4) if leaves_unit_scale(form) else MAX_ROWS
 
 
 def _for_rows(settings: dict[int, int], rows: int) -> int:
@@ -96,8 +101,8 @@ def _generate_chunks(b: Any, form: Form, tile: Any, out: Any, args: ProductArgs,
     Rows that do not fit into the registers find a chunk in the first-level cache once the first rows have read it. So
     memory is read as evenly as weights are multiplied, and not only during the first pass of a tile.
     """
-    above = b.sub(args.rows, v.I64(CHUNKED_ROWS.start))
-    is_chunked = b.icmp_unsigned("<", above, v.I64(len(CHUNKED_ROWS)))
+    least = v.I64(_max_rows(form) + 1)
+    is_chunked = b.icmp_unsigned("<", b.sub(args.rows, least), b.sub(v.I64(UNCHUNKED_ROWS), least))
     chunk = b.select(is_chunked, v.I64(CHUNK_INPUTS // form.unit_inputs), units)
     loop = v.Loop(b, b.udiv(b.add(units, b.sub(chunk, v.I64(1))), chunk))
     first = b.mul(loop.i, chunk)
@@ -110,7 +115,7 @@ def _generate_chunks(b: Any, form: Form, tile: Any, out: Any, args: ProductArgs,
 def _generate_rows(b: Any, form: Form, chunk: TileChunk, out: Any, args: ProductArgs) -> None:
     """Generates a loop for each number of rows that are multiplied at a time, the largest first."""
     row: Any = v.I64(0)
-    for count in sorted({MAX_ROWS, 4, 2, 1}, reverse=True):
+    for count in sorted({_max_rows(form), 4, 2, 1}, reverse=True):
         head, body, after = (b.append_basic_block(f"rows{count}_{name}") for name in ("head", "body", "after"))
         before = b.block
         b.branch(head)
