@@ -78,7 +78,7 @@ def add_block(
 ) -> list[Any]:
     """Returns the sums, a vector for each of `parts` in each row, with the products of one block added.
 
-    With `leaves_unit_scale` the half sums of `rows` are `unit_corrections`.
+    With `leaves_unit_scale` the half sums of several `rows` are `unit_corrections`.
     """
     if form.is_float:
         return _add_floats(b, form, place, rows, parts, sums)
@@ -147,15 +147,23 @@ def unit_corrections(b: Any, form: Form, half_sums: list[Any]) -> list[Any]:
     return addresses
 
 
+def _corrections(b: Any, form: Form, rows: ActivationRows, half: int) -> list[Any]:
+    """Returns, for each row, a half sum of a block times the negative offset, broadcast to a vector."""
+    lanes = INT8_ISA.lanes
+    if len(rows.half_sums) > 1:
+        return [v.broadcast_load(b, at, v.I32, 4 * form.blocks * half, lanes) for at in rows.half_sums]
+    halves = b.bitcast(v.broadcast_load(b, rows.half_sums[0], v.I32, lanes=lanes), v.vector(v.I16, 2 * lanes))
+    factors = ir.Constant(halves.type, [-form.offset if i % 2 == half else 0 for i in range(2 * lanes)])
+    return [_multiply_pairs(b, halves, factors)]
+
+
 def _add_offset_pairs(
     b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
 ) -> list[Any]:
     """`add_block` where 16 inputs share an integer scale and there is an offset; the products begin at corrections."""
     lanes = INT8_ISA.lanes
     words = [pair_words(b, form, place, part, lanes)[0] for part in parts]
-    corrections = [
-        [v.broadcast_load(b, at, v.I32, 4 * form.blocks * half, lanes) for at in rows.half_sums] for half in range(2)
-    ]
+    corrections = [_corrections(b, form, rows, half) for half in range(2)]
     totals = _pair_totals(b, form, place, rows, parts, words, corrections)
     x_scales = [v.broadcast_load(b, at, lanes=lanes) for at in rows.scales]
     return [

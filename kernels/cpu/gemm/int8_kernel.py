@@ -173,7 +173,7 @@ def _add_unit(b: Any, form: Form, unit: Any, rows: ActivationRows, parts: range,
         _prefetch(b, form, place, rows, parts)
         return add_block(b, form, place, rows, scales, parts, sums)
     scales_last = leaves_unit_scale(form)
-    if scales_last:
+    if scales_last and len(rows.qvalues) > 1:
         rows = rows._replace(half_sums=unit_corrections(b, form, rows.half_sums))
     loop = v.Loop(b, v.I64(form.blocks), [v.constant(x.type, 0.0) for x in sums] if scales_last else sums)
     place = block_place(b, form, unit, loop.i)
