@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--llama", help="a Python with llama-cpp-python or xllamacpp")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
-    parser.add_argument(
-        "--beside", type=int, metavar="NICE", help="also beside a busy process"
-    )
+    parser.add_argument("--beside", type=int, metavar="NICE", help="also beside a busy process")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
