@@ -12,22 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 
-from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import AttentionLayer, FusedOperators
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 
 MAX_PIECEWISE_TOKENS = 1024  # with more, a GPU computes longer than the host launches
-
-
-class LayerAttention(Protocol):
-    """The attention of one layer, outside of the graphs."""
-
-    def __call__(self, q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None: ...
 
 
 def make_piecewise_capture_sizes(largest: int) -> list[int]:
@@ -71,39 +64,30 @@ class PiecewiseForward:
     ) -> None:
         self._runner, self._buffers, self._tokens = runner, buffers, tokens
         self._prepare, self._layout = prepare, layout
-        self._calls: list[LayerAttention] = []
+        self._layers: list[AttentionLayer] = []
         self._replay = stream.capture_pieces(self._forward)
-        self._attention = tuple(self._calls)
+        self._attention = self._fused.bound_attention(self._layers)
+
+    @property
+    def _fused(self) -> FusedOperators:
+        fused = self._runner.kernels.fused
+        assert fused is not None
+        return fused
 
     def run(self, layout: AttentionLayout, tokens: int) -> None:
         """Repeats the pass over the inputs in its buffers; attention is that of `layout`, with its `tokens` tokens."""
-        fused = self._runner.kernels.fused
-        assert fused is not None
-        planned = fused.with_plans(layout, self._runner.attention_shapes)
-        q, out = self._buffers.queries[:tokens], self._buffers.attended[:tokens]
-        self._replay([partial(attend, q, planned, out=out) for attend in self._attention])
+        planned = self._fused.with_plans(layout, self._runner.attention_shapes)
+        self._replay(self._attention(self._buffers.queries[:tokens], planned, self._buffers.attended[:tokens]))
 
     def _forward(self, split: DeviceWork) -> None:
-        """The pass without attention: calls `split` at its places."""
-        model, kernels = self._runner.model, self._runner.model.kernels
-        fused = kernels.fused
-        assert fused is not None
-        self._calls.clear()
+        """The pass without attention: calls `split` at its places, and lists the layers of these."""
+        model, kernels, fused = self._runner.model, self._runner.model.kernels, self._fused
+        self._layers.clear()
 
         def attention(
-            q: torch.Tensor,
-            cache: LayerCache,
-            layout: AttentionLayout,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            *,
-            out: torch.Tensor | None = None,
+            q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, out: torch.Tensor | None = None
         ) -> torch.Tensor:
-            def attend(q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None:
-                fused.attention(q, cache, layout, scale, window, softcap, out=out)
-
-            self._calls.append(attend)
+            self._layers.append(layer)
             split()
             return self._buffers.attended[: self._tokens]
 
