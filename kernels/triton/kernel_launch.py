@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from triton.compiler import CompiledKernel
+from triton.runtime import driver
 
 FIRST_CACHE, NUM_CACHES = "k_cache", 4  # a repeatable kernel's parameters k_cache, v_cache, and their scales
 
@@ -38,10 +39,10 @@ class KernelLaunch:
         return self._kernel[self._grid](*self._arguments, **self._constants)
 
     def run_to_repeat(self) -> Callable[[CacheTensors], None]:
-        """Launches. Returns a function that repeats the launch with the caches of another layer.
+        """Launches. Returns a function that repeats the launch with the caches of another layer, on the same stream.
 
-        They have the dtypes, strides and alignment of the first. The caller keeps all other arguments alive, because
-        only their addresses are kept: a launcher takes these as they are, and asks the driver about every tensor.
+        They have the dtypes, strides and alignment of the first. Arguments are passed as addresses, because a launcher
+        asks the driver about every tensor; the function keeps the tensors alive.
         """
         names, arguments = self._kernel.arg_names, self._arguments
         first_cache = names.index(FIRST_CACHE)
@@ -50,10 +51,20 @@ class KernelLaunch:
         if not isinstance(compiled, CompiledKernel):
             kernel, grid, constants = self._kernel, self._grid, self._constants
             return lambda caches: kernel[grid](*before, *caches.tensors, *behind, **constants)
-        launch = compiled[self._grid]
+        launch, stream = compiled[self._grid], _current_stream()
         first, last = _addresses(before), _addresses(behind)
         last += [self._constants[name] for name in names[len(arguments) :]]  # a launcher skips them
-        return lambda caches: launch(*first, *caches.addresses, *last)
+
+        def repeat(caches: CacheTensors, kept: tuple[Any, ...] = arguments) -> None:
+            launch(*first, *caches.addresses, *last, stream=stream)
+
+        return repeat
+
+
+def _current_stream() -> Any:
+    """The stream that Triton launches on in this thread."""
+    active = driver.active
+    return active.get_current_stream(active.get_current_device())
 
 
 def _addresses(arguments: tuple[Any, ...]) -> list[Any]:
