@@ -20,18 +20,27 @@ from plait.kernels.operators import AttentionLayer, FusedOperators
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 
-MAX_PIECEWISE_TOKENS = 1024  # with more, a GPU computes longer than the host launches
+MIN_PIECEWISE_TOKENS = 1024  # that graphs reach; with more, a GPU computes longer than the host launches
+
+
+def max_piecewise_tokens(max_rows: int, max_batch_tokens: int) -> int:
+    """Returns the most tokens of a step in pieces: of many decoding rows, as many tokens of prompts beside them.
+
+    >>> [max_piecewise_tokens(rows, 8192) for rows in (64, 512, 1000)]
+    [1024, 1024, 2000]
+    """
+    return min(max(MIN_PIECEWISE_TOKENS, 2 * max_rows), max_batch_tokens)
 
 
 def make_piecewise_capture_sizes(largest: int) -> list[int]:
-    """Returns 16, 32, multiples of 64 up to 512, of 128 beyond, and `largest` itself.
+    """Returns 16, 32, multiples of 64 up to 512, of 128 up to 1,024, of 256 beyond, and `largest` itself.
 
     Up to about 200 tokens a step reads weights most of its time, so that padding costs little.
 
     >>> make_piecewise_capture_sizes(200)
     [16, 32, 64, 128, 192, 200]
     """
-    sizes = [16, 32, *range(64, 513, 64), *range(640, largest + 1, 128)]
+    sizes = [16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, largest + 1, 256)]
     return [*(size for size in sizes if size < largest), largest]
 
 
