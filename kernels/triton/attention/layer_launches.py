@@ -27,7 +27,7 @@ class _BoundLayer(NamedTuple):
 
 
 class LayerLaunches:
-    """Implements `BindAttentionOp` for layers whose caches stay where they are."""
+    """A `BoundAttention` of layers whose caches stay where they are."""
 
     def __init__(self, layers: Sequence[AttentionLayer]) -> None:
         self._layers = [_bind(layer) for layer in layers]

@@ -3,8 +3,9 @@
     graph [ embed, norm, q k v, rotate, write KV ]  attention 0  [ o, norm, MLP, norm, q k v, ... ]  attention 1  [ ...
 
 What a graph computes depends on the number of new tokens only, and each size serves every step that has at most so many
-(padded). Attention is launched outside, with the rows and tokens of the step. Queries, the attention's output and the
-last hidden states are in buffers that all sizes share; what else a graph needs is in the pool of all graphs.
+(padded). Attention is launched outside, with the rows and tokens of the step; layers of one kind repeat the launches of
+the first, see `FusedOperators.bind_attention`. Queries, attention's output and the last hidden states are in buffers
+that all sizes share; what else a graph needs is in the pool of all graphs.
 """
 
 from __future__ import annotations
