@@ -79,11 +79,12 @@ def sum_partial_sums(b: Any, sums: Sequence[Any], add: Any) -> Any:
     return shuffled(b, sums[0], sums[0], TRANSPOSE_4X4)
 
 
-def _begin_positions(
-    vectors: LaneVectors, base: Any, kv_begins: Any, kv_ends: Any, carried: Sequence[Any] = ()
-) -> tuple[Any, Any]:
-    """Begins a loop over a block's vectors; returns it, and which lanes see the position of each number."""
-    b = vectors.b
+def _begin_positions(vectors: LaneVectors, arguments: list[Any], carried: Sequence[Any] = ()) -> tuple[Any, Any]:
+    """Begins a loop over a block's vectors; returns it, and which lanes see the position of each number.
+
+    `arguments`: those of `apply_mask` from `base` on.
+    """
+    b, (base, kv_begins, kv_ends) = vectors.b, arguments
     bounds = [vectors.load(address, v.I32) for address in (kv_begins, kv_ends)]
     offsets = ir.Constant(v.I32X16, [i // vectors.lanes for i in range(v.LANES)])
     loop = v.Loop(b, v.I64(KV_BLOCK // vectors.positions), carried)
@@ -101,7 +102,7 @@ def apply_mask(context: Any, lanes: Any, scores: Any, base: Any, kv_begins: Any,
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, scores, *positions = values
-        loop, is_seen = _begin_positions(LaneVectors(b, lanes.literal_value), *positions)
+        loop, is_seen = _begin_positions(LaneVectors(b, lanes.literal_value), positions)
         row = b.add(scores, b.shl(loop.i, v.I64(6)))
         v.store(b, b.select(is_seen, v.load(b, row, v.F32X16), v.constant(v.F32X16, MASKED_SCORE)), row)
         loop.end()
@@ -120,7 +121,7 @@ def largest_visible(context: Any, lanes: Any, numbers: Any, base: Any, kv_begins
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, numbers, *positions, out = values
         vectors, zero = LaneVectors(b, lanes.literal_value), v.constant(v.I32X16, 0)
-        loop, is_seen = _begin_positions(vectors, *positions, carried=[zero])
+        loop, is_seen = _begin_positions(vectors, positions, [zero])
         offset = b.mul(loop.i, v.I64(4 * vectors.positions))
         seen = b.select(is_seen, vectors.load_of_positions(b.add(numbers, offset), v.I32), zero)
         (largest,) = loop.end([larger_bits(b, seen, loop.carried[0])])
