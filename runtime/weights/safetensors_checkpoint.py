@@ -18,6 +18,7 @@ from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes,
 from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_hf
 from plait.runtime.weights.parallel_read import Readers
+from plait.runtime.weights.quantized.code_arrays import CodeArray
 from plait.runtime.weights.quantized.modules import QuantizedModules
 from plait.runtime.weights.quantized.registry import read_quantization
 from plait.runtime.weights.quantized.stored_module import TensorInfo
@@ -165,11 +166,16 @@ class SafetensorsCheckpoint:
             raise CorruptModel(f"some experts of {name!r} are quantized and others are not; all must be stored alike")
 
     def _read_codes(self, stored: str, device: torch.device | str, part: WeightPart) -> torch.Tensor:
-        """The codes of a part of a quantized matrix, uint8 [N, K]."""
+        """The codes of a part of a quantized matrix, uint8 [N, K], unpacked on the device: by numpy on a CPU."""
         import torch
 
-        reader = self._readers.of(device)
-        codes = self._quantized.codes(stored, lambda rows: reader.read_new([rows]), part)
+        reader, on_cpu = self._readers.of(device), torch.device(device).type == "cpu"
+
+        def read(rows: StoredRows) -> CodeArray:
+            octets = reader.read_new([rows])
+            return octets.numpy() if on_cpu else octets
+
+        codes = [torch.as_tensor(codes) for codes in self._quantized.codes(stored, read, part)]
         return (codes[0] if len(codes) == 1 else torch.cat(codes)).contiguous()
 
     def _read_dequantized(

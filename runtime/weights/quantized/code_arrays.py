@@ -19,7 +19,7 @@ def split_nibbles(octets: CodeArray, *, high_first: bool = False) -> CodeArray:
     pairs = np.empty(shape, np.uint8) if isinstance(octets, np.ndarray) else octets.new_empty(shape)
     pairs[..., int(high_first)] = octets & 15
     pairs[..., int(not high_first)] = octets >> 4
-    return pairs.reshape(*octets.shape[:-1], -1)
+    return pairs.reshape(*octets.shape[:-1], 2 * octets.shape[-1])
 
 
 def unpack_fields(octets: CodeArray, bits: int) -> CodeArray:
@@ -35,7 +35,7 @@ def transpose_words(octets: CodeArray) -> CodeArray:
         return words.view(np.uint8)
     import torch
 
-    return octets.view(torch.int32).T.contiguous().view(torch.uint8).view(num_words, -1)
+    return octets.view(torch.int32).T.contiguous().view(torch.uint8).view(num_words, 4 * len(octets))
 
 
 def unpack_words(words: np.ndarray[Any, Any], bits: int, order: Sequence[int] | None = None) -> CodeArray:

@@ -12,11 +12,13 @@ from tiny_hf_models import randomized, write_gguf
 
 from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize
 from plait.runtime.errors import InputError
+from plait.runtime.models.checkpoint_interface import WeightPart
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.weight_split import INPUTS, Rank, WeightSplit, rank_config
 from plait.runtime.weights import stored_rows
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 from plait.runtime.weights.rank_checkpoint import RankCheckpoint
+from plait.runtime.weights.stored_rows import read_rows
 
 
 def ranks_of(path, size):
@@ -131,6 +133,24 @@ def test_quantized_matrices_are_split_or_refused_by_name(case, tmp_path):
             else:
                 assert f": {name} is stored" in reason and "do not end where its blocks end" in reason
                 assert name.removesuffix(".weight").partition("layers.")[2].partition(".")[2] in INPUTS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_of_any_part_are_slices_on_any_device(case, tmp_path):
+    """Bytes in torch's memory, as on a GPU, and in numpy's are unpacked alike, whichever words a part cuts."""
+    save_quantized(tmp_path, CASES[case])
+    whole, chance = open_checkpoint(tmp_path), np.random.default_rng(5)
+    for name in (name for name in whole.names() if whole.grid(name) is not None):
+        outputs, inputs = whole.shapes[name]
+        complete = whole.codes(name, "cpu").numpy()
+        for _ in range(3):
+            rows = tuple(tuple(sorted(chance.integers(0, outputs + 1, 2).tolist())) for _ in range(2))
+            columns = tuple(sorted(chance.integers(0, inputs + 1, 2).tolist()))
+            part = WeightPart(rows, columns)
+            expected = np.concatenate([complete[first:end] for first, end in rows])[:, slice(*columns)]
+            assert np.array_equal(whole.codes(name, "cpu", part).numpy(), expected)
+            unpacked = whole._quantized.codes(name, lambda stored: torch.from_numpy(read_rows(stored)), part)
+            assert np.array_equal(torch.cat(unpacked).numpy(), expected)
 
 
 @pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0", "Q5_1"])
