@@ -3,9 +3,9 @@
     python benchmarks/loading_checkpoints.py [--kinds fp8 gptq ranks] [--gguf FILE] [--gigabytes 2] [--folder FOLDER]
 
 Every kind is a random checkpoint with the matrices of Llama-3-8B, which is deleted at the end; "ranks" is a folder in
-bf16 of which two ranks read their halves, one after the other. Prints GB/s (10^9 bytes of the file) from the page cache,
-the median of three: of the complete load, in which this CPU also does what a GPU does with the bytes, and of the reading
-alone. Freed memory is used again, as by torch on a GPU, if the environment has MALLOC_MMAP_MAX_=0 and
+bf16 of which two ranks read their halves, one after the other. Prints GB/s (10^9 bytes of the file) from the page
+cache, the median of three: of the complete load, in which this CPU also does what a GPU does with the bytes, and of the
+reading alone. Freed memory is used again, as by torch on a GPU, if the environment has MALLOC_MMAP_MAX_=0 and
 MALLOC_TRIM_THRESHOLD_=99999999999.
 """
 

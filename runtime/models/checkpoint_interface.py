@@ -109,6 +109,9 @@ class Checkpoint(Protocol):
         Several threads read. Raises CorruptModel if the file has become shorter.
         """
 
+    def close(self) -> None:
+        """Ends the threads that read, and frees their buffers. Reading again starts new ones."""
+
 
 class CompleteCheckpoint(Checkpoint, Protocol):
     """The weights of all ranks, of which `part` is read and no other bytes (of grids: everything)."""

@@ -143,6 +143,9 @@ class GGUFCheckpoint:
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
         return values
 
+    def close(self) -> None:
+        self._readers.close()
+
     def _gguf_name(self, name: str) -> str:
         return gguf_name(name, self._family.gguf_layer_names)
 

@@ -111,7 +111,7 @@ class ParallelReader:
 
 
 class Readers:
-    """The readers of a checkpoint, one for each device, made when they are asked for. Their threads end with it."""
+    """The readers of a checkpoint, one for each device, made when they are asked for."""
 
     def __init__(self) -> None:
         self._readers: dict[torch.device, ParallelReader] = {}
@@ -123,3 +123,8 @@ class Readers:
         if device not in self._readers:
             self._readers[device] = ParallelReader(device)
         return self._readers[device]
+
+    def close(self) -> None:
+        """Ends the threads of all readers, and frees their buffers."""
+        while self._readers:
+            self._readers.popitem()[1].close()

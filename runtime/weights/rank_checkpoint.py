@@ -98,6 +98,9 @@ class RankCheckpoint:
             return torch.zeros(self._full_shapes[name], dtype=dtype, device=device)
         return self._complete.tensor(name, dtype, device, part)
 
+    def close(self) -> None:
+        self._complete.close()
+
     def _cut_blocks(self, name: str, stored: str) -> InputError:
         inputs, size = self._full_shapes[name][-1], self._rank.size
         return InputError(

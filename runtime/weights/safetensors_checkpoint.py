@@ -133,6 +133,9 @@ class SafetensorsCheckpoint:
         stored_type, rows, _ = self.raw_blocks(name)
         return widen(stored_type, rows, shape)
 
+    def close(self) -> None:
+        self._readers.close()
+
     def _raw_rows(self, part: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """The bytes of a stored tensor of floats, uint8 [rows, bytes of a row], mapped."""
         return self._map(self.file_by_tensor[part]).rows(part, self._float_type(part), shape)

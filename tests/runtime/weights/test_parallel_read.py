@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from quantized_checkpoints import CASES, save_quantized
 from tiny_hf_models import randomized, write_gguf
 
+from plait.runtime.config import engine_config
 from plait.runtime.errors import CorruptModel
+from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
 from plait.runtime.models.weight_split import Rank
 from plait.runtime.weights import parallel_read
@@ -130,6 +132,21 @@ def saved_model(kind, folder):
     else:
         save_quantized(folder, CASES[kind])
     return folder / "model.safetensors"
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("weight-reader")]
+
+
+def test_a_runner_that_has_loaded_keeps_no_reading_threads(tmp_path):
+    save_quantized(tmp_path, CASES["AWQ"])
+    before, during = reading_threads(), []
+    loaded = TorchRunner(
+        engine_config(device="cpu", weights="bf16", max_pages=90),
+        tmp_path,
+        lambda fraction, doing: during.append(len(reading_threads())),
+    )
+    assert loaded.model is not None and max(during) > len(before) == len(reading_threads())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
