@@ -87,7 +87,7 @@ class GGUFCheckpoint:
         return None
 
     def codes(self, name: str, device: torch.device | str, part: WeightPart = COMPLETE) -> torch.Tensor:
-        raise CorruptModel(f"{name} has no codes: a GGUF file has blocks")
+        raise AssertionError(f"{name} has blocks, not codes")
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
