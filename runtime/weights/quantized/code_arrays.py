@@ -35,7 +35,8 @@ def transpose_words(octets: CodeArray) -> CodeArray:
         return words.view(np.uint8)
     import torch
 
-    return octets.view(torch.int32).T.contiguous().view(torch.uint8).view(num_words, 4 * len(octets))
+    words = octets.view(torch.int32).T.clone(memory_format=torch.contiguous_format)  # new strides, also for one row
+    return words.view(torch.uint8).view(num_words, 4 * len(octets))
 
 
 def unpack_words(words: np.ndarray[Any, Any], bits: int, order: Sequence[int] | None = None) -> CodeArray:
