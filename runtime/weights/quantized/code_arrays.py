@@ -35,7 +35,8 @@ def transpose_words(octets: CodeArray) -> CodeArray:
         return words.view(np.uint8)
     import torch
 
-    words = octets.view(torch.int32).T.clone(memory_format=torch.contiguous_format)  # new strides, also for one row
+    words = octets.reshape(-1).view(torch.int32).view(len(octets), num_words).T  # strides of one row may be odd
+    words = words.clone(memory_format=torch.contiguous_format)
     return words.view(torch.uint8).view(num_words, 4 * len(octets))
 
 
