@@ -36,7 +36,8 @@ def hold(matrix: QuantizedMatrix, device: torch.device | str = "cpu") -> Int4Wei
     held = torch.from_numpy(scales[:, 0].copy()) if scales.shape[1] == 1 else _narrowed(scales).T.contiguous()
     group = grid.group if scales.shape[1] > 1 else STEP
     if grid.kind == "e4m3":
-        return Float8Weight(_bytes(matrix.codes, device), held.to(device), group)
+        codes = _bytes(matrix.codes, device)
+        return Float8Weight(codes, held.to(device), group, grid.quantizes_activations, grid.row_block)
     return Int8Weight(_bytes(matrix.codes ^ np.uint8(128), device).view(torch.int8), held.to(device), group)
 
 
