@@ -17,7 +17,7 @@ from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
 from plait.kernels.operators import Kernels
-from plait.kernels.quantized_matrix import E4M3_NAN, Grid, QuantizedMatrix, e4m3_numbers
+from plait.kernels.quantized_matrix import E4M3_NAN, Grid, e4m3_numbers
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
@@ -74,8 +74,11 @@ class RandomCheckpoint:
     def is_quantized(self, name: str) -> bool:
         return False
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
+    def grid(self, name: str) -> Grid | None:
         return None
+
+    def close(self) -> None:
+        pass
 
 
 class RandomFloat8Checkpoint(RandomCheckpoint):
@@ -83,22 +86,19 @@ class RandomFloat8Checkpoint(RandomCheckpoint):
 
     quantization: str | None = "fp8, a scale per output"
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        codes = np.random.default_rng(0).integers(0, 256, 1 << 24, np.uint8)
-        codes[codes & 0x7F == E4M3_NAN] = 0
-        self.codes = codes
-        self.scale = np.float32(0.02 / e4m3_numbers()[codes].std())
-
     def is_quantized(self, name: str) -> bool:
         return ".layers." in name and len(self.shapes[name]) == 2
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
+    def grid(self, name: str) -> Grid | None:
         if not self.is_quantized(name):
             return None
         outputs, inputs = self.shapes[name]
-        scales = np.full((outputs, 1), self.scale)
-        return QuantizedMatrix(Grid("e4m3", scales, inputs), np.resize(self.codes, (outputs, inputs)))
+        scale = 0.02 / np.nanstd(e4m3_numbers())
+        return Grid("e4m3", np.full((outputs, 1), scale, np.float32), inputs)
+
+    def codes(self, name: str, device: torch.device | str) -> torch.Tensor:
+        codes = torch.randint(0, 256, self.shapes[name], dtype=torch.uint8, device=device)
+        return codes.masked_fill_((codes & 0x7F) == E4M3_NAN, 0)
 
 
 def random_vocabulary(size: int) -> Vocabulary:

@@ -34,6 +34,7 @@ SHARED_LIMIT = {
     90: 227 * 1024,
     100: 227 * 1024,
 }  # bytes per thread block, CUDA C++ Programming Guide
+OVERLAPPING = {"_prefill_kernel", "_float8_matmul"}  # of which it is reported if ptxas runs products one by one
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Report:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    tensor_core: str  # "wgmma", "tcgen05", "mma" or ""; "wgmma fp8" with float8 operands; "serialized" too
+    tensor_core: str  # "wgmma", "tcgen05", "mma" or ""; "wgmma fp8" with float8 operands
     wants_tensor_core: bool
     copies_of_16: int = 0  # asynchronous copies of 16 bytes in the PTX
     copies_of_less: int = 0
@@ -172,7 +173,8 @@ def compile_job(job: Job) -> Report:
     assert registers and spills, f"no registers in the output of ptxas: {text}"
     patterns = {"wgmma": r"\bwgmma\.mma_async\.sync", "tcgen05": r"\btcgen05\.mma\b", "mma": r"\bmma\.sync"}
     kind = " fp8" if re.search(r"e4m3\.e4m3|kind::f8f6f4", ptx) else ""
-    kind += " serialized" if "wgmma.mma_async instructions are serialized" in text else ""
+    if launch.kernel.__name__ in OVERLAPPING and "wgmma.mma_async instructions are serialized" in text:
+        kind += " serialized"
     cores = (name + kind for name, pattern in patterns.items() if re.search(pattern, ptx))
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
     copies_of_16 = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
