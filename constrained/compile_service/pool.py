@@ -383,7 +383,7 @@ class CompilePool:
             else:
                 self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
         elif isinstance(outcome, JobFailure):
-            reason = "the compiler process died; the constraint may need too much memory"
+            reason = "the compiler process died; the constraint may need too much memory, or be nested too deeply"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
         else:
             self.compile_s.append(outcome.spent_s)
