@@ -199,10 +199,10 @@ class LlguidanceMatcher(Matcher):
             return True
         probe = self._inner.deep_copy()
         probe.consume_token(token)
-        if not probe.get_error().startswith(LEXER_ERROR):
+        if not str(probe.get_error()).startswith(LEXER_ERROR):
             return False
         self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
-        return self._query(lambda inner: inner.validate_tokens([token]) == 1)
+        return self._query(lambda inner: bool(inner.validate_tokens([token]) == 1))
 
     def _query(self, operation: Callable[[llguidance.LLMatcher], T]) -> T:
         """Returns `operation(inner matcher)`, retried once with a new lexer. Raises GrammarError if both fail."""

@@ -57,6 +57,7 @@ def test_accepted_texts() -> None:
         ('start: "a"{3,2}', 7, "3 to 2 times"),
         ("%import foo.BAR\nstart: BAR", 0, "foo.BAR cannot be imported; known are common"),
         ('start.2: "a"', 9, "priorities"),
+        ("start: " + "(" * 50 + '"a"' + ")" * 50, 36, "more than 28 deep"),
         ("", None, "no rule named start"),
         ('rule: "a"', None, "start"),
         ("start: s\ns: s", None, "can be written|infinite|rule|start"),
