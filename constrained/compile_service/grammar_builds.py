@@ -22,7 +22,7 @@ Key = TypeVar("Key")
 
 
 class GrammarBuilds(Generic[Key]):
-    """The builds of one vocabulary that run in threads. `running`: their keys; who removes one drops its result later.
+    """The builds of one vocabulary that run in threads. `running`: the keys of those that the caller waits for.
 
     >>> builds = GrammarBuilds[str](vocabulary)                           # doctest: +SKIP
     >>> builds.open()                                                     # doctest: +SKIP
