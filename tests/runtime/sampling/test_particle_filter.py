@@ -42,9 +42,7 @@ def cases(draw):
 
 
 def rejection(probabilities, admissible, generator):
-    return TokenRejection(
-        probabilities, lambda token: bool(admissible[token]), lambda: admissible.astype(float), generator.random
-    )
+    return TokenRejection(probabilities, lambda token: bool(admissible[token]), lambda: admissible, generator.random)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

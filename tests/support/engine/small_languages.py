@@ -8,6 +8,7 @@ import numpy as np
 
 from plait.runtime.sampling.exact_search import ExactSearch
 from plait.runtime.sampling.particle_filter import ParticleFilter
+from plait.runtime.sampling.prefix_tree import AllowedTokens
 
 END = 0
 
@@ -49,16 +50,20 @@ class Language:
         return self._rows[path]
 
     def allowed(self, path):
-        return np.array([(*path, token) in self.prefixes for token in range(self.width)], float)
+        return np.array([(*path, token) in self.prefixes for token in range(self.width)], bool)
 
     def enumerated(self):
         mass = {text: math.prod(self.probabilities(text[:i])[t] for i, t in enumerate(text)) for text in self.texts}
         return {text: probability / sum(mass.values()) for text, probability in mass.items()}, sum(mass.values())
 
-    def sample(self, tree, seed):
-        search = ExactSearch(tree, self, seed)
-        while (path := search.advance()) is not None:
-            search.feed(self.probabilities(path) * self.allowed(path))
+    def sample(self, tree, seed, max_pending=4, order=reversed):
+        """`order`: of the prefixes that are pending at once; only the first one is fed before the next step."""
+        search = ExactSearch(tree, self, seed, max_pending)
+        search.advance()
+        while search.value is None:
+            path = next(iter(order(search.pending)))
+            search.feed(path, AllowedTokens.of(self.probabilities(path), self.allowed(path)))
+            search.advance()
         return search
 
     def sample_particles(self, num_particles, seed):
