@@ -4,8 +4,9 @@ Each of N particles is a prefix. A step draws its next token among the admissibl
 their probability, m(prefix), or an unbiased estimate of it (`TokenRejection`); a forced token multiplies it by its own
 probability. Where the effective sample size (sum w)^2 / sum w^2 is below half of N, the particles are drawn anew by
 their weights (systematic resampling; Douc & Cappe 2005), and the mean of the weights is a factor of the estimate Z.
-Before that, particles of negligible weight are ended at random, and the others get more weight (rejection
-control; Liu, Chen & Wong 1998). The value is drawn by weight among the complete particles. For every function f:
+Before that, particles of negligible weight, or with an unlikely continuation, are ended at random, and the others of
+them get more weight (rejection control; Liu, Chen & Wong 1998). The value is drawn by weight among the complete
+particles. For every function f of texts
 
     E[Z f(value)] = sum of p(x) f(x) over the valid texts x,   so E[Z] = p(valid)
 
@@ -34,6 +35,7 @@ from plait.runtime.sampling_params import MAX_PARTICLES
 
 RESAMPLE_BELOW = 0.5  # effective sample size, as a fraction of the particles
 THIN_BELOW = 0.1  # weight, as a fraction of the mean one
+UNLIKELY_LIVE_ON = 0.1  # of the particles whose continuation is unlikely
 _RESAMPLE, _PICK, _THIN = range(
     MAX_PARTICLES, MAX_PARTICLES + 3
 )  # streams of random numbers; those before belong to nodes
@@ -63,6 +65,9 @@ class ParticleConstraint(Protocol):
 
     def forced(self, path: Path) -> Path:
         """Tokens that can only follow here."""
+
+    def is_unlikely(self, path: Path) -> bool:
+        """Whether the model hardly ever goes on here. A guess: it changes what is computed, and no expectation."""
 
 
 @dataclass(eq=False)
@@ -178,7 +183,7 @@ class ParticleFilter:
         if all(particles.is_finished for particles in drawn):
             self._pick(drawn)
             return
-        drawn = self._thin(drawn)
+        drawn = self._thin(self._thin_unlikely(drawn))
         if self._effective_sample_size(drawn) < RESAMPLE_BELOW * self.num_particles:
             drawn = self._resample(drawn)
         self.nodes, first = [], 0
@@ -199,6 +204,21 @@ class ParticleFilter:
         return ParticleNode(
             particles.path, forced, first, particles.num, particles.log_weight, particles.logprob, particles.parent
         )
+
+    def _thin_unlikely(self, drawn: list[_Particles]) -> list[_Particles]:
+        """Ends most particles whose continuation is unlikely, where there are others; see `_thin`."""
+        flags = [not old.is_finished and self._constraint.is_unlikely(old.path) for old in drawn]
+        if all(flags):
+            return drawn
+        kept = []
+        for index, (old, is_unlikely) in enumerate(zip(drawn, flags, strict=True)):
+            if is_unlikely:
+                num = int(old.num * UNLIKELY_LIVE_ON + self._uniform(_THIN, MAX_PARTICLES + index))
+                log_weight = old.log_weight - math.log(UNLIKELY_LIVE_ON)
+                old = _Particles(old.path, num, log_weight, old.logprob, False, old.parent)
+            if old.num:
+                kept.append(old)
+        return kept
 
     def _thin(self, drawn: list[_Particles]) -> list[_Particles]:
         """Ends most particles of negligible weight w, so that their prefixes need not be computed.

@@ -183,9 +183,12 @@ class MatcherConstraint:
         forced = tuple(self._matcher.forced_tokens()[:num_left])
         if not forced or not path:
             return forced
-        text = b"".join(self._token_bytes[token] for token in (path[-1], forced[0]))
-        spelled = self._encode(text.decode("utf-8", "ignore"))
-        return forced if list(spelled[:1]) == [path[-1]] else ()
+        return forced if self.is_spelled_so(path[-1], forced[0]) else ()
+
+    def is_spelled_so(self, token: int, following: int) -> bool:
+        """Whether the tokenizer spells the text of two tokens with the first of them."""
+        text = (self._token_bytes[token] + self._token_bytes[following]).decode("utf-8", "ignore")
+        return list(self._encode(text)[:1]) == [token]
 
     def _move_to(self, path: Path) -> None:
         common = common_length(self._accepted, path)

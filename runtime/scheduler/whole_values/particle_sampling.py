@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from plait.constrained import Grammar, Matcher, Vocabulary
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.messages import ParticlesInfo
@@ -19,6 +21,7 @@ from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, PrefixRequests, common_length
 
+MAX_SPELLED = 64  # tokens that may follow, of a prefix whose spelling is looked at
 NO_PARTICLE_LEFT = (
     "no particle reached a complete value within max_tokens and the sampling filters; ask for the format in the "
     "prompt, or raise particles or max_tokens"
@@ -135,6 +138,7 @@ class PooledConstraint(MatcherConstraint):
         super().__init__(grammar.matcher(), vocabulary, token_masks, max_tokens)
         self._grammar, self._max_matchers = grammar, max_matchers
         self._pool: list[tuple[Matcher, list[int]]] = [(self._matcher, self._accepted)]
+        self._unlikely: dict[tuple[int, bytes], bool] = {}
 
     def accepts(self, path: Path, token: int) -> bool:
         """See `ParticleConstraint`."""
@@ -145,6 +149,22 @@ class PooledConstraint(MatcherConstraint):
             return False
         self._matcher.rollback(1)
         return True
+
+    def is_unlikely(self, path: Path) -> bool:
+        """Whether the tokenizer would spell the last token and each one that may follow otherwise."""
+        if not path or path[-1] in self._eos_ids:
+            return False
+        self._move_to(path)
+        if self._matcher.is_accepting:
+            return False
+        allowed = np.flatnonzero(self.allowed(path))
+        if not 0 < len(allowed) <= MAX_SPELLED:
+            return False
+        key = (path[-1], allowed.tobytes())
+        known = self._unlikely.get(key)
+        if known is None:
+            known = self._unlikely[key] = not any(self.is_spelled_so(path[-1], int(token)) for token in allowed)
+        return known
 
     def _move_to(self, path: Path) -> None:
         if tuple(self._accepted) != path:

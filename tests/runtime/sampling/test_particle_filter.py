@@ -19,6 +19,8 @@ TEXTS = [(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3),
 SMALL = Language(TEXTS, 6, seed=2)
 FORCED = Language(TEXTS, 6, seed=2)
 FORCED.forces = True
+GUESSED = Language(TEXTS, 6, seed=2)
+GUESSED.unlikely = {(1,), (2,), (3, 1), (2, 2, 3)}  # wrong guesses: such texts have a good part of the probability
 
 
 def is_near(mean, spread, count, expected, sigmas=4.5):
@@ -83,7 +85,9 @@ def test_a_likely_admissible_token_costs_few_checks():
 # -- texts ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("language", "num_particles"), [(SMALL, 1), (SMALL, 4), (SMALL, 16), (FORCED, 1), (FORCED, 8)])
+@pytest.mark.parametrize(
+    ("language", "num_particles"), [(SMALL, 1), (SMALL, 4), (SMALL, 16), (FORCED, 1), (FORCED, 8), (GUESSED, 8)]
+)
 def test_weights_are_unbiased_for_every_text(language, num_particles):
     expected, mass = language.enumerated()
     samples = [language.sample_particles(num_particles, seed) for seed in range(600)]

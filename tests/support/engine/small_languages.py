@@ -16,7 +16,7 @@ END = 0
 class Language:
     """A model of random probabilities over `width` tokens, and the admissible texts, each closed by END."""
 
-    end_logit, spread, forces = 0.0, 1.0, False
+    end_logit, spread, forces, unlikely = 0.0, 1.0, False, ()
 
     def __init__(self, texts, width, seed=1):
         self.texts, self.width, self.seed = [(*text, END) for text in texts], width, seed
@@ -41,6 +41,9 @@ class Language:
                 break
             tokens += (following[0],)
         return tokens
+
+    def is_unlikely(self, path):
+        return path in self.unlikely
 
     def probabilities(self, path):
         if path not in self._rows:
