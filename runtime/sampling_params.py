@@ -390,12 +390,11 @@ def _check_whole_value(params: SamplingParams, option: str, protocol: str | None
 
     They would cut the value, make its probability depend on the order of the search, or select the most likely token.
     """
-    for field in NOT_WITH_WHOLE_VALUES:
-        if is_any_set(params, (field,)):
-            raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
+    for field in (name for name in NOT_WITH_WHOLE_VALUES if is_any_set(params, (name,))):
+        raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
     if params.token_healing:
         raise InputError(f"{option} cannot be combined with token_healing", field=option)
     if params.is_greedy:
         name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
-        text = f"{option} draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
-        raise InputError(text, field=option)
+        text = f"{option} draws from a distribution: it needs a temperature above 0 and no top_k of 1; change "
+        raise InputError(text + name, field=option)
