@@ -138,6 +138,8 @@ class MatcherConstraint:
     A value has at most `max_tokens` tokens. It ends with an end token, or where the matcher allows nothing else.
     """
 
+    forces_unlikely = False  # whether `forced` also has tokens behind a text that the tokenizer would spell otherwise
+
     def __init__(
         self, matcher: Matcher, vocabulary: Vocabulary, token_masks: TokenMaskBuilder, max_tokens: int
     ) -> None:
@@ -181,7 +183,7 @@ class MatcherConstraint:
         self._move_to(path)
         num_left = max(0, min(MAX_FORCED, self._max_tokens - len(path)))
         forced = tuple(self._matcher.forced_tokens()[:num_left])
-        if not forced or not path:
+        if not forced or not path or self.forces_unlikely:
             return forced
         return forced if self.is_spelled_so(path[-1], forced[0]) else ()
 

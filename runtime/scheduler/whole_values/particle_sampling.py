@@ -139,6 +139,7 @@ class PooledConstraint(MatcherConstraint):
         self._grammar, self._max_matchers = grammar, max_matchers
         self._pool: list[tuple[Matcher, list[int]]] = [(self._matcher, self._accepted)]
         self._unlikely: dict[tuple[int, bytes], bool] = {}
+        self.forces_unlikely = max_matchers == 1  # a single particle goes on in any case
 
     def accepts(self, path: Path, token: int) -> bool:
         """See `ParticleConstraint`."""
