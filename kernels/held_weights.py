@@ -39,7 +39,7 @@ def hold(grid: Grid, codes: torch.Tensor) -> Int4Weight | Int8Weight:
     held = torch.from_numpy(scales[:, 0].copy()) if scales.shape[1] == 1 else _narrowed(scales).T.contiguous()
     group = grid.group if scales.shape[1] > 1 else STEP
     if grid.kind == "e4m3":
-        return Float8Weight(codes, held.to(codes.device), group)
+        return Float8Weight(codes, held.to(codes.device), group, grid.quantizes_activations, grid.row_block)
     return Int8Weight((codes ^ 128).view(torch.int8), held.to(codes.device), group)
 
 

@@ -35,6 +35,7 @@ class Grid:
     row_block: int = 1  # outputs that share a scale
     groups: npt.NDArray[np.int32] | None = None  # the group of each input [K], where it is not k // group
     table: Floats | None = None  # [16]
+    quantizes_activations: bool = True  # e4m3 only: whether the checkpoint is made for activations in float8
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ adjacent, so that a tile of a matrix product is contiguous in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,16 @@ class Int8Weight:
 @dataclass(frozen=True)
 class Float8Weight(Int8Weight):
     """As `Int8Weight`; the values are the bits of float8 e4m3fn, [N, K] uint8, all of them numbers."""
+
+    quantizes_activations: bool = True  # whether the checkpoint is made for activations in float8
+    output_block: int = 1  # each so many outputs, from the first on, have the same scales
+
+    @property
+    def activation_group(self) -> int | None:
+        """Input channels of activations that share a scale: a divisor of `group`; None: all of a token's."""
+        if not self.is_grouped:
+            return None
+        return 128 if self.group % 128 == 0 else 64
 
 
 QuantizedWeight = Int4Weight | Int8Weight | GGUFWeight
@@ -234,10 +245,9 @@ def concat_outputs(parts: Sequence[SimpleWeight]) -> SimpleWeight:
     if len(int4_parts) == len(parts) and all(_fit(int4_parts[0], part) for part in int4_parts):
         return _concat_int4_outputs(int4_parts)
     if len(int8_parts) == len(parts):
-        kinds = {(type(part), part.is_grouped, part.group * part.is_grouped) for part in int8_parts}
+        kinds = {_kind(part) for part in int8_parts}
         if len(kinds) == 1:
-            scales = torch.cat([part.scales for part in int8_parts], dim=-1)
-            return replace(int8_parts[0], values=torch.cat([part.values for part in int8_parts]), scales=scales)
+            return _concat_int8_outputs(int8_parts)
     raise ValueError("weights in different forms cannot be one weight")
 
 
@@ -247,6 +257,22 @@ def _fit(first: Int4Weight, second: Int4Weight) -> bool:
     return (first.group, first.in_features) == (second.group, second.in_features) and all(
         one is other or (one is not None and other is not None and torch.equal(one, other)) for one, other in pairs
     )
+
+
+def _kind(part: Int8Weight) -> tuple[object, ...]:
+    """What must be equal in weights that can be one."""
+    group = part.group if part.is_grouped else None
+    return (type(part), group, part.quantizes_activations if isinstance(part, Float8Weight) else None)
+
+
+def _concat_int8_outputs(parts: Sequence[Int8Weight]) -> Int8Weight:
+    first, values = parts[0], torch.cat([part.values for part in parts])
+    scales = torch.cat([part.scales for part in parts], dim=-1)
+    if not isinstance(first, Float8Weight):
+        return replace(first, values=values, scales=scales)
+    blocks = [part.output_block for part in parts if isinstance(part, Float8Weight)]
+    block = math.gcd(*blocks, *(len(part.values) for part in parts[:-1]))  # each part begins with a complete block
+    return replace(first, values=values, scales=scales, output_block=block)
 
 
 def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
@@ -263,6 +289,8 @@ def select_outputs(weight: SimpleWeight, rows: torch.Tensor) -> SimpleWeight:
         return weight[rows]
     if isinstance(weight, GGUFWeight):
         return select_gguf_outputs(weight, rows)
+    if isinstance(weight, Float8Weight):
+        weight = replace(weight, output_block=1)
     if isinstance(weight, Int8Weight):
         return replace(weight, values=weight.values[rows], scales=weight.scales[..., rows])
     minima = None if weight.minima is None else weight.minima[:, rows]

@@ -33,8 +33,8 @@ MORE_TESTS = ["tests/runtime/executor/test_prefix_sharing.py", "tests/runtime/ex
 MORE_TESTS += ["tests/runtime/executor/gpu/test_cuda_graphs.py", "tests/runtime/models/test_quantized_gpu_weights.py"]
 HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
 PYTEST = ["-P", "-m", "pytest", "-rfE", "--tb=short", *(["--timeout=100"] if HAS_TIMEOUT else [])]
-ENGINE, ATTENTION, KERNELS, PREFLIGHT = (
-    str(HERE / name) for name in ("engine.py", "attention.py", "kernels.py", "preflight.py")
+ENGINE, ATTENTION, KERNELS, FLOAT8, PREFLIGHT = (
+    str(HERE / name) for name in ("engine.py", "attention.py", "kernels.py", "float8_sweep.py", "preflight.py")
 )
 # name: (command behind python, the most seconds it may take), in the order of worth
 PARTS: dict[str, tuple[list[str], int]] = {
@@ -50,8 +50,11 @@ PARTS: dict[str, tuple[list[str], int]] = {
     "kernels": ([KERNELS], 150),
     "tests-more": ([*PYTEST, *MORE_TESTS], 120),
     "chats": ([ENGINE, "chats"], 300),
+    "chats-fp8": ([ENGINE, "chats-fp8"], 300),
     "attention-more": ([ATTENTION, "--more"], 150),
     "int4": ([ENGINE, "int4"], 150),
+    "fp8": ([ENGINE, "fp8"], 150),
+    "fp8-sweep": ([FLOAT8], 150),
     "attention-sweep": ([ATTENTION, "--sweep"], 240),
 }
 ONE_PROCESS_PARTS = ("decode", "json", "offline", "prefill", "shared")

@@ -240,6 +240,8 @@ def candidates(case: Case) -> list[Any]:
 
     if case.q_len > 1:
         return [
+            TileConfig(128, 64, 8, 2, overlaps=True),
+            TileConfig(128, 128, 8, 2),
             TileConfig(128, 64, 8, 2),
             TileConfig(128, 64, 8, 3),
             TileConfig(128, 64, 4, 2),

@@ -17,7 +17,8 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import machine
 import torch
 from chat_lengths import chat_lengths
 from roofline import Machine, ceiling
+from transformers_speed import transformers_speed
 from workbench import SHAPES, Workbench, prompts, workbench
 
 from plait.constrained import JsonSchema
@@ -59,11 +61,11 @@ def now(bench: Workbench) -> float:
     return time.perf_counter()
 
 
-def limits(device: str) -> tuple[float, float]:
-    """(bytes per second of a copy, FLOP/s of a bf16 product); not a number on a CPU."""
+def limits(device: str, float8: bool = False) -> tuple[float, float]:
+    """(bytes per second of a copy, FLOP/s of a product in bf16 or fp8); not a number on a CPU."""
     if device == "cpu":
         return math.nan, math.nan
-    return machine.copy_bandwidth(), machine.matrix_rate()
+    return machine.copy_bandwidth(), machine.float8_rate() if float8 else machine.matrix_rate()
 
 
 def weight_bytes(bench: Workbench) -> int:
@@ -159,7 +161,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 
 
 def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
-    _, rate = limits(device)
+    _, rate = limits(device, holds_float8(bench))
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
     layers = layer_weights(bench)
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
@@ -223,18 +225,22 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
 
 
 CHAT_ROWS = (64, 256, 512, 1000)
-MAX_RESULT_S = 120.0  # for the next result of transformers
 
 
 def shares_of_ceilings(bench: Workbench, device: str, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
     """The output speed over the most that the load allows at several numbers of rows; the goal is for the engine's."""
-    bandwidth, rate = limits(device)
+    bandwidth, rate = limits(device, holds_float8(bench))
     flop, own = 2.0 * layer_weights(bench), bench.engine_loop.batch_scheduler.max_batch_rows
     gpu = Machine(bandwidth, rate, weight_bytes(bench), bench.runner.page_bytes, flop)
     for rows in sorted({*CHAT_ROWS, own}):
         most = ceiling(lengths, rows, bench.runner.max_batch_tokens, gpu)
         name = f"{len(lengths)} chats: share of the ceiling of {rows} rows"
         yield figure(name, speed / most, "", 0.95 if rows == own else None, ceiling=most)
+
+
+def holds_float8(bench: Workbench) -> bool:
+    """Whether the layers' matrices are held in fp8."""
+    return bench.runner.weight_format == "as-stored"
 
 
 def layer_weights(bench: Workbench) -> int:
@@ -300,65 +306,35 @@ def our_speed(bench: Workbench, texts: list[list[int]], answers: list[int]) -> f
     return speed
 
 
-def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], list[int]], float]:
-    """What measures transformers' continuous batching on the same model."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    fields = {name: value for name, value in SHAPES[shape].items() if name != "architectures"}
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    with torch.device(device):
-        model = LlamaForCausalLM._from_config(
-            LlamaConfig(**fields), dtype=dtype, attn_implementation="paged|sdpa"
-        ).eval()
-
-    some = {"num_blocks": 16} if device == "cpu" else {}
-
-    def speed(texts: list[list[int]], answers: list[int]) -> float:
-        """The second time of two, as ours; graphs and cache are there by then. Every call has its own length."""
-        fields = GenerationConfig(max_new_tokens=max(answers), do_sample=False, eos_token_id=-1, pad_token_id=0)
-        manager = model.init_continuous_batching(fields, ContinuousBatchingConfig(**some))
-        manager.start()
-        try:
-            for _ in range(2):
-                begun, count = time.perf_counter(), 0
-                for text, new in zip(texts, answers, strict=True):
-                    manager.add_request(text, max_new_tokens=new)
-                for _ in texts:
-                    result = manager.get_result(timeout=MAX_RESULT_S)
-                    if result is None or result.error:
-                        raise RuntimeError(f"transformers gave no result: {result and result.error}")
-                    count += len(result.generated_tokens)
-                seconds = time.perf_counter() - begun
-        finally:
-            manager.stop(block=True, timeout=MAX_RESULT_S)
-        return count / seconds
-
-    return speed
-
-
-def int4_weights(shape: str, device: str) -> Iterator[Figure]:
-    """Decode and prompts with weights of 4 bits, on an engine of its own; the roofline is of the bytes it holds."""
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, weights="int4")
+def narrow_weights(shape: str, device: str, kind: str, settings: dict[str, Any]) -> Iterator[Figure]:
+    """Decode and prompts with weights of 4 or 8 bits, on an engine of its own; the roofline has their bytes."""
+    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, **settings)
     try:
         for part in (decode, prefill):
             for each in part(bench, device):
-                yield each | {"name": f"int4: {each['name']}", "goal": None}
+                yield each | {"name": f"{kind}: {each['name']}", "goal": None}
     finally:
         bench.close()
 
 
-def chats(shape: str, device: str) -> Iterator[Figure]:
+def chats(shape: str, device: str, float8: bool = False) -> Iterator[Figure]:
     """The chats at several numbers of rows, each on an engine of its own, beside the ceiling of that number."""
     for rows in CHAT_ROWS if device != "cpu" else (2, 3):
-        bench = workbench(shape, device, max_batch_rows=rows)
+        bench = workbench(shape, device, max_batch_rows=rows, float8=float8)
         try:
+            yield figure(f"{weight_kind(float8)}, {rows} rows: weights read by a step", weight_bytes(bench) / 1e9, "GB")
             for each in offline(bench, device):
                 if "ceiling of" not in each["name"] or each["goal"] is not None:
-                    yield each | {"name": f"{rows} rows: {each['name']}"}
+                    yield each | {"name": f"{weight_kind(float8)}, {rows} rows: {each['name']}"}
         finally:
             bench.close()
         bench = None
         release_memory()
+
+
+def weight_kind(float8: bool) -> str:
+    """The name of a load's weights in figures."""
+    return "fp8" if float8 else "bf16"
 
 
 PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
@@ -367,7 +343,9 @@ PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": pre
 OWN_ENGINE_PARTS = {
     "transformers": compare_with_transformers,
     "chats": chats,
-    "int4": int4_weights,
+    "chats-fp8": partial(chats, float8=True),
+    "int4": partial(narrow_weights, kind="int4", settings={"weights": "int4"}),
+    "fp8": partial(narrow_weights, kind="fp8", settings={"float8": True}),
 }  # with engines of their own
 
 

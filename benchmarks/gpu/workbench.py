@@ -17,6 +17,7 @@ from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
 from plait.kernels.operators import Kernels
+from plait.kernels.quantized_matrix import E4M3_NAN, Grid, e4m3_numbers
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
@@ -70,8 +71,34 @@ class RandomCheckpoint:
     def raw_blocks(self, name: str) -> Any:
         raise InputError("random weights have no raw blocks")
 
+    def is_quantized(self, name: str) -> bool:
+        return False
+
+    def grid(self, name: str) -> Grid | None:
+        return None
+
     def close(self) -> None:
         pass
+
+
+class RandomFloat8Checkpoint(RandomCheckpoint):
+    """The layers' matrices in fp8 with a scale per output, for activations in fp8; all else in 16 bits."""
+
+    quantization: str | None = "fp8, a scale per output"
+
+    def is_quantized(self, name: str) -> bool:
+        return ".layers." in name and len(self.shapes[name]) == 2
+
+    def grid(self, name: str) -> Grid | None:
+        if not self.is_quantized(name):
+            return None
+        outputs, inputs = self.shapes[name]
+        scale = 0.02 / np.nanstd(e4m3_numbers())
+        return Grid("e4m3", np.full((outputs, 1), scale, np.float32), inputs)
+
+    def codes(self, name: str, device: torch.device | str) -> torch.Tensor:
+        codes = torch.randint(0, 256, self.shapes[name], dtype=torch.uint8, device=device)
+        return codes.masked_fill_((codes & 0x7F) == E4M3_NAN, 0)
 
 
 def random_vocabulary(size: int) -> Vocabulary:
@@ -176,19 +203,21 @@ def workbench(
     kernels: Kernels | None = None,
     stream: Stream | None = None,
     num_layers: int | None = None,
+    float8: bool = False,
     **settings: Any,
 ) -> Workbench:
     """The engine of one of SHAPES in bfloat16 (on a CPU float32, unless its `weights` are narrow).
 
-    `kernels` and `stream` replace those of the device.
+    `kernels` and `stream` replace those of the device. `float8`: the checkpoint is stored in fp8.
     """
-    has_quantized_weights = settings.get("weights", "bf16") != "bf16"
+    has_quantized_weights = float8 or settings.get("weights", "bf16") != "bf16"
     dtype = "float32" if device == "cpu" and not has_quantized_weights else "bfloat16"
     config = engine_config(**{"device": device, "dtype": dtype} | settings)
     model = config_from_hf(SHAPES[shape] | ({"num_hidden_layers": num_layers} if num_layers else {}))
     if DRY and kernels is None:
         kernels, stream = dry_kernels(device, has_quantized_weights), ImmediateStream(torch.device(device))
-    with mock.patch("plait.runtime.executor.torch_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
+    checkpoint = RandomFloat8Checkpoint(model) if float8 else RandomCheckpoint(model)
+    with mock.patch("plait.runtime.executor.torch_runner.open_checkpoint", return_value=checkpoint):
         torch.manual_seed(0)
         runner = TorchRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)

@@ -13,23 +13,9 @@ import triton.language as tl
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.triton.attention.inputs import FLOAT_DTYPES, cache_kind, scales_view, slots_view
 from plait.kernels.triton.attention.tile_config import GpuSpec
+from plait.kernels.triton.float8 import to_e4m3
 
 HEADS_PER_PROGRAM = 8
-
-
-@triton.jit
-def _to_e4m3(x):
-    """Converts float32 to the bits of float8_e4m3fn: to nearest, ties to even, clamped to 448 (OCP OFP8, 2023).
-
-    Uses integers, so that GPUs without the conversion, and the interpreter, give the same bits.
-    """
-    bits = x.to(tl.uint32, bitcast=True)
-    size = tl.minimum(tl.abs(x), 448.0)
-    size_bits = size.to(tl.uint32, bitcast=True)
-    normal = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - 960  # 960: exponent bias 127 - 7, times 8
-    small = (size + 16384.0).to(tl.uint32, bitcast=True) & 0xF  # subnormals, in steps of 2^-9
-    code = tl.where(size < 0.015625, small, normal)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
@@ -41,7 +27,7 @@ def _encode(x, factor, CACHE: tl.constexpr, dtype: tl.constexpr):
     elif CACHE == "plain":
         encoded = x.to(dtype)
     else:
-        encoded = _to_e4m3(x * factor)
+        encoded = to_e4m3(x * factor)
     return encoded
 
 

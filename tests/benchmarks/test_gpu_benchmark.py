@@ -52,6 +52,23 @@ def test_a_dry_run_reports_every_figure(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.log"]
 
 
+def test_chats_with_weights_in_fp8() -> None:
+    """At each number of rows, beside the ceiling of the bytes that fp8 weights have."""
+    command = [sys.executable, "benchmarks/gpu/engine.py", "chats-fp8", "--dry"]
+    path = os.pathsep.join(filter(None, [str(ROOT / ".types"), os.environ.get("PYTHONPATH")]))
+    result = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    figures = {line["name"]: line["value"] for line in lines if "name" in line}
+    weights = 2 * (64 * (128 + 64 + 192) + 96 * 64)  # of two layers: q, k and v; output; gate and up; down
+    scales, norms, head = 2 * 4 * (128 + 64 + 192 + 64), 2 * 2 * 2 * 64, 2 * 1024 * 64
+    for rows in (2, 3):
+        assert figures[f"fp8, {rows} rows: weights read by a step"] == (weights + scales + norms + head) / 1e9
+        assert figures[f"fp8, {rows} rows: 3 chats: output"] > 0
+        assert f"fp8, {rows} rows: 3 chats: share of the ceiling of {rows} rows" in figures
+    assert [line["done"] for line in lines if "done" in line] == ["chats-fp8"]
+
+
 def test_missing_modules_are_named_together_before_a_part_starts(tmp_path: Path) -> None:
     """As on a machine with torch, Triton and numpy alone: what needs no other module runs."""
     blocked = tmp_path / "blocked"

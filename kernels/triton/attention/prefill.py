@@ -13,7 +13,7 @@ import triton.language as tl
 
 from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.triton.attention.inputs import AttentionInputs
-from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, find_row
+from plait.kernels.triton.attention.kv_loop import attend_kv_range, attend_unmasked_kv_range, cache_scale, find_row
 from plait.kernels.triton.attention.tile_config import TileConfig, group_size, padded_dim
 from plait.kernels.triton.kernel_launch import KernelLaunch
 
@@ -51,6 +51,7 @@ def _prefill_kernel(
     CACHE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    OVERLAP: tl.constexpr,  # whether products run under the softmax where all keys are visible
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
@@ -91,34 +92,56 @@ def _prefill_kernel(
     for phase in tl.static_range(0 if WINDOW else 1, 3):
         begin = kv_begin if phase == 0 else (unmasked_begin if phase == 1 else unmasked_end)
         end = unmasked_begin if phase == 0 else (unmasked_end if phase == 1 else highest + 1)
-        acc, running_max, running_sum = attend_kv_range(
-            acc,
-            running_max,
-            running_sum,
-            q_tile,
-            positions,
-            begin,
-            end,
-            kv_len,
-            pages,
-            k_head,
-            v_head,
-            k_scales + head,
-            v_scales + head,
-            slot_stride,
-            scale_slot_stride,
-            inner_scale,
-            outer_scale,
-            window,
-            D,
-            BLOCK_D,
-            BLOCK_N,
-            PAGE_SIZE,
-            CACHE,
-            phase != 1,
-            WINDOW,
-            SOFTCAP,
-        )
+        if OVERLAP and phase == 1:
+            acc, running_max, running_sum = attend_unmasked_kv_range(
+                acc,
+                running_max,
+                running_sum,
+                q_tile,
+                begin,
+                end,
+                kv_len,
+                pages,
+                k_head,
+                v_head,
+                slot_stride,
+                inner_scale,
+                outer_scale,
+                D,
+                BLOCK_D,
+                BLOCK_N,
+                PAGE_SIZE,
+                SOFTCAP,
+            )
+        else:
+            acc, running_max, running_sum = attend_kv_range(
+                acc,
+                running_max,
+                running_sum,
+                q_tile,
+                positions,
+                begin,
+                end,
+                kv_len,
+                pages,
+                k_head,
+                v_head,
+                k_scales + head,
+                v_scales + head,
+                slot_stride,
+                scale_slot_stride,
+                inner_scale,
+                outer_scale,
+                window,
+                D,
+                BLOCK_D,
+                BLOCK_N,
+                PAGE_SIZE,
+                CACHE,
+                phase != 1,
+                WINDOW,
+                SOFTCAP,
+            )
     acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
     # Loaded again, so that no addresses stay in registers during the loops.
     q_start = tl.load(q_starts + row, volatile=True)
@@ -165,6 +188,7 @@ def prefill_launch(
         CACHE=inputs.kind,
         WINDOW=shape.window is not None,
         SOFTCAP=inputs.softcap,
+        OVERLAP=blocks.overlaps,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

@@ -35,6 +35,7 @@ class TileConfig:
     keys: int
     warps: int
     stages: int
+    overlaps: bool = False  # prefill on Hopper: products run under the softmax, see `kv_loop.attend_unmasked_kv_range`
 
 
 @cache
@@ -88,8 +89,9 @@ def decode_tile_config(gpu: GpuSpec, shape: AttentionShape, rows: int) -> TileCo
 def prefill_tile_config(gpu: GpuSpec, shape: AttentionShape, max_q_len: int) -> TileConfig:
     """Returns the tile of the prefill kernel, which is bound by arithmetic: the largest whose sums fit in registers.
 
-    On Hopper, 64 or more rows per warp group allow wgmma, and 128 keys keep its operand reads below the bandwidth of
-    shared memory (64 x 64 x 16 products would read 128 bytes a clock).
+    On Hopper, 64 or more rows per warp group allow wgmma. With 64 keys, scores and weights of two blocks fit in
+    registers, so that products overlap with the softmax; without that, 128 keys keep the reads of operands below the
+    bandwidth of shared memory (64 x 64 x 16 products read 128 bytes a clock).
     """
     dim, item = padded_dim(shape.head_dim), shape.cache_dtype.itemsize
     hopper = gpu.capability >= 90
@@ -101,6 +103,8 @@ def prefill_tile_config(gpu: GpuSpec, shape: AttentionShape, max_q_len: int) -> 
         return TileConfig(rows, 64 if hopper and item == 2 else 32, warps=8, stages=2)
     if rows == 64:
         return TileConfig(64, 64, warps=4, stages=2)
+    if hopper and item == 2 and gpu.capability < 100:
+        return TileConfig(128, 64, warps=8, stages=3, overlaps=True)
     if hopper:
         return TileConfig(128, 128 if item == 2 else 64, warps=8, stages=2)
     return TileConfig(128, 64, warps=8, stages=3) if item == 2 else TileConfig(64, 64, warps=8, stages=2)
@@ -109,6 +113,8 @@ def prefill_tile_config(gpu: GpuSpec, shape: AttentionShape, max_q_len: int) -> 
 def shared_prefix_tile_config(gpu: GpuSpec, shape: AttentionShape, num_tokens: int) -> TileConfig:
     """Returns the tile of the shared-prefix kernel, in which all new tokens of a group read the prefix together."""
     config = prefill_tile_config(gpu, shape, num_tokens)
+    if config.overlaps:
+        return TileConfig(128, 128, warps=8, stages=2)
     return replace(config, keys=32) if padded_dim(shape.head_dim) > 128 else config
 
 

@@ -2,7 +2,8 @@
 
 Up to MAX_FUSED_DEQUANT_ROWS tokens, a quantized weight is dequantized inside the product, where reading it is most of
 the work. With more tokens, every tile of tokens would dequantize it again; then it is dequantized once to memory (a
-few bytes per value, against 2 * rows operations), some outputs at a time, for the faster dense product.
+few bytes per value, against 2 * rows operations), some outputs at a time, for the faster dense product. Float8 weights
+of checkpoints made for float8 activations are multiplied as they are instead, where the tensor cores can.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from plait.kernels.quantized_weights import (
     in_input_order,
     num_outputs,
 )
+from plait.kernels.triton.attention.tile_config import gpu_spec
+from plait.kernels.triton.float8 import float8_over_256
+from plait.kernels.triton.linear import float8_matmul as float8
 from plait.kernels.triton.linear.gguf_matmul import dequantize_gguf, gguf_matmul
-from plait.kernels.triton.linear.quantized_matmul import float8_over_256, int4_matmul, int8_matmul
+from plait.kernels.triton.linear.quantized_matmul import int4_matmul, int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
+MAX_WIDENED_FLOAT8_ROWS = 64  # with more, activations are rounded to float8; up to here, memory bounds the product
 DEQUANT_CHUNK_ELEMENTS = 1 << 25  # elements of a weight dequantized at a time: 64 MB
 
 
@@ -52,11 +57,19 @@ def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = No
 def _quantized_linear(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor:
+    if isinstance(weight, Float8Weight) and multiplies_float8(len(x), weight, x.device):
+        return float8.float8_matmul(x, weight, bias, out)
     if len(x) > MAX_FUSED_DEQUANT_ROWS:
         return _dequantize_then_matmul(x, weight, bias, out)
     if isinstance(weight, GGUFWeight):
         return gguf_matmul(x, weight, bias, out)
     return int4_matmul(x, weight, bias, out) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias, out)
+
+
+def multiplies_float8(rows: int, weight: Float8Weight, device: torch.device) -> bool:
+    """Whether a product of `rows` tokens rounds activations to float8."""
+    is_possible = weight.quantizes_activations and gpu_spec(device).capability >= float8.MIN_CAPABILITY
+    return is_possible and rows > MAX_WIDENED_FLOAT8_ROWS
 
 
 def dequantize_rows(weight: SimpleWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -17,6 +17,7 @@ import triton.language as tl
 from plait.kernels.gguf_weights import SPAN, SPAN_PAIR
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight
 from plait.kernels.triton.attention.tile_config import gpu_spec
+from plait.kernels.triton.float8 import float8_over_256
 
 TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads in flight for its bandwidth
 
@@ -58,16 +59,6 @@ def finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS
     elif HAS_BIAS:
         acc += tl.load(bias_ptr + n, mask=n < outs, other=0.0).to(tl.float32)[:, None]
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def float8_over_256(codes):
-    """Converts bits of float8 e4m3fn to a 256th of their number in float16, without rounding, on any GPU.
-
-    Sign, 4 bits of exponent and 3 of mantissa, moved up, are a float16 whose exponent is 8 too low.
-    """
-    wide = codes.to(tl.uint16)
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
 
 
 @triton.jit

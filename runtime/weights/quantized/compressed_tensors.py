@@ -7,15 +7,18 @@
     naive-quantized       one of the two before
     mxfp4-pack-quantized  weight_packed U8 [N, K / 2], the first code in the low bits; weight_scale U8 [N, K / 32]
 
-All have weight_scale: one number, [N, 1], [N, G] or one for each block. Activations are not quantized here, see `fp8`.
+All have weight_scale: one number, [N, 1], [N, G] or one for each block. For activations see `fp8`; those that other
+programs quantize to integers stay in 16 bits.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.weights.quantized.compressed_formats import IntFormat, Mxfp4Format, PackedIntFormat, WeightScales
 from plait.runtime.weights.quantized.fields import ConfigFields
-from plait.runtime.weights.quantized.fp8 import ACTIVATIONS_NOTE, Float8Format, checked_block
+from plait.runtime.weights.quantized.fp8 import ACTIVATIONS_NOTE, FLOAT8_NOTE, Float8Format, checked_block
 from plait.runtime.weights.quantized.gptq import checked_group, describe_group
 from plait.runtime.weights.quantized.module_names import ExactNames
 from plait.runtime.weights.quantized.quantization import NameRule, Quantization
@@ -62,21 +65,28 @@ def _read_group(fields: ConfigFields, default: str) -> tuple[NameRule | None, Mo
         raise UnsupportedModel(f"{fields.where}.targets is {', '.join(targets):.80}; plait reads linear layers only")
     stored = fields.choice("format", FORMATS, None if default == _OF_GROUPS else default)
     fields.require_empty("output_activations")
-    quantizes_inputs = _check_activations(fields)
+    activations = _activation_type(fields)
     used, description = _read_weights(fields.child("weights"), stored)
+    note = ACTIVATIONS_NOTE
+    if isinstance(used, Float8Format):
+        used = replace(used, quantizes_activations=activations == "float")
+        note = FLOAT8_NOTE if used.quantizes_activations else note
     fields.refuse_rest()
     rule = None if _LINEAR in targets else ExactNames(targets)
-    return rule, used, f"{description}; {ACTIVATIONS_NOTE}" if quantizes_inputs else description
+    return rule, used, f"{description}; {note}" if activations is not None else description
 
 
-def _check_activations(fields: ConfigFields) -> bool:
-    """Whether other programs quantize activations. Raises UnsupportedModel for other activations than of 8 bits."""
+def _activation_type(fields: ConfigFields) -> str | None:
+    """What other programs quantize activations to, "int" or "float"; None if they do not.
+
+    Raises UnsupportedModel for other activations than of 8 bits.
+    """
     if fields.get("input_activations") is None:
-        return False
+        return None
     inputs = fields.child("input_activations")
     inputs.choice("num_bits", (8,), 8)
-    inputs.choice("type", ("int", "float"), "int")
-    return True
+    kind: str = inputs.choice("type", ("int", "float"), "int")
+    return kind
 
 
 def _read_weights(weights: ConfigFields, stored: str) -> tuple[ModuleFormat, str]:

@@ -2,8 +2,8 @@
 
     weight F8_E4M3 [N, K]      weight_scale, or weight_scale_inv: what the weight is multiplied by, in spite of its name
 
-quant_method fp8 (transformers, vLLM, DeepSeek) and fbgemm_fp8. Activations are not quantized here: plait multiplies by
-the same weights in more precision, and does not need input_scale, activation_scale and input_scale_ub.
+quant_method fp8 (transformers, vLLM, DeepSeek) and fbgemm_fp8. Activations are quantized only for many tokens on a GPU
+with products of float8, by their own largest values: input_scale, activation_scale, input_scale_ub are not needed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredMod
 SCALE_NAMES = (".weight_scale_inv", ".weight_scale")
 ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".input_scale_ub")
 ACTIVATIONS_NOTE = "activations stay in 16 bits"
+FLOAT8_NOTE = "activations in fp8 for many tokens on GPUs with fp8, else in 16 bits"
 
 
 def read_config(fields: ConfigFields) -> Quantization:
@@ -41,7 +42,7 @@ def read_config(fields: ConfigFields) -> Quantization:
     fields.skip(("quant_method", "dequantize"))
     fields.refuse_rest()
     grain = "a scale per tensor or output" if block is None else f"a scale per block of {block[0]} x {block[1]}"
-    return Quantization(f"fp8, {grain}; {ACTIVATIONS_NOTE}", [(None, Float8Format(block))], ignored)
+    return Quantization(f"fp8, {grain}; {FLOAT8_NOTE}", [(None, Float8Format(block))], ignored)
 
 
 def read_fbgemm_config(fields: ConfigFields) -> Quantization:
@@ -49,7 +50,7 @@ def read_fbgemm_config(fields: ConfigFields) -> Quantization:
     ignored = PartialNames(fields.names("modules_to_not_convert"))
     fields.skip(("quant_method", "activation_scale_ub"))
     fields.refuse_rest()
-    return Quantization(f"fp8, a scale per output; {ACTIVATIONS_NOTE}", [(None, Float8Format(None))], ignored)
+    return Quantization(f"fp8, a scale per output; {FLOAT8_NOTE}", [(None, Float8Format(None))], ignored)
 
 
 def checked_block(name: str, block: object) -> tuple[int, int]:
@@ -61,9 +62,13 @@ def checked_block(name: str, block: object) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Float8Format:
-    """Implements `ModuleFormat`. `block`: outputs and inputs that share a scale; None: per tensor or per output."""
+    """Implements `ModuleFormat`. `block`: outputs and inputs that share a scale; None: per tensor or per output.
+
+    `quantizes_activations`: whether the checkpoint is made for activations in float8.
+    """
 
     block: tuple[int, int] | None
+    quantizes_activations: bool = True
 
     def is_used(self, module: StoredModule) -> bool:
         return module.is_stored(".weight", "F8_E4M3")
@@ -86,9 +91,10 @@ class Float8Format:
         else:
             scales = module.floats(suffix)
         if self.block is not None:
-            return Grid("e4m3", scales, self.block[1], row_block=self.block[0])
-        per_output = np.broadcast_to(scales.reshape(-1, 1), (module.outputs, 1))
-        return Grid("e4m3", np.ascontiguousarray(per_output), module.inputs)
+            outputs, inputs = self.block
+            return Grid("e4m3", scales, inputs, row_block=outputs, quantizes_activations=self.quantizes_activations)
+        per_output = np.ascontiguousarray(np.broadcast_to(scales.reshape(-1, 1), (module.outputs, 1)))
+        return Grid("e4m3", per_output, module.inputs, quantizes_activations=self.quantizes_activations)
 
     def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
         codes = read(module.rows(".weight", module.inputs, outputs, inputs))

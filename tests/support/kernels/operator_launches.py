@@ -90,7 +90,7 @@ def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, 
     grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
 
 
-NO_PRODUCT = ("_reduce_splits", "_dequantize_int4", "_dequantize_gguf", "_dequantize_int8")
+NO_PRODUCT = ("_reduce_splits", "_dequantize_int4", "_dequantize_gguf", "_dequantize_int8", "_quantize_activations")
 ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 
 CASES = {

@@ -28,7 +28,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # not there in the child
 import compiled_record
 
 ARCHITECTURES = (80, 90)
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes per thread block, CUDA C++ Programming Guide
+SHARED_LIMIT = {
+    80: 163 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+}  # bytes per thread block, CUDA C++ Programming Guide
+OVERLAPPING = {"_prefill_kernel", "_float8_matmul"}  # of which it is reported if ptxas runs products one by one
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Report:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    tensor_core: str  # "wgmma", "tcgen05", "mma" or ""
+    tensor_core: str  # "wgmma", "tcgen05", "mma" or ""; "wgmma fp8" with float8 operands
     wants_tensor_core: bool
     copies_of_16: int = 0  # asynchronous copies of 16 bytes in the PTX
     copies_of_less: int = 0
@@ -121,6 +127,7 @@ def _type_of(value: Any) -> str:
 
     if isinstance(value, torch.Tensor):
         short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bool": "i1", "uint8": "u8"}
+        short["float8_e4m3fn"] = "fp8e4nv"
         name = str(value.dtype).removeprefix("torch.")
         return "*" + short.get(name, name.replace("int", "i"))
     if isinstance(value, bool):
@@ -165,7 +172,10 @@ def compile_job(job: Job) -> Report:
     registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
     assert registers and spills, f"no registers in the output of ptxas: {text}"
     patterns = {"wgmma": r"\bwgmma\.mma_async\.sync", "tcgen05": r"\btcgen05\.mma\b", "mma": r"\bmma\.sync"}
-    cores = (name for name, pattern in patterns.items() if re.search(pattern, ptx))
+    kind = " fp8" if re.search(r"e4m3\.e4m3|kind::f8f6f4", ptx) else ""
+    if launch.kernel.__name__ in OVERLAPPING and "wgmma.mma_async instructions are serialized" in text:
+        kind += " serialized"
+    cores = (name + kind for name, pattern in patterns.items() if re.search(pattern, ptx))
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
     copies_of_16 = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
     return Report(

@@ -13,10 +13,11 @@ from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
 from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from plait.kernels.triton.attention.tile_config import GpuSpec
-from plait.kernels.triton.linear import quantized_linear, quantized_matmul
+from plait.kernels.triton.linear import float8_matmul, quantized_linear, quantized_matmul
 
-GPU_SPECS = {80: GpuSpec(80, 108), 90: GpuSpec(90, 132), 100: GpuSpec(100, 148)}
-CHIPS = tuple(GPU_SPECS)
+GPU_SPECS = {80: GpuSpec(80, 108), 89: GpuSpec(89, 128), 90: GpuSpec(90, 132), 100: GpuSpec(100, 148)}
+CHIPS = (80, 90, 100)
+SPEC_MODULES = (quantized_matmul, quantized_linear, float8_matmul)
 
 
 def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: bool, table: bool) -> Int4Weight:
@@ -31,9 +32,10 @@ def int4(outs: int, channels: int, group: int, scales: torch.dtype, *, minima: b
     )
 
 
-def float8(outs: int, channels: int, group: int) -> Float8Weight:
+def float8(outs: int, channels: int, group: int, block: int = 1, *, activations: bool = False) -> Float8Weight:
+    """A weight of a checkpoint made for `activations` in float8 or not."""
     scales = empty(channels // group, outs, dtype=F32) if group else empty(outs, dtype=F32)
-    return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32)
+    return Float8Weight(empty(outs, channels, dtype=torch.uint8), scales, group or 32, activations, block)
 
 
 def gguf_blocks(name: str, outs: int, channels: int) -> GGUFWeight:
@@ -82,6 +84,11 @@ CASES = {
     "Q5_0, 64 rows": (64, gguf_blocks("Q5_0", 6144, 4096), F16),
     "Q5_K, 256 rows": (256, gguf_blocks("Q5_K", 6144, 4096), F16),
 }
+FLOAT8_CASES = {  # products of float8 with float8, in all tiles
+    f"fp8 x fp8, {grain}, {rows} rows": (rows, float8(4096, 4096, group, block, activations=True), dtype)
+    for grain, group, block in (("per output", 0, 1), ("blocks", 128, 128), ("groups", 128, 1))
+    for rows, dtype in ((100, BF16), (400, F16), (4096, BF16))
+}
 NEWEST_ONLY = {  # those that operator_launches compiles for older chips
     "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),
     "Q8_0, 256 rows": (256, int8(4096, 4096, True), BF16),
@@ -93,8 +100,11 @@ def jobs() -> list[Job]:
     """Every launch that differs, once for each chip."""
     compiled: dict[tuple[int, str], Job] = {}
     for chip, spec in GPU_SPECS.items():
-        quantized_matmul.gpu_spec = lambda device, spec=spec: spec
-        for name, case in (CASES | (NEWEST_ONLY if chip == CHIPS[-1] else {})).items():
+        for module in SPEC_MODULES:
+            module.gpu_spec = lambda device, spec=spec: spec
+        cases = CASES if chip in CHIPS else {}
+        cases = cases | (FLOAT8_CASES if chip >= float8_matmul.MIN_CAPABILITY else {})
+        for name, case in (cases | (NEWEST_ONLY if chip == CHIPS[-1] else {})).items():
             for launch in record_launches(lambda case=case: linears(*case)):
                 wants_tensor_core = launch.kernel.__name__ not in NO_PRODUCT
                 compiled.setdefault((chip, launch.key()), Job(name, launch, chip, wants_tensor_core))

@@ -28,7 +28,12 @@ def test_every_format_has_a_case_and_a_description() -> None:
     found = {name: read(case.config).description for name, case in CASES.items()}
     assert found["GPTQ 4, act-order"] == "GPTQ, 4 bits in groups of 64"
     assert found["GPTQ 8, one group"] == "GPTQ, 8 bits with a scale per output"
-    assert found["fp8, blocks"] == "fp8, a scale per block of 128 x 128; activations stay in 16 bits"
+    in_fp8 = "activations in fp8 for many tokens on GPUs with fp8, else in 16 bits"
+    assert found["fp8, blocks"] == f"fp8, a scale per block of 128 x 128; {in_fp8}"
+    assert found["W8A8 fp8, channel"] == f"compressed-tensors, fp8 with a scale per channel; {in_fp8}"
+    assert (
+        found["W8A8 fp8, blocks"] == "compressed-tensors, fp8 with a scale for each block of 128 x 128"
+    )  # weights only
     assert found["W4A16"] == "compressed-tensors, int4 in groups of 64"
     assert found["W8A8"] == "compressed-tensors, int8 with a scale per output; activations stay in 16 bits"
     assert found["NF4, nested"] == "bitsandbytes, nf4"
