@@ -189,8 +189,7 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
 
 
 def _exact_meta(exact: ExactInfo) -> ExactMeta:
-    value_mass = math.exp(exact.logprob)
-    low, high = max(exact.mass_low, value_mass), max(exact.mass_high, value_mass)
+    low, high = exact.mass_bounds
     bounds = [exact.logprob - math.log(mass) if mass else 0.0 for mass in (high, low)]
     return ExactMeta(
         logprob=exact.logprob,
