@@ -11,8 +11,9 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -48,6 +49,8 @@ class EngineReplica:
     config: a `DeployConfig` as JSON. find_place: called in the process of the replica.
     """
 
+    _is_leaving = False
+
     def __init__(self, config: bytes, find_place: Callable[[], ReplicaPlace]) -> None:
         set_up_log("json")
         settings = msgspec.json.decode(config, type=DeployConfig)
@@ -75,16 +78,21 @@ class EngineReplica:
             status = None
         return {} if status is None else {KV_DEMAND: kv_demand(status)}
 
-    async def __del__(self) -> None:  # Ray Serve awaits it
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Called, and awaited, by Ray Serve when the replica leaves. Python calls it once more when it frees the
+        object, where there is nothing left to do."""
+        if self._is_leaving or not hasattr(self, "_runtime"):  # the constructor failed
+            return None
+        self._is_leaving = True
+        return self._drain()
+
+    async def _drain(self) -> None:
         """Waits until the requests have ended, then ends the runtime. Ray Serve has told the ingress to send no more,
-        and kills this process when the drain timeout has passed."""
-        runtime = getattr(self, "_runtime", None)
-        if runtime is None:
-            return
+        and kills this process some seconds after the drain timeout."""
         await self._wait_until_idle()
         if self._tunnel is not None:
             await self._tunnel.close()
-        await asyncio.to_thread(runtime.shutdown)
+        await asyncio.to_thread(self._runtime.shutdown)
 
     async def _wait_until_idle(self) -> None:
         began = time.monotonic()

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +137,14 @@ class ListeningIngress:
         if self._has_ended.is_set():
             raise RuntimeGone("the HTTP server of the ingress has ended")
 
-    async def __del__(self) -> None:  # Ray Serve awaits it
-        """Accepts no more connections, so that the next ingress can listen, and waits until the requests have ended."""
-        server = getattr(self, "_server", None)
-        if server is not None:
-            server.stop()
-            await self._has_ended.wait()
+    def __del__(self) -> Coroutine[Any, Any, bool] | None:
+        """Called, and awaited, by Ray Serve when the ingress leaves: accepts no more connections, so that the next
+        ingress can listen, and waits until the requests have ended."""
+        server, self._server = getattr(self, "_server", None), None
+        if server is None:
+            return None
+        server.stop()
+        return self._has_ended.wait()
 
 
 async def _bind(settings: ServerSettings) -> socket.socket:

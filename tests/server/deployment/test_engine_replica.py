@@ -55,6 +55,7 @@ def test_it_ends_when_the_last_session_has_ended(replica) -> None:
         session.append("One, two,")
         assert (await client.astatus()).sessions == 1
         ending = asyncio.create_task(replica.__del__())
+        assert replica.__del__() is None
         done, _ = await asyncio.wait({ending}, timeout=1.0)
         assert not done and not client.is_closed
         session.close()
