@@ -6,6 +6,7 @@ All functions need a connection to Ray (`connected`), except for `build_applicat
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import time
@@ -51,6 +52,7 @@ def connected(address: str) -> Iterator[Any]:
     settings: dict[str, Any] = {"address": address, "logging_level": "error", "log_to_driver": False}
     try:
         if address == LOCAL:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # by default its processes give way to all others
             with on_loopback(ray):
                 ray.init(include_dashboard=False, **settings)
         else:

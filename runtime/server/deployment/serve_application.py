@@ -65,7 +65,7 @@ def ingress_node(host: str) -> str:
 
     It is the machine with the address `host`; the first one of the cluster, if this is no address of one machine.
 
-    >>> ingress_node("10.0.0.7"), ingress_node("0.0.0.0")
+    >>> ingress_node("10.0.0.7"), ingress_node("::")
     ('node:10.0.0.7', 'node:__internal_head__')
     """
     try:
