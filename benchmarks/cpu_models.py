@@ -1,7 +1,7 @@
 """Measures the packed CPU decoder on models of several sizes and forms, beside llama.cpp where that is installed.
 
     python benchmarks/cpu_models.py [--rows 1b:Q4_K_M,1b:Q4_0,8b:Q4_K_M] [--files a.gguf,b.gguf] [--llama PYTHON]
-                                    [--repeat 3] [--folder DIR]
+                                    [--repeat 3] [--folder DIR] [--beside NICE]
 
 A row is a shape of Llama's (270m, 1b, 3b, 8b), or of Qwen 3 with experts (moe), and a form: a GGUF type for all
 matrices, or Q4_K_M, which mixes Q4_K and Q6_K as llama.cpp does. The file is made in `--folder` with random weights
@@ -9,18 +9,23 @@ and the embedded model's tokenizer. Printed are tokens a second of one stream, o
 the seconds to load, and the share of the reading limit that one stream reaches: the bytes of the weights a token
 needs over the rate that this machine reads, measured in the same run. With packed weights from an earlier run,
 loading maps them; PLAIT_PACKED_CACHE_GB=0 packs them each time. `--llama`: a Python with llama-cpp-python or
-xllamacpp, which takes a turn in each round. Run it with nothing else on the machine.
+xllamacpp, which takes a turn in each round. `--beside 19`: each engine is measured a second time in each round beside a
+process of that nice value that counts on one of the processors; the share of the first figures that is kept is printed
+too. Steps are averaged then, not their median taken, since the other process delays only some of them. Run it with
+nothing else on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -48,6 +53,8 @@ FLOAT16_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}
 FLOAT16_OFFSETS |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 FLOAT_TYPES = ("F16", "BF16", "F32")
 PROMPT, STREAMS = 512, 16
+BESIDE = " beside"
+Average = Callable[[list[float]], float]
 LLAMA_CPP = Path(__file__).with_name("llama_cpp_speed.py")
 
 
@@ -58,6 +65,7 @@ def main() -> None:
     parser.add_argument("--llama", help="a Python with llama-cpp-python or xllamacpp")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; the medians are printed")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plait-cpu-models")
+    parser.add_argument("--beside", type=int, metavar="NICE", help="also beside a busy process")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     files = [make_file(options.folder, *row.split(":")) for row in filter(None, options.rows.split(","))]
@@ -65,13 +73,43 @@ def main() -> None:
     print("| model | engine | one stream | prompt of 512 | 16 streams | load | of the reading limit |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for path in files:
-        rounds: list[tuple[list[float], list[float]]] = []
+        rounds: dict[str, list[list[float]]] = {}
         for _ in range(options.repeat):
-            ours = measure_plait(path)
-            rounds.append((ours, measure_llama(options.llama, path, limit=ours[4] / ours[0]) if options.llama else []))
-        for engine, figures in zip(("plait", "llama.cpp"), zip(*rounds, strict=True), strict=True):
-            if any(figures):
-                print_row(path.stem, engine, [statistics.median(column) for column in zip(*figures, strict=True)])
+            measure_round(path, options.llama, None, rounds)
+            if options.beside is not None:
+                measure_round(path, options.llama, options.beside, rounds)
+        medians = {
+            name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in rounds.items()
+        }
+        for name, figures in medians.items():
+            print_row(path.stem, name, figures)
+            if (alone := medians.get(name.removesuffix(BESIDE), figures)) is not figures:
+                shares = [f"{now / before:.0%}" for now, before in zip(figures[:3], alone, strict=False)]
+                print(f"| | kept | {' | '.join(shares)} | | |", flush=True)
+
+
+def measure_round(path: Path, llama: str | None, nice: int | None, rounds: dict[str, list[list[float]]]) -> None:
+    """Measures each engine once, beside a busy process of the nice value `nice` if it is given."""
+    with contextlib.nullcontext() if nice is None else busy_process(nice):
+        suffix = "" if nice is None else BESIDE
+        ours = measure_plait(path, statistics.median if nice is None else statistics.fmean)
+        rounds.setdefault(f"plait{suffix}", []).append(ours)
+        if llama:
+            theirs = measure_llama(llama, path, limit=ours[4] / ours[0])
+            rounds.setdefault(f"llama.cpp{suffix}", []).append(theirs)
+
+
+@contextlib.contextmanager
+def busy_process(nice: int) -> Iterator[None]:
+    """Runs a process that counts on the last processor, for at most ten minutes."""
+    code = f"import os, time; os.nice({nice}); end = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def print_row(model: str, engine: str, figures: list[float]) -> None:
@@ -92,22 +130,24 @@ def measure_llama(python: str, path: Path, limit: float) -> list[float]:
     return [one, prompt, many, load, one * limit]
 
 
-def measure_plait(path: Path) -> list[float]:
-    """Returns the row's figures of plait."""
+def measure_plait(path: Path, average: Average) -> list[float]:
+    """Returns the row's figures of plait. `average`: of the times of steps."""
     start = time.perf_counter()
     runner, _, _ = make_runner(engine_config(max_pages=STREAMS * PROMPT), path)
     load = time.perf_counter() - start
     if not isinstance(runner, PackedCpuRunner):
         raise SystemExit(f"{path} is not packed on this machine; `plait check --model {path}` says why")
-    prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3)
-    one = step_seconds(runner, 1, 1, 200, 25)
-    many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 9)
+    prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3, average)
+    one = step_seconds(runner, 1, 1, 200, 25, average)
+    many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 9, average)
     limit = weight_bytes(runner) / read_bytes_per_second()
     return [1 / one, prompt, many, load, limit / one]
 
 
-def step_seconds(runner: PackedCpuRunner, rows: int, new: int, length: int, steps: int) -> float:
-    """Returns the median time of a step of `rows` requests with `new` new tokens of `length` each."""
+def step_seconds(
+    runner: PackedCpuRunner, rows: int, new: int, length: int, steps: int, average: Average = statistics.median
+) -> float:
+    """Returns the average time of a step of `rows` requests with `new` new tokens of `length` each."""
     batch = Batch(1 << 20)
     for i in range(rows):
         seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
@@ -118,7 +158,7 @@ def step_seconds(runner: PackedCpuRunner, rows: int, new: int, length: int, step
         start = time.perf_counter()
         runner.argmax_tokens(runner.forward(batch))
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return average(times)
 
 
 def weight_bytes(runner: PackedCpuRunner) -> int:

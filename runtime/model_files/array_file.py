@@ -29,7 +29,7 @@ _PREAMBLE = struct.Struct("<8sQQQQQ")  # magic, checksum, bytes of metadata, num
 _CHECKED_FROM = 16  # bytes before: the magic and the checksum itself
 _CHECK_BYTES = 1 << 24  # bytes whose sums a thread computes at a time
 _MAX_METADATA = 1 << 26
-_WRITE_BYTES = 1 << 24
+_PART_BYTES = 1 << 24  # a multiple of CHUNK
 
 
 class DamagedFile(Exception):
@@ -67,18 +67,29 @@ def array_starts(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
-def write_arrays(fd: int, metadata: bytes, arrays: Sequence[Bytes]) -> None:
-    """Writes a complete file into the empty file `fd`. Raises OSError."""
+def write_arrays(
+    fd: int, metadata: bytes, arrays: Sequence[Bytes], before_part: Callable[[], None] = lambda: None
+) -> None:
+    """Writes a complete file into the empty file `fd`. Raises OSError.
+
+    before_part: called before each 16 MiB are summed or written; an exception that it raises ends the writing.
+    """
     views = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    sums = np.concatenate([np.empty(0, np.uint64), *map(_sums, views)])
+    parts = [view[start : start + _PART_BYTES] for view in views for start in range(0, len(view), _PART_BYTES)]
+    sums_of_parts = [np.empty(0, np.uint64)]
+    for part in parts:
+        before_part()
+        sums_of_parts.append(_sums(part))
+    sums = np.concatenate(sums_of_parts)
     begin = _data_start(len(metadata), len(sums))
     rest = _PREAMBLE.pack(MAGIC, 0, len(metadata), len(sums), begin, begin + CHUNK * len(sums))[_CHECKED_FROM:]
     head = rest + metadata + sums.astype("<u8").tobytes()
     head = MAGIC + zlib.crc32(head).to_bytes(8, "little") + head
     _write(fd, memoryview(head.ljust(begin, b"\0")))
-    for view in views:
-        _write(fd, view.data)
-        _write(fd, memoryview(bytes(-len(view) % CHUNK)))
+    for part in parts:
+        before_part()
+        _write(fd, part.data)
+        _write(fd, memoryview(bytes(-len(part) % CHUNK)))
 
 
 def file_bytes(metadata: bytes, sizes: Sequence[int]) -> int:
@@ -121,4 +132,4 @@ def _sums(array: Bytes) -> Sums:
 
 def _write(fd: int, content: memoryview) -> None:
     while len(content):
-        content = content[os.write(fd, content[:_WRITE_BYTES]) :]
+        content = content[os.write(fd, content) :]

@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -146,10 +146,11 @@ def remove(key: str) -> None:
         path_of(key).unlink()
 
 
-def store(header: CacheHeader, arrays: Sequence[Bytes]) -> bool:
+def store(header: CacheHeader, arrays: Sequence[Bytes], before_part: Callable[[], None] = lambda: None) -> bool:
     """Writes the file of a model, unless another process does, it is larger than the limit, or its model has changed.
 
-    Removes other files as far as needed. Returns whether the file exists now. Raises UnusableFolder.
+    Removes other files as far as needed. Returns whether the file exists now. before_part: called before each 16 MiB;
+    an exception that it raises ends the writing, and the unfinished file is removed. Raises UnusableFolder.
     """
     metadata, limit = msgspec.json.encode(header), limit_bytes()
     size = file_bytes(metadata, [array.nbytes for array in arrays])
@@ -165,7 +166,7 @@ def store(header: CacheHeader, arrays: Sequence[Bytes]) -> bool:
             free = os.statvfs(folder_fd)
             if free.f_bavail * free.f_frsize < size + FREE_BYTES:
                 raise UnusableFolder(f"the disk of {target.parent} has too little space for {size / 1e9:.1f} GB more")
-            write_arrays(fd, metadata, arrays)
+            write_arrays(fd, metadata, arrays, before_part)
             os.rename(target.with_suffix(_PART_SUFFIX), target)
     except OSError as error:
         raise UnusableFolder(f"{target.parent} cannot be written ({error.strerror})") from error

@@ -6,6 +6,7 @@ wrong with the cache, the weights are packed from the model's files.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -31,6 +32,7 @@ from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 Packed = TypeVar("Packed", PackedWeight, PackedPair)
 LOWEST_PRIORITY = 19
+END_WAIT_S = 1.0
 _SOURCES = (
     "models/loading/cpu_weights.py",
     "models/loading/packed_store.py",
@@ -134,18 +136,58 @@ class PackedStore:
             self._new += [(PackedEntry.of(name, item), item.data) for item in packed]
         return packed
 
-    def save(self) -> threading.Thread | None:
-        """Begins to write what was packed, in a thread of lowest priority; returns the thread, None for nothing to do.
-
-        Python waits for the thread before the process ends.
-        """
+    def save(self) -> BackgroundSave | None:
+        """Begins to write what was packed, in a thread of lowest priority; None if there is nothing to write."""
         if self._header is None or sum(entry.nbytes for entry, _ in self._new) < packed_cache.MIN_BYTES:
             return None
         entries = msgspec.json.encode([entry for entry, _ in self._new])
         header = msgspec.structs.replace(self._header, entries=msgspec.Raw(entries))
-        thread = threading.Thread(target=_save, args=(header, [data for _, data in self._new]), name="plait-save")
-        thread.start()
-        return thread
+        return BackgroundSave(header, [data for _, data in self._new])
+
+
+class BackgroundSave:
+    """Writes a file of the cache in a thread.
+
+    A process that ends waits END_WAIT_S for it, and then gives it up and removes the unfinished file: the weights of 8
+    billion parameters take ten seconds to write, and a server that unloads a model needs its memory.
+    """
+
+    def __init__(self, header: CacheHeader, arrays: Sequence[Bytes]) -> None:
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(header, arrays), name="plait-save", daemon=True)
+        atexit.register(self.end)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits until the file is complete, or cannot be written."""
+        self._thread.join()
+
+    def end(self, wait_s: float = END_WAIT_S) -> None:
+        """Gives the file up unless it is complete within `wait_s` seconds."""
+        self._thread.join(wait_s)
+        self._given_up.set()
+        self._thread.join()
+
+    def _run(self, header: CacheHeader, arrays: Sequence[Bytes]) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a sandbox may forbid it
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread
+        try:
+            packed_cache.store(header, arrays, self._check)
+        except _GivenUp:
+            pass  # the next start packs the weights again
+        except UnusableFolder as error:
+            _warn(str(error))
+        finally:
+            atexit.unregister(self.end)
+
+    def _check(self) -> None:
+        if self._given_up.is_set():
+            raise _GivenUp
+
+
+class _GivenUp(Exception):
+    """The process ends before the file is complete."""
 
 
 def weights_key(checkpoint: Checkpoint, weight_format: WeightFormat) -> str:
@@ -215,16 +257,6 @@ def _mapped_weights(
         raise DamagedFile(str(error)) from error
     mapped.check(threads.run)
     return weights
-
-
-def _save(header: CacheHeader, arrays: Sequence[Bytes]) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # of this thread
-    try:
-        packed_cache.store(header, arrays)
-    except UnusableFolder as error:
-        _warn(str(error))
 
 
 def _warn(reason: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +44,8 @@ def load(path, saving, weights="as-stored"):
     """(form, outputs, bytes, whether they are mapped) of all matrices, after what was packed has been written."""
     checkpoint = open_checkpoint(path)
     decoder = load_packed_decoder(checkpoint.config, checkpoint, weights, threads=2)
-    if (thread := saving.pop()) is not None:
-        thread.join(60)
-        assert not thread.is_alive()
+    if (background_save := saving.pop()) is not None:
+        background_save.join()
     found = [decoder.weights.embedding, decoder.weights.head]
     for layer in decoder.weights.layers:
         found += [*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down]
@@ -136,6 +138,60 @@ def test_other_sources_pack_again(tmp_path, own_folder, monkeypatch):
     load(folder, own_folder)
     monkeypatch.setattr(packed_store, "_packing_hash", lambda: "another version")
     assert not are_mapped(load(folder, own_folder))
+
+
+def never_ends(fd, metadata, arrays, before_part):
+    """Writes for as long as nobody ends it."""
+    while True:
+        before_part()
+        os.write(fd, b"x")
+        time.sleep(0.001)
+
+
+def test_a_process_that_ends_gives_up_an_unfinished_file(tmp_path, own_folder, monkeypatch):
+    folder = save_model(tmp_path / "model")
+    with monkeypatch.context() as slow:
+        slow.setattr(packed_cache, "write_arrays", never_ends)
+        checkpoint = open_checkpoint(folder)
+        load_packed_decoder(checkpoint.config, checkpoint, "as-stored", threads=2)
+        (unfinished,) = own_folder
+        while not list(packed_cache.folder().glob("*.part")):
+            time.sleep(0.001)
+        unfinished.end(wait_s=0.01)
+    assert not list(packed_cache.folder().iterdir())
+    own_folder.clear()
+    load(folder, own_folder)
+    assert are_mapped(load(folder, own_folder))
+
+
+def test_a_file_that_is_complete_in_time_is_kept(tmp_path, own_folder):
+    checkpoint = open_checkpoint(save_model(tmp_path / "model"))
+    load_packed_decoder(checkpoint.config, checkpoint, "as-stored", threads=2)
+    own_folder[0].end(wait_s=60)
+    assert len(packed_cache.stored_files()) == 1
+
+
+ENDING = """
+import time
+from plait.runtime.model_files import packed_cache
+from plait.runtime.models.loading import packed_store
+
+def never_ends(fd, metadata, arrays, before_part):
+    while True:
+        before_part()
+        time.sleep(0.001)
+
+packed_cache.write_arrays = never_ends
+packed_store.BackgroundSave(packed_cache.CacheHeader("0" * 64, [], packed_store.msgspec.Raw(b"[]")), [])
+while not list(packed_cache.folder().glob("*.part")):
+    time.sleep(0.001)
+"""
+
+
+def test_python_ends_beside_an_unfinished_file(tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", ENDING], env=environment, check=True, timeout=100)
+    assert not list((tmp_path / "cache").rglob("*.part"))
 
 
 def test_limit_zero_switches_the_cache_off(tmp_path, own_folder, monkeypatch):
