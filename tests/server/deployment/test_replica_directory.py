@@ -77,8 +77,9 @@ def test_answers_of_both_replicas_are_those_of_one(replicas, expected) -> None:
 
 
 def test_a_flush_reaches_both_replicas(replicas) -> None:
-    prompt = "The harbour master counted the boats. " * 20
+    prompt, before = "The harbour master counted the boats. " * 20, replicas.placed()
     assert [cached_tokens(replicas, prompt) > 0 for _ in range(2)] == [False, True]
+    assert sorted(now - then for now, then in zip(replicas.placed(), before, strict=True)) == [0, 2]
     assert replicas.http.post("/flush_cache").status_code == 200
     assert cached_tokens(replicas, prompt) == 0
 
