@@ -3,51 +3,74 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from plait.kernels.quantized_matrix import Floats, Grid, QuantizedMatrix
+from plait.kernels.quantized_matrix import Floats, Grid, e4m3_numbers
 from plait.kernels.quantized_weights import Float8Weight, Int4Weight, Int8Weight, pack_int4
 
 STEP = 32  # input channels that must share a scale
+DEQUANTIZE_CHUNK = 1 << 25  # numbers at a time: their indices and scales need three times as much memory
 
 
-def weight_bits(weight: Int4Weight | Int8Weight) -> int:
-    """Bits of a weight's codes."""
-    return 4 if isinstance(weight, Int4Weight) else 8
-
-
-def hold(matrix: QuantizedMatrix, device: torch.device | str = "cpu") -> Int4Weight | Int8Weight | None:
-    """The same weight for the products on a device; None if no form holds it.
+def held_bits(grid: Grid) -> int | None:
+    """The bits of a weight's codes in the form that `hold` returns; None if no form holds the weight.
 
     None: groups of other sizes than multiples of 32, integers of 8 bits around another number than 128, groups in any
     order (act-order) of different sizes or with 8 bits, float8 in blocks of other sizes than multiples of 64 inputs.
     """
-    grid, inputs = matrix.grid, matrix.codes.shape[1]
-    if grid.group < inputs and grid.group % STEP:
+    has_groups = grid.scales.shape[1] > 1
+    if has_groups and grid.group % STEP:
         return None
     if grid.kind in ("int4", "table4"):
-        return _hold_int4(matrix, device)
+        if grid.groups is None:
+            return 4
+        sizes = np.bincount(grid.groups, minlength=grid.scales.shape[1])
+        return None if (sizes[:-1] != grid.group).any() else 4
     if grid.groups is not None or (grid.kind == "int8" and not bool((np.asarray(grid.zeros) == 128).all())):
         return None
-    if grid.kind == "e4m3" and grid.group < inputs and grid.group % (2 * STEP):
-        return None
-    scales = _of_outputs(grid, len(matrix.codes))
+    return None if grid.kind == "e4m3" and has_groups and grid.group % (2 * STEP) else 8
+
+
+def hold(grid: Grid, codes: torch.Tensor) -> Int4Weight | Int8Weight:
+    """The weight of codes uint8 [N, K] for the products on their device. It must have `held_bits`; may keep `codes`."""
+    if grid.kind in ("int4", "table4"):
+        return _hold_int4(grid, codes)
+    scales = _of_outputs(grid, len(codes))
     held = torch.from_numpy(scales[:, 0].copy()) if scales.shape[1] == 1 else _narrowed(scales).T.contiguous()
     group = grid.group if scales.shape[1] > 1 else STEP
     if grid.kind == "e4m3":
-        return Float8Weight(_bytes(matrix.codes, device), held.to(device), group)
-    return Int8Weight(_bytes(matrix.codes ^ np.uint8(128), device).view(torch.int8), held.to(device), group)
+        return Float8Weight(codes, held.to(codes.device), group)
+    return Int8Weight((codes ^ 128).view(torch.int8), held.to(codes.device), group)
 
 
-def _hold_int4(matrix: QuantizedMatrix, device: torch.device | str) -> Int4Weight | None:
-    grid, codes = matrix.grid, matrix.codes
-    order: npt.NDArray[np.int64] | None = None
+def dequantize_codes(grid: Grid, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`quantized_matrix.dequantize` of codes uint8 [N, K] on their device, to the same bits, rounded to `dtype`."""
+    (outputs, inputs), device = codes.shape, codes.device
+    groups = np.arange(inputs) // grid.group if grid.groups is None else grid.groups
+    columns = torch.from_numpy(groups.astype(np.int64)).to(device)
+    numbers_by_code = {"e4m3": e4m3_numbers(), "table4": grid.table}.get(grid.kind)
+    table = None if numbers_by_code is None else torch.from_numpy(numbers_by_code).to(device)
+    scales = torch.from_numpy(_of_outputs(grid, outputs)).to(device)
+    zeros = np.full((outputs, 1), grid.zeros) if isinstance(grid.zeros, int) else grid.zeros
+    middles = torch.from_numpy(zeros.astype(np.float32)).to(device)
+
+    def of_inputs(values: torch.Tensor) -> torch.Tensor:
+        return values if values.shape[1] == 1 else values[:, columns]
+
+    result, step = torch.empty((outputs, inputs), dtype=dtype, device=device), max(1, DEQUANTIZE_CHUNK // inputs)
+    for rows in (slice(first, first + step) for first in range(0, outputs, step)):
+        numbers = codes[rows].float() if table is None else table[codes[rows].int()]
+        if table is None:
+            numbers -= of_inputs(middles[rows])
+        numbers *= of_inputs(scales[rows])
+        result[rows] = numbers
+    return result
+
+
+def _hold_int4(grid: Grid, codes: torch.Tensor) -> Int4Weight:
+    device, order = codes.device, None
     if grid.groups is not None:
-        sizes = np.bincount(grid.groups, minlength=grid.scales.shape[1])
-        if (sizes[:-1] != grid.group).any():
-            return None
-        order = np.argsort(grid.groups, kind="stable").astype(np.int64)
+        order = torch.from_numpy(np.argsort(grid.groups, kind="stable").astype(np.int64)).to(device)
         codes = codes[:, order]
     scales = _of_outputs(grid, len(codes))
     zeros = np.broadcast_to(np.asarray(grid.zeros, np.float32), scales.shape)
@@ -55,10 +78,9 @@ def _hold_int4(matrix: QuantizedMatrix, device: torch.device | str) -> Int4Weigh
     # Exact for scales of 16 bits: their 11 or 8 bits times 5.
     minima = None if is_symmetric else torch.from_numpy(-(zeros * scales)).to(device)
     group = grid.group if scales.shape[1] > 1 else -(-codes.shape[1] // STEP) * STEP
-    packed = pack_int4(_bytes(codes, device), _narrowed(scales).to(device), minima, group)
+    packed = pack_int4(codes, _narrowed(scales).to(device), minima, group)
     table = None if grid.table is None else torch.from_numpy(grid.table).to(device)
-    held_order = None if order is None else torch.from_numpy(order).to(device)
-    return Int4Weight(packed.packed, packed.scales, packed.minima, group, packed.in_features, table, held_order)
+    return Int4Weight(packed.packed, packed.scales, packed.minima, group, packed.in_features, table, order)
 
 
 def _of_outputs(grid: Grid, outputs: int) -> Floats:
@@ -73,8 +95,3 @@ def _narrowed(scales: Floats) -> torch.Tensor:
     return next(
         (wide.to(dtype) for dtype in (torch.float16, torch.bfloat16) if torch.equal(wide.to(dtype).float(), wide)), wide
     )
-
-
-def _bytes(codes: npt.NDArray[np.uint8], device: torch.device | str) -> torch.Tensor:
-    """A copy: the codes may be a file mapped read-only."""
-    return torch.from_numpy(np.array(codes, order="C")).to(device)

@@ -6,8 +6,9 @@ Shapes: T new tokens, H query heads, G key/value heads, D head size, C channels,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -67,21 +68,26 @@ class RotateAndWriteOp(Protocol):
         """
 
 
+class AttentionLayer(NamedTuple):
+    """What attention needs of one layer."""
+
+    cache: LayerCache
+    scale: float
+    window: int | None = None  # sliding window in tokens
+    softcap: float | None = None
+
+
 class CacheAttentionOp(Protocol):
     """Attention of queries over a KV cache in any of its dtypes."""
 
     def __call__(
-        self,
-        q: torch.Tensor,
-        cache: LayerCache,
-        layout: AttentionLayout,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        *,
-        out: torch.Tensor | None = None,
+        self, q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Attends with q [T, H, D]; returns [T, H, D], in `out` if given. Rows without tokens are skipped."""
+
+
+# (q [T, H, D], layout, out [T, H, D]) -> the attention of each layer, which is called in the order of the layers
+BoundAttention = Callable[[torch.Tensor, AttentionLayout, torch.Tensor], Sequence[Callable[[], None]]]
 
 
 class AddRMSNormOp(Protocol):
@@ -109,6 +115,21 @@ class FusedOperators:
     kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
     # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None
+    # prepares repeated passes over layers whose caches stay in place; None: nothing can be prepared
+    bind_attention: Callable[[Sequence[AttentionLayer]], BoundAttention] | None = None
+
+    def bound_attention(self, layers: Sequence[AttentionLayer]) -> BoundAttention:
+        """Returns `attention` for these layers, whose caches stay where they are."""
+        if self.bind_attention is not None:
+            return self.bind_attention(layers)
+
+        def bound(q: torch.Tensor, layout: AttentionLayout, out: torch.Tensor) -> Sequence[Callable[[], None]]:
+            def attend(layer: AttentionLayer) -> None:
+                self.attention(q, layer, layout, out=out)
+
+            return [partial(attend, layer) for layer in layers]
+
+        return bound
 
 
 @dataclass(frozen=True)

@@ -71,28 +71,28 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
     return numbers
 
 
-def select_outputs(matrix: QuantizedMatrix, ranges: Sequence[tuple[int, int]]) -> QuantizedMatrix:
-    """The rows of these ranges, concatenated."""
-    grid, count = matrix.grid, len(matrix.codes)
+def select_output_grid(grid: Grid, outputs: int, ranges: Sequence[tuple[int, int]]) -> Grid:
+    """The grid of the rows of these ranges, concatenated, of a weight of `outputs` rows."""
     rows = np.concatenate([np.arange(begin, end) for begin, end in ranges])
-    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:count][rows]
+    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:outputs][rows]
     zeros = grid.zeros if isinstance(grid.zeros, int) else grid.zeros[rows]
-    return QuantizedMatrix(replace(grid, scales=scales, zeros=zeros, row_block=1), matrix.codes[rows])
+    return replace(grid, scales=scales, zeros=zeros, row_block=1)
 
 
-def select_inputs(matrix: QuantizedMatrix, begin: int, end: int) -> QuantizedMatrix:
-    """The columns from `begin` up to `end`. Groups that they cut, or in any order, become a list of groups."""
-    grid, codes = matrix.grid, np.ascontiguousarray(matrix.codes[:, begin:end])
+def select_input_grid(grid: Grid, inputs: int, begin: int, end: int) -> Grid:
+    """The grid of the columns from `begin` up to `end` of a weight of `inputs` columns.
+
+    Groups that they cut, or in any order, become a list of groups.
+    """
     if grid.groups is not None:
-        return QuantizedMatrix(replace(grid, groups=grid.groups[begin:end]), codes)
+        return replace(grid, groups=grid.groups[begin:end])
     if grid.scales.shape[1] == 1:
-        return QuantizedMatrix(replace(grid, group=end - begin), codes)
-    if not is_aligned(grid, begin, end, matrix.codes.shape[1]):
-        groups = (np.arange(begin, end) // grid.group).astype(np.int32)
-        return QuantizedMatrix(replace(grid, groups=groups), codes)
+        return replace(grid, group=end - begin)
+    if not is_aligned(grid, begin, end, inputs):
+        return replace(grid, groups=(np.arange(begin, end) // grid.group).astype(np.int32))
     first, last = begin // grid.group, -(-end // grid.group)
     zeros = grid.zeros if isinstance(grid.zeros, int) or grid.zeros.shape[1] == 1 else grid.zeros[:, first:last]
-    return QuantizedMatrix(replace(grid, scales=grid.scales[:, first:last], zeros=zeros), codes)
+    return replace(grid, scales=grid.scales[:, first:last], zeros=zeros)
 
 
 def is_aligned(grid: Grid, begin: int, end: int, inputs: int) -> bool:

@@ -70,6 +70,9 @@ class RandomCheckpoint:
     def raw_blocks(self, name: str) -> Any:
         raise InputError("random weights have no raw blocks")
 
+    def close(self) -> None:
+        pass
+
 
 def random_vocabulary(size: int) -> Vocabulary:
     """All bytes, then words of printable letters; the last id ends a text."""

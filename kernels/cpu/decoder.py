@@ -23,7 +23,7 @@ from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
 from plait.kernels.cpu.gemm.form_kernels import form_kernel
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
-from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA
+from plait.kernels.cpu.gemm.int8_blocks import INT8_ISA
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros

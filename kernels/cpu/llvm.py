@@ -149,6 +149,11 @@ def maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
+def minimum(b: Any, x: Any, y: Any) -> Any:
+    """Returns the smaller number of each lane; y where one is NaN."""
+    return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
 def reduce(b: Any, x: Any, combine: Any) -> Any:
     """Combines all lanes to a scalar, halves first."""
     width = x.type.count
@@ -166,16 +171,19 @@ _TERMS = (0.009582853220668064, 0.0559064262081037, 0.2402409861776473, 0.693124
 _ALL_LANES, _CURRENT_ROUNDING = ir.Constant(I16, 0xFFFF), I32(4)  # operands of masked AVX-512 instructions
 
 
-def exp2(b: Any, x: Any) -> Any:
+def exp2(b: Any, x: Any, shift: Any = None) -> Any:
     """Returns 2^x for finite x, with a relative error of 3e-6: exactly 1 at 0, and 0 for very negative x.
 
-    Without VSCALEFPS results below 2^-126 are 0.
+    With `shift`, whole numbers as float32, the result is multiplied by 2^shift. Without VSCALEFPS results below 2^-126
+    are 0.
     """
     exponent = call_intrinsic(b, "llvm.nearbyint.v16f32", F32X16, [x])
     rest = b.fsub(x, exponent)
     sum_ = constant(F32X16, _TERMS[0])
     for term in _TERMS[1:]:
         sum_ = fma(b, sum_, rest, constant(F32X16, term))
+    if shift is not None:
+        exponent = b.fadd(exponent, shift)
     if HAS_AVX512:
         return call_intrinsic(
             b, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, [sum_, exponent, sum_, _ALL_LANES, _CURRENT_ROUNDING]

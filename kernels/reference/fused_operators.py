@@ -6,7 +6,7 @@ import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.operators import FusedOperators, qk_norm_weights
+from plait.kernels.operators import AttentionLayer, FusedOperators, qk_norm_weights
 from plait.kernels.reference import float32_ops, ops, sampling
 
 
@@ -39,18 +39,12 @@ def rotate_and_write(
 
 
 def attention(
-    q: torch.Tensor,
-    cache: LayerCache,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    *,
-    out: torch.Tensor | None = None,
+    q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Implements `CacheAttentionOp`."""
+    k, v, k_scale, v_scale = layer.cache
     attended = ops.paged_attention(
-        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale
+        q, k, v, layout, layer.scale, layer.window, softcap=layer.softcap, k_scale=k_scale, v_scale=v_scale
     )
     return attended if out is None else out.copy_(attended)
 

@@ -15,7 +15,8 @@ from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.operators import FusedOperators, Kernels, SampleOp, qk_norm_weights
 from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply, soft_cap_in_place
-from plait.kernels.triton.attention.paged import paged_attention, with_plans
+from plait.kernels.triton.attention.layer_launches import LayerLaunches
+from plait.kernels.triton.attention.paged import attend, paged_attention, with_plans
 from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
 from plait.kernels.triton.linear import grouped_matmul as grouped
 from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
@@ -52,7 +53,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         },
         fused=FusedOperators(
             rotate_and_write=rotate_and_write,
-            attention=attention,
+            attention=attend,
             add_rms_norm=add_rms_norm,
             with_plans=with_plans_for_decode,
             make_sampler=make_sampler,
@@ -61,6 +62,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             top_logprobs=logprobs.top_logprobs,
             kv_dtypes=frozenset({"fp8", "int8"}),
             prefix_sharing_cost=prefix_sharing_cost,
+            bind_attention=LayerLaunches,
         ),
         supports_quantized_weights=is_16_bit,
     )
@@ -91,22 +93,6 @@ def rotate_and_write(
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
         out=out,
-    )
-
-
-def attention(
-    q: torch.Tensor,
-    cache: LayerCache,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Implements `CacheAttentionOp`."""
-    return paged_attention(
-        q, *cache[:2], layout, scale, window, softcap=softcap, k_scale=cache.k_scale, v_scale=cache.v_scale, out=out
     )
 
 

@@ -71,17 +71,20 @@ class TorchRunner(TorchOutputs):
         self.context_length = min(config.context_length or model_context_length, model_context_length)
         # LongRoPE chooses its frequencies by the context length.
         self.config = replace(checkpoint.config, context_length=self.context_length)
-        self.model = decoder_class(self.config)(
-            self.config,
-            checkpoint,
-            self.kernels,
-            self.dtype,
-            self.device,
-            lambda fraction: progress(0.9 * fraction, "loading the model"),
-            self.weight_format,
-            self.communicator,
-            self.stage(checkpoint.config),
-        )
+        try:
+            self.model = decoder_class(self.config)(
+                self.config,
+                checkpoint,
+                self.kernels,
+                self.dtype,
+                self.device,
+                lambda fraction: progress(0.9 * fraction, "loading the model"),
+                self.weight_format,
+                self.communicator,
+                self.stage(checkpoint.config),
+            )
+        finally:
+            checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS

@@ -34,17 +34,10 @@ class SafetensorsBytes:
             raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
         return found.reshape(math.prod(shape[:-1]), -1)
 
-    def flat(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor of any type, uint8 [bytes]. Raises CorruptModel if they are not all there."""
+    def extent(self, name: str) -> tuple[int, int]:
+        """(where the bytes of a tensor of any type begin in the file, their number)"""
         begin, end = self._header[name]["data_offsets"]
-        found = self._bytes[self._begin + begin : self._begin + end]
-        if len(found) != end - begin:
-            raise CorruptModel(f"{self._name} is truncated or damaged; download it again")
-        return found
-
-    def offset(self, name: str) -> int:
-        """Where the tensor's bytes begin in the file."""
-        return self._begin + int(self._header[name]["data_offsets"][0])
+        return self._begin + int(begin), int(end) - int(begin)
 
 
 def widen(stored_type: str, rows: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -1,21 +1,50 @@
-"""The interface through which decoders read weights, whatever the container."""
+"""The interface through which decoders read weights, whatever the container, and through which ranks read parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.quantized_matrix import QuantizedMatrix
+from plait.kernels.quantized_matrix import Grid
 from plait.runtime.models.config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
 
 WeightShapes = dict[str, tuple[int, ...]]
+Range = tuple[int, int]  # first, and behind the last
+
+
+class WeightPart(NamedTuple):
+    """A part of a weight [..., N, K]; a bias [N] has outputs only.
+
+    `outputs`, `inputs`: ranges of N, concatenated, and one of K; None: all. `is_zero`: a bias that another rank adds.
+    """
+
+    outputs: tuple[Range, ...] | None = None
+    inputs: Range | None = None
+    is_zero: bool = False
+
+    def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the part of a weight of shape `full`."""
+        sizes = list(full)
+        if self.outputs is not None:
+            sizes[-1 if len(full) == 1 else -2] = sum(end - begin for begin, end in self.outputs)
+        if self.inputs is not None:
+            sizes[-1] = self.inputs[1] - self.inputs[0]
+        return tuple(sizes)
+
+    def ranges(self, full: Sequence[int]) -> tuple[tuple[Range, ...], Range]:
+        """(outputs, inputs) of the part of a weight of shape `full`; a vector has outputs and one input."""
+        num_outputs, num_inputs = (full[0], 1) if len(full) == 1 else (full[-2], full[-1])
+        return self.outputs or ((0, num_outputs),), self.inputs or (0, num_inputs)
+
+
+COMPLETE = WeightPart()
 
 
 class Checkpoint(Protocol):
@@ -61,8 +90,11 @@ class Checkpoint(Protocol):
     def is_quantized(self, name: str) -> bool:
         """Whether the weight is stored as the quantization_config says, not as floats. Experts: the first one."""
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
-        """The weight as it is stored; None unless it is a matrix that `is_quantized`."""
+    def grid(self, name: str) -> Grid | None:
+        """What decides about a weight besides its codes; None unless it is a matrix that `is_quantized`."""
+
+    def codes(self, name: str, device: torch.device | str) -> torch.Tensor:
+        """The codes of a weight that has a grid, uint8 [N, K] in new memory of the device."""
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         """(stored type, uint8 blocks [rows, bytes per row], shape). The blocks may be mapped memory of the file.
@@ -71,10 +103,31 @@ class Checkpoint(Protocol):
         Raises UnsupportedModel for safetensors of other types than F32, F16 and BF16.
         """
 
-    def raw_outputs(
-        self, name: str, outputs: Sequence[tuple[int, int]]
-    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        """`raw_blocks` of the given ranges of the second last dimension of a weight that is not `is_quantized`.
+    def read_blocks(self, name: str, device: torch.device | str) -> tuple[str, torch.Tensor, tuple[int, ...]]:
+        """`raw_blocks` of a weight that is not `is_quantized`, read into new memory of the device.
 
-        Of a vector: of its only dimension. Reads no other outputs. Ranges of q and k consist of complete heads.
+        Several threads read. Raises CorruptModel if the file has become shorter.
         """
+
+    def close(self) -> None:
+        """Ends the threads that read, and frees their buffers. Reading again starts new ones."""
+
+
+class CompleteCheckpoint(Checkpoint, Protocol):
+    """The weights of all ranks, of which `part` is read and no other bytes (of grids: everything)."""
+
+    def tensor(
+        self, name: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> torch.Tensor:
+        """`Checkpoint.tensor`. Blocks that the part's inputs cut are read completely."""
+
+    def grid(self, name: str, part: WeightPart = COMPLETE) -> Grid | None:
+        """`Checkpoint.grid`."""
+
+    def codes(self, name: str, device: torch.device | str, part: WeightPart = COMPLETE) -> torch.Tensor:
+        """`Checkpoint.codes`."""
+
+    def read_blocks(
+        self, name: str, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> tuple[str, torch.Tensor, tuple[int, ...]]:
+        """`Checkpoint.read_blocks`. The part's outputs of q and k are complete heads, its inputs complete blocks."""

@@ -19,7 +19,7 @@ import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.operators import Kernels
+from plait.kernels.operators import AttentionLayer, Kernels
 from plait.kernels.quantized_weights import LinearWeight, SimpleWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
@@ -264,7 +264,8 @@ class Decoder:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
             q = kernels.fused.rotate_and_write(qkv, cos, sin, cache, layout, weight, eps)
-            attended = kernels.fused.attention(q, cache, layout, config.softmax_scale, attention.window, softcap)
+            layer = AttentionLayer(cache, config.softmax_scale, attention.window, softcap)
+            attended = kernels.fused.attention(q, layer, layout)
             return self.row_parallel(attended.view(len(h), heads * size), attention.output)
         qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from plait.runtime.errors import InputError
-from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.checkpoint_interface import Range, WeightPart, WeightShapes
 from plait.runtime.models.config import ModelConfig
 
-Range = tuple[int, int]  # first, and behind the last
 Divided = Literal["queries", "keys", "mlp", "experts"]
 # Column-parallel: what each block of a module's outputs is.
 OUTPUTS: Mapping[str, tuple[Divided, ...]] = {
@@ -40,27 +39,6 @@ INPUTS: Mapping[str, Divided] = {
 # Norms over all heads together are split like the heads; those of each head, [D], are not split.
 JOINT_NORMS: Mapping[str, Divided] = {"self_attn.q_norm": "queries", "self_attn.k_norm": "keys"}
 VOCABULARY = ("model.embed_tokens", "lm_head")
-
-
-class WeightPart(NamedTuple):
-    """The part of a weight [..., N, K] that a rank holds; a bias [N] has outputs only.
-
-    `outputs`, `inputs`: ranges of N, concatenated, and one of K; None: all. `is_zero`: a bias that another rank adds.
-    """
-
-    outputs: tuple[Range, ...] | None = None
-    inputs: Range | None = None
-    is_zero: bool = False
-
-    def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the part of a weight of shape `full`."""
-        is_bias = len(full) == 1
-        sizes = list(full)
-        if self.outputs is not None:
-            sizes[-1 if is_bias else -2] = sum(end - begin for begin, end in self.outputs)
-        if self.inputs is not None:
-            sizes[-1] = self.inputs[1] - self.inputs[0]
-        return tuple(sizes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait.runtime.errors import ModelNotFound
-from plait.runtime.models.checkpoint_interface import Checkpoint
+from plait.runtime.models.checkpoint_interface import Checkpoint, CompleteCheckpoint
 from plait.runtime.weights.gguf_checkpoint import GGUFCheckpoint
 from plait.runtime.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from plait.runtime.weights.shape_check import expected_shapes
@@ -16,7 +16,7 @@ from plait.runtime.weights.shape_check import expected_shapes
 __all__ = ["Checkpoint", "expected_shapes", "open_checkpoint"]
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> CompleteCheckpoint:
     """Opens a .gguf file or a Hugging Face folder.
 
     Raises ModelNotFound, UnsupportedModel, or CorruptModel if a tensor is missing or its shape contradicts the config.

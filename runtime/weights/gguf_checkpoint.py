@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,10 +13,13 @@ import numpy.typing as npt
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.model_files.safetensors_bytes import BYTES, widen
+from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
+from plait.runtime.weights.parallel_read import Readers
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
+from plait.runtime.weights.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +64,7 @@ class GGUFCheckpoint:
         self.config = gguf_model_config(self.file)
         self.shapes = expected_shapes(self.config)
         self._family = FAMILIES_BY_NAME[self.config.architecture]
+        self._readers = Readers()
         for name, shape in self.shapes.items():
             info = self.file.tensors.get(self._gguf_name(name))
             check_shape(name, info.shape if info else None, shape)
@@ -79,8 +83,11 @@ class GGUFCheckpoint:
     def is_quantized(self, name: str) -> bool:
         return False
 
-    def quantized(self, name: str) -> None:
+    def grid(self, name: str, part: WeightPart = COMPLETE) -> None:
         return None
+
+    def codes(self, name: str, device: torch.device | str, part: WeightPart = COMPLETE) -> torch.Tensor:
+        raise AssertionError(f"{name} has blocks, not codes")
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
@@ -93,37 +100,39 @@ class GGUFCheckpoint:
             rows = _unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
         return info.quantization, rows, shape
 
-    def raw_outputs(
-        self, name: str, outputs: Sequence[tuple[int, int]]
-    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        shape = shape_of(name, self.shapes)
+    def read_blocks(
+        self, name: str, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> tuple[str, torch.Tensor, tuple[int, ...]]:
+        full = shape_of(name, self.shapes)
         info = self.file.tensors[self._gguf_name(name)]
-        is_vector = len(shape) == 1
-        num_outputs = shape[-1 if is_vector else -2]
-        stored = self.file.tensor_bytes(info.name).reshape(math.prod(shape[:-2]), num_outputs, -1)
-        parts = [stored[:, begin:end] for begin, end in outputs]
-        count = sum(end - begin for begin, end in outputs)
-        rows = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).reshape(-1, stored.shape[-1])
-        heads = self._num_permuted_heads(name)
+        values, size = block_shape(name, info.quantization)
+        outputs, inputs = part.ranges(full)
+        num_outputs, is_vector = full[-1 if len(full) == 1 else -2], len(full) == 1
+        matrices = range(math.prod(full[:-2]))  # one, or an expert each
+        stored = StoredRows(
+            self.file.path,
+            info.offset,
+            size if is_vector else full[-1] // values * size,
+            tuple((e * num_outputs + first, e * num_outputs + end) for e in matrices for first, end in outputs),
+            (inputs[0] // values * size, inputs[1] // values * size) if not is_vector else (0, size),
+        )
+        rows = self._readers.of(device).read_new([stored])
+        heads, shape = self._num_permuted_heads(name), part.shape(full)
         if heads:
-            rows = _unpermute_qk(rows, heads * count // num_outputs)
-        if is_vector:
-            return info.quantization, rows.reshape(1, -1), (count,)
-        return info.quantization, rows, (*shape[:-2], count, shape[-1])
+            count = heads * stored.num_rows // num_outputs
+            rows = rows.view(count, -1, 2, stored.width).transpose(1, 2).reshape(rows.shape)  # as `_unpermute_qk`
+        return info.quantization, rows.view(1, -1) if is_vector else rows, shape
 
-    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        import torch
+    def tensor(
+        self, name: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> torch.Tensor:
+        from plait.kernels.gguf_dequantize import dequantize
 
-        from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES, dequantize
-
-        quantization, rows, shape = self.raw_blocks(name)
-        if quantization not in GGUF_BLOCK_SHAPES:
-            raise UnsupportedModel(
-                f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}. "
-                "Download the model in one of these, such as Q4_K_M, or quantize it with llama.cpp's llama-quantize"
-            )
-        blocks = torch.from_numpy(rows).to(device)  # transfers the quantized blocks, and decodes on the device
-        return dequantize(blocks, quantization, shape).to(dtype)
+        values, _ = block_shape(name, self.stored_type(name))
+        widened, trim = _whole_blocks(part, values)
+        quantization, blocks, shape = self.read_blocks(name, device, widened)  # is decoded on the device
+        result = dequantize(blocks, quantization, shape)
+        return (result if trim is None else result[..., trim]).to(dtype).contiguous()
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         quantization, rows, shape = self.raw_blocks(name)
@@ -133,6 +142,9 @@ class GGUFCheckpoint:
 
         values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
         return values
+
+    def close(self) -> None:
+        self._readers.close()
 
     def _gguf_name(self, name: str) -> str:
         return gguf_name(name, self._family.gguf_layer_names)
@@ -150,6 +162,28 @@ def _unpermute_qk(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uin
     """Reorders rows (head, i, half) to (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
     split = rows.reshape(heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def block_shape(name: str, quantization: str) -> tuple[int, int]:
+    """(values, bytes) of a block. Raises UnsupportedModel, which names the tensor."""
+    from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
+
+    if quantization not in GGUF_BLOCK_SHAPES:
+        raise UnsupportedModel(
+            f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}. "
+            "Download the model in one of these, such as Q4_K_M, or quantize it with llama.cpp's llama-quantize"
+        )
+    return GGUF_BLOCK_SHAPES[quantization]
+
+
+def _whole_blocks(part: WeightPart, values: int) -> tuple[WeightPart, slice | None]:
+    """The part with the blocks of `values` inputs that it cuts, and which inputs of it are the part; None: all."""
+    if part.inputs is None:
+        return part, None
+    begin, end = part.inputs
+    first, last = begin // values * values, -(-end // values) * values
+    trim = None if (first, last) == (begin, end) else slice(begin - first, end - first)
+    return part._replace(inputs=(first, last)), trim
 
 
 def gguf_model_config(file: GGUFFile) -> ModelConfig:

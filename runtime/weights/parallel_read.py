@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from plait.runtime.weights.stored_rows import Piece, StoredRows, opened, read_pieces, split_pieces
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,7 @@ class ParallelReader:
         num_threads = num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1))
         self._pool = ThreadPoolExecutor(num_threads, "weight-reader")
         self._staging: queue.SimpleQueue[tuple[torch.Tensor, Any]] = queue.SimpleQueue()
+        self._is_staged = False
         if device.type == "cuda":
             self.add_staging(2 * num_threads, is_pinned=True)
 
@@ -42,63 +45,86 @@ class ParallelReader:
             self._staging.put((torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=is_pinned), None))
         self._is_staged = True
 
-    _is_staged = False
+    def read(self, parts: Sequence[StoredRows], target: torch.Tensor) -> None:
+        """Fills the contiguous `target` with the bytes of the parts, one after the other.
 
-    def read(self, path: Path, begin: int, target: torch.Tensor) -> None:
-        """Fills the contiguous `target` with the bytes of the file from `begin` on.
-
-        On a GPU the last copies may still run: work on the current stream follows them. Raises EOFError if the file is
-        shorter, OSError if it cannot be read.
+        On a GPU the last copies may still run: work on the current stream follows them. The first error of any thread
+        ends the reading: CorruptModel for a file that is shorter, OSError for one that cannot be read. No thread uses
+        the target or the files afterwards.
         """
         import torch
 
         flat = target.view(-1).view(torch.uint8)
-        with _opened(path) as fd:
-            starts = range(0, len(flat), self._chunk_bytes)
-            jobs = [self._pool.submit(self._read_chunk, fd, begin + i, flat[i : i + self._chunk_bytes]) for i in starts]
-            errors = [error for job in jobs if (error := job.exception()) is not None]  # waits for all of them
-        if errors:
-            raise errors[0]
+        if len(flat) != sum(part.num_rows * part.width for part in parts):
+            raise ValueError(f"a target of {len(flat)} bytes does not fit the parts that are read into it")
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        jobs: list[Future[None]] = []
+        with ExitStack() as files:
+            try:
+                filled = 0
+                for part in parts:
+                    fd = files.enter_context(opened(part.path))
+                    for chunk in split_pieces(part.pieces(), self._chunk_bytes):
+                        end = filled + sum(count for _, count in chunk)
+                        place = flat[filled:end]
+                        jobs.append(self._pool.submit(self._read_chunk, fd, part.path, chunk, place, stream))
+                        filled = end
+                wait(jobs, return_when=FIRST_EXCEPTION)
+            finally:
+                for job in jobs:
+                    job.cancel()
+                wait(jobs)  # before the files are closed
+        for job in jobs:
+            if not job.cancelled():
+                job.result()
+
+    def read_new(self, parts: Sequence[StoredRows]) -> torch.Tensor:
+        """The parts, which are equally wide, in new memory of the device: uint8 [rows, width]. Raises as `read`."""
+        import torch
+
+        shape = (sum(part.num_rows for part in parts), parts[0].width)
+        is_filled_in_place = self._device.type in ("cpu", "cuda")
+        target = torch.empty(shape, dtype=torch.uint8, device=self._device if is_filled_in_place else "cpu")
+        self.read(parts, target)
+        return target.to(self._device)
 
     def close(self) -> None:
         self._pool.shutdown()
 
-    def _read_chunk(self, fd: int, begin: int, target: torch.Tensor) -> None:
+    def _read_chunk(self, fd: int, path: Path, pieces: Sequence[Piece], target: torch.Tensor, stream: Any) -> None:
         if not self._is_staged:
-            _fill(fd, begin, target)
+            read_pieces(fd, path, pieces, target.numpy().data)
             return
         import torch
 
         buffer, copied = self._staging.get()
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
             if copied is not None:
                 copied.synchronize()
             part = buffer[: len(target)]
-            _fill(fd, begin, part)
-            target.copy_(part, non_blocking=True)
-            if self._device.type == "cuda":
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record()
+            read_pieces(fd, path, pieces, part.numpy().data)
+            with torch.cuda.stream(stream):  # does nothing for None
+                target.copy_(part, non_blocking=True)
+                copied = stream.record_event() if stream is not None else None
         finally:
             self._staging.put((buffer, copied))
 
 
-def _fill(fd: int, begin: int, target: torch.Tensor) -> None:
-    """Reads into host memory until it is full."""
-    left = memoryview(target.numpy().data)
-    while left:
-        count = os.preadv(fd, [left], begin)
-        if not count:
-            raise EOFError(f"the file ends {len(left)} bytes too early")
-        left, begin = left[count:], begin + count
+class Readers:
+    """The readers of a checkpoint, one for each device, made when they are asked for."""
 
+    def __init__(self) -> None:
+        self._readers: dict[torch.device, ParallelReader] = {}
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    def of(self, device: torch.device | str) -> ParallelReader:
+        import torch
+
+        device = torch.device(device)
+        if device not in self._readers:
+            self._readers[device] = ParallelReader(device)
+        return self._readers[device]
+
+    def close(self) -> None:
+        """Ends the threads of all readers, and frees their buffers."""
+        while self._readers:
+            self._readers.popitem()[1].close()

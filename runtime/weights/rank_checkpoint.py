@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize, is_aligned, select_inputs, select_outputs
-from plait.runtime.errors import InputError, UnsupportedModel
-from plait.runtime.models.checkpoint_interface import Checkpoint
-from plait.runtime.models.weight_split import Rank, WeightPart, WeightSplit, rank_config
+from plait.kernels.quantized_matrix import Grid, is_aligned
+from plait.runtime.errors import InputError
+from plait.runtime.models.checkpoint_interface import Checkpoint, CompleteCheckpoint
+from plait.runtime.models.weight_split import Rank, WeightSplit, rank_config
 from plait.runtime.weights.checkpoint import open_checkpoint
 from plait.runtime.weights.shape_check import expected_shapes
 
@@ -30,10 +29,11 @@ class RankCheckpoint:
     """A `Checkpoint` of the model that a rank computes, in place of that of all ranks: `config` has the rank's heads.
 
     Matrices whose quantized blocks the ranks' borders cut are read with the blocks at their borders where they are
-    dequantized; where they are used as stored, the methods raise InputError.
+    dequantized; where they are used as stored, the methods raise InputError. Of a quantized matrix of safetensors, each
+    rank reads its codes and all scales.
     """
 
-    def __init__(self, complete: Checkpoint, rank: Rank) -> None:
+    def __init__(self, complete: CompleteCheckpoint, rank: Rank) -> None:
         self._complete, self._rank = complete, rank
         self.config = rank_config(complete.config, rank.size)
         self._full_shapes = expected_shapes(complete.config)
@@ -60,24 +60,29 @@ class RankCheckpoint:
     def is_quantized(self, name: str) -> bool:
         return self._complete.is_quantized(name)
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
-        matrix, part = self._complete.quantized(name), self._parts[name]
-        if matrix is None or part.inputs is None:
-            return None if matrix is None else self._part_of(matrix, part)
-        if not is_aligned(matrix.grid, *part.inputs, matrix.codes.shape[1]):
-            raise self._cut_blocks(name, f"in groups of {matrix.grid.group} inputs")
-        return self._part_of(matrix, part)
+    def grid(self, name: str) -> Grid | None:
+        part, inputs = self._parts[name], self._full_shapes[name][-1]
+        if part.inputs is not None:
+            full = self._complete.grid(name)
+            if full is not None and not is_aligned(full, *part.inputs, inputs):
+                raise self._cut_blocks(name, f"in groups of {full.group} inputs")
+        return self._complete.grid(name, part)
+
+    def codes(self, name: str, device: torch.device | str) -> torch.Tensor:
+        return self._complete.codes(name, device, self._parts[name])
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        stored_type, rows, shape, trim = self._stored_part(name)
-        if trim is not None:
-            raise self._cut_blocks(name, f"as {stored_type}")
-        return stored_type, np.ascontiguousarray(rows), shape
+        stored_type, blocks, shape = self.read_blocks(name, "cpu")
+        return stored_type, blocks.numpy(), shape
 
-    def raw_outputs(
-        self, name: str, outputs: Sequence[tuple[int, int]]
-    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        raise UnsupportedModel(f"{name} is split already")
+    def read_blocks(self, name: str, device: torch.device | str) -> tuple[str, torch.Tensor, tuple[int, ...]]:
+        from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
+
+        part, stored_type = self._parts[name], self.stored_type(name)
+        values, _ = GGUF_BLOCK_SHAPES.get(stored_type, (1, 0))
+        if part.inputs is not None and any(border % values for border in part.inputs):
+            raise self._cut_blocks(name, f"as {stored_type}")
+        return self._complete.read_blocks(name, device, part)
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         import torch
@@ -88,59 +93,13 @@ class RankCheckpoint:
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
 
-        from plait.kernels.gguf_dequantize import dequantize as dequantize_blocks
-
         part = self._parts[name]
         if part.is_zero:
             return torch.zeros(self._full_shapes[name], dtype=dtype, device=device)
-        if part == WeightPart():
-            return self._complete.tensor(name, dtype, device)
-        if self._complete.is_quantized(name):
-            return self._dequantized(name, part, dtype, device)
-        stored_type, rows, shape, trim = self._stored_part(name)
-        blocks = torch.from_numpy(np.array(rows, order="C")).to(device)  # a copy: the file may be mapped read-only
-        values = dequantize_blocks(blocks, stored_type, shape)
-        return (values if trim is None else values[..., trim]).to(dtype).contiguous()
+        return self._complete.tensor(name, dtype, device, part)
 
-    def _stored_part(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...], slice | None]:
-        """(stored type, blocks, their shape, which inputs of them are the part; None: all). Copies no other blocks."""
-        from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
-
-        part, full = self._parts[name], self._full_shapes[name]
-        num_outputs = full[-1 if len(full) == 1 else -2]
-        outputs = part.outputs if part.outputs is not None else ((0, num_outputs),)
-        stored_type, rows, shape = self._complete.raw_outputs(name, outputs)
-        if stored_type not in GGUF_BLOCK_SHAPES:
-            raise UnsupportedModel(
-                f"tensor {name!r} is stored as {stored_type}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
-            )
-        if part.inputs is None:
-            return stored_type, rows, shape, None
-        values, size = GGUF_BLOCK_SHAPES[stored_type]
-        begin, end = part.inputs
-        first, last = begin // values, -(-end // values)
-        rows = rows[:, first * size : last * size]
-        is_cut = (first * values, last * values) != (begin, end)
-        trim = slice(begin - first * values, end - first * values) if is_cut else None
-        return stored_type, rows, (*shape[:-1], (last - first) * values), trim
-
-    def _dequantized(self, name: str, part: WeightPart, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        import torch
-
-        matrix = self._complete.quantized(name)
-        if matrix is not None:
-            return torch.from_numpy(dequantize(self._part_of(matrix, part))).to(device).to(dtype)
-        values = self._complete.tensor(name, dtype, "cpu")  # experts, quantized one by one
-        if part.outputs is not None:
-            values = torch.cat([values[..., begin:end, :] for begin, end in part.outputs], dim=-2)
-        if part.inputs is not None:
-            values = values[..., slice(*part.inputs)]
-        return values.contiguous().to(device)
-
-    def _part_of(self, matrix: QuantizedMatrix, part: WeightPart) -> QuantizedMatrix:
-        if part.outputs is not None:
-            matrix = select_outputs(matrix, part.outputs)
-        return matrix if part.inputs is None else select_inputs(matrix, *part.inputs)
+    def close(self) -> None:
+        self._complete.close()
 
     def _cut_blocks(self, name: str, stored: str) -> InputError:
         inputs, size = self._full_shapes[name][-1], self._rank.size

@@ -11,20 +11,22 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from plait.kernels.quantized_matrix import QuantizedMatrix
+from plait.kernels.quantized_matrix import Grid
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.model_files.safetensors_bytes import BYTES, SafetensorsBytes, widen
+from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_hf
+from plait.runtime.weights.parallel_read import Readers
+from plait.runtime.weights.quantized.code_arrays import CodeArray
 from plait.runtime.weights.quantized.modules import QuantizedModules
 from plait.runtime.weights.quantized.registry import read_quantization
 from plait.runtime.weights.quantized.stored_module import TensorInfo
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
+from plait.runtime.weights.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import torch
-
-    from plait.runtime.weights.parallel_read import ParallelReader
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _EXPERTS_INFIX = ".experts."
@@ -47,10 +49,10 @@ class SafetensorsCheckpoint:
         self.config = config_from_hf(described)
         found = read_quantization(described)
         self.quantization = None if found is None else found.description
-        self._quantized = QuantizedModules(found, self._tensor_info, self._tensor_bytes)
+        self._quantized = QuantizedModules(found, self._tensor_info, self._locate)
         self.handles: dict[tuple[str, str | None], Any] = {}
         self._mapped: dict[str, SafetensorsBytes] = {}
-        self._reader: ParallelReader | None = None
+        self._readers = Readers()
         self.file_by_tensor = self._map_tensors_to_files()
         self._lacks_model_prefix = "norm.weight" in self.file_by_tensor
         if (
@@ -82,9 +84,13 @@ class SafetensorsCheckpoint:
     def is_quantized(self, name: str) -> bool:
         return self._stored_parts(name, shape_of(name, self.shapes))[0][0] in self._quantized
 
-    def quantized(self, name: str) -> QuantizedMatrix | None:
-        parts = self._stored_parts(name, shape_of(name, self.shapes))
-        return self._quantized.matrix(parts[0][0]) if len(parts) == 1 and self.is_quantized(name) else None
+    def grid(self, name: str, part: WeightPart = COMPLETE) -> Grid | None:
+        stored = self._stored_parts(name, shape_of(name, self.shapes))
+        return self._quantized.grid(stored[0][0], part) if len(stored) == 1 and self.is_quantized(name) else None
+
+    def codes(self, name: str, device: torch.device | str, part: WeightPart = COMPLETE) -> torch.Tensor:
+        ((stored, _),) = self._stored_parts(name, shape_of(name, self.shapes))
+        return self._read_codes(stored, device, part)
 
     def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
@@ -96,27 +102,28 @@ class SafetensorsCheckpoint:
             rows = [self._raw_rows(part, part_shape) for part, part_shape in parts]
         return stored_type, rows[0] if len(rows) == 1 else np.concatenate(rows), shape
 
-    def raw_outputs(
-        self, name: str, outputs: Sequence[tuple[int, int]]
-    ) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        shape = shape_of(name, self.shapes)
-        is_vector = len(shape) == 1
-        num_outputs = shape[-1 if is_vector else -2]
-        rows = []
-        for part, part_shape in self._stored_parts(name, shape):
-            stored = self._raw_rows(part, part_shape).reshape(num_outputs, -1)
-            rows += [stored[begin:end] for begin, end in outputs]
-        count, joined = sum(end - begin for begin, end in outputs), rows[0] if len(rows) == 1 else np.concatenate(rows)
-        if is_vector:
-            return self.stored_type(name), joined.reshape(1, -1), (count,)
-        return self.stored_type(name), joined, (*shape[:-2], count, shape[-1])
+    def read_blocks(
+        self, name: str, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> tuple[str, torch.Tensor, tuple[int, ...]]:
+        full = shape_of(name, self.shapes)
+        stored = [self._stored_rows(stored, shape, part) for stored, shape in self._stored_parts(name, full)]
+        rows = self._readers.of(device).read_new(stored)
+        return self.stored_type(name), rows.view(1, -1) if len(full) == 1 else rows, part.shape(full)
 
-    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    def tensor(
+        self, name: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart = COMPLETE
+    ) -> torch.Tensor:
         import torch
 
         shape = shape_of(name, self.shapes)
-        parts = [self._read(part, device) for part, _ in self._stored_parts(name, shape)]
-        return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
+        if self.is_quantized(name):
+            names = [stored for stored, _ in self._stored_parts(name, shape)]
+            parts = [self._read_dequantized(stored, dtype, device, part) for stored in names]
+            return parts[0] if len(shape) < 3 else torch.stack(parts)
+        if part != COMPLETE or torch.device(device).type != "cpu":
+            return self._read_floats(name, device, part).to(dtype)
+        mapped = [self._map_floats(stored) for stored, _ in self._stored_parts(name, shape)]
+        return mapped[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in mapped])
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         shape = shape_of(name, self.shapes)
@@ -126,22 +133,29 @@ class SafetensorsCheckpoint:
         stored_type, rows, _ = self.raw_blocks(name)
         return widen(stored_type, rows, shape)
 
+    def close(self) -> None:
+        self._readers.close()
+
     def _raw_rows(self, part: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """The bytes of a stored tensor of floats, uint8 [rows, bytes of a row], mapped."""
-        file = self.file_by_tensor[part]
-        stored_type = self._open(file).get_slice(part).get_dtype()
-        if stored_type not in BYTES:
-            raise UnsupportedModel(f"tensor {part!r} is stored as {stored_type}; plait reads {', '.join(BYTES)}")
-        return self._map(file).rows(part, stored_type, shape)
+        return self._map(self.file_by_tensor[part]).rows(part, self._float_type(part), shape)
 
     def _map(self, file: str) -> SafetensorsBytes:
         if file not in self._mapped:
             self._mapped[file] = SafetensorsBytes(self.folder / file)
         return self._mapped[file]
 
-    def _tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a stored tensor of any type, mapped."""
-        return self._map(self.file_by_tensor[name]).flat(name)
+    def _locate(self, name: str) -> StoredRows:
+        """All bytes of a stored tensor of any type, as one row."""
+        file = self.file_by_tensor[name]
+        return StoredRows.one_row(self.folder / file, *self._map(file).extent(name))
+
+    def _stored_rows(self, stored: str, shape: tuple[int, ...], part: WeightPart) -> StoredRows:
+        """A part of a stored tensor of floats."""
+        stored_type = self._float_type(stored)
+        size, (rows, (first, end)) = BYTES[stored_type], part.ranges(shape)
+        row_bytes = size if len(shape) == 1 else shape[-1] * size
+        return self._locate(stored)._replace(row_bytes=row_bytes, rows=rows, columns=(first * size, end * size))
 
     def _check_stored_parts(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises CorruptModel unless the tensors that make up a weight are there, in the right types and shapes."""
@@ -154,40 +168,49 @@ class SafetensorsCheckpoint:
         if len(are_quantized) > 1:
             raise CorruptModel(f"some experts of {name!r} are quantized and others are not; all must be stored alike")
 
-    def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
+    def _read_codes(self, stored: str, device: torch.device | str, part: WeightPart) -> torch.Tensor:
+        """The codes of a part of a quantized matrix, uint8 [N, K], unpacked on the device: by numpy on a CPU."""
         import torch
 
-        if name in self._quantized:
-            return torch.from_numpy(self._quantized.float32_array(name)).to(device)
-        file, device = self.file_by_tensor[name], torch.device(device)
-        info = self._tensor_info(name)
-        if device.type == "cuda" and info is not None and info.dtype in BYTES:
-            return self._read_to_gpu(name, info, device)
+        reader, on_cpu = self._readers.of(device), torch.device(device).type == "cpu"
+
+        def read(rows: StoredRows) -> CodeArray:
+            octets = reader.read_new([rows])
+            return octets.numpy() if on_cpu else octets
+
+        codes = [torch.as_tensor(codes) for codes in self._quantized.codes(stored, read, part)]
+        return (codes[0] if len(codes) == 1 else torch.cat(codes)).contiguous()
+
+    def _read_dequantized(
+        self, stored: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart
+    ) -> torch.Tensor:
+        from plait.kernels.held_weights import dequantize_codes
+
+        return dequantize_codes(self._quantized.grid(stored, part), self._read_codes(stored, device, part), dtype)
+
+    def _read_floats(self, name: str, device: torch.device | str, part: WeightPart) -> torch.Tensor:
+        """A part of a weight of floats, in the type that is stored."""
+        import torch
+
+        stored_type, rows, shape = self.read_blocks(name, device, part)
+        return rows.view({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[stored_type]).view(shape)
+
+    def _map_floats(self, stored: str) -> torch.Tensor:
+        """A stored tensor of floats in mapped memory."""
+        self._float_type(stored)
+        file = self.file_by_tensor[stored]
         try:
-            stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)
+            values: torch.Tensor = self._open(file, "cpu").get_tensor(stored)
         except SafetensorError as error:
             raise _corrupt_file(file) from error
-        if stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModel(
-                f"tensor {name!r} is stored as {stored.dtype}; plait reads float32, float16 and bfloat16"
-            )
-        return stored
+        return values
 
-    def _read_to_gpu(self, name: str, info: TensorInfo, device: torch.device) -> torch.Tensor:
-        """A stored tensor of floats, read by several threads. On a CPU it would be mapped instead, without a copy."""
-        import torch
-
-        from plait.runtime.weights.parallel_read import ParallelReader
-
-        if self._reader is None:
-            self._reader = ParallelReader(device)
-        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[info.dtype]
-        stored, file = torch.empty(info.shape, dtype=dtype, device=device), self.file_by_tensor[name]
-        try:
-            self._reader.read(self.folder / file, self._map(file).offset(name), stored)
-        except EOFError as error:
-            raise _corrupt_file(file) from error
-        return stored
+    def _float_type(self, stored: str) -> str:
+        """The type of a stored tensor. Raises UnsupportedModel unless it is F32, F16 or BF16."""
+        kind: str = self._open(self.file_by_tensor[stored]).get_slice(stored).get_dtype()
+        if kind not in BYTES:
+            raise UnsupportedModel(f"tensor {stored!r} is stored as {kind}; plait reads {', '.join(BYTES)}")
+        return kind
 
     def _stored_parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
         """(stored name, shape) of each stored tensor that makes up the tensor `name`."""

@@ -74,6 +74,30 @@ def test_shared_prefixes_equal_the_reference(name: str, page_size: int) -> None:
     close(run(layer, inputs, layout), expected(layer, inputs, layout), layer.dtype)
 
 
+@pytest.mark.parametrize("batch", ["a full batch", "prompts", "mixed"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_repeated_launches_have_the_bits_of_each_layers_own(name: str, batch: str) -> None:
+    from plait.kernels.kv_cache import LayerCache
+    from plait.kernels.operators import AttentionLayer
+    from plait.kernels.triton.attention import paged
+    from plait.kernels.triton.attention.layer_launches import LayerLaunches
+
+    layer = LAYERS[name]
+    layout, pages = layout_of(BATCHES[batch])
+    caches = [tensors(layer, len(layout.positions), pages, "cuda", seed) for seed in range(3)]
+    q, layout, layers = caches[0]["q"], on("cuda", layout), []
+    for inputs, window in zip(caches, (layer.window, 64, layer.window), strict=True):
+        cache = LayerCache(*(inputs[name] for name in ("k_cache", "v_cache", "k_scale", "v_scale")))
+        layers.append(AttentionLayer(cache, layer.dim**-0.5, window, layer.softcap))
+    shapes = [paged.attention_shape_of(q, layer.cache.k, layer.window) for layer in layers]
+    planned, out = paged.with_plans(layout, *dict.fromkeys(shapes)), torch.empty_like(q)
+    for launch, own in zip(LayerLaunches(layers)(q, planned, out), layers, strict=True):
+        out.fill_(float("nan"))
+        launch()
+        new = layout.q_starts[-1]
+        assert torch.equal(out[:new], paged.attend(q, own, layout)[:new])
+
+
 @pytest.mark.parametrize("name", ["Llama 3", "Gemma 2", "fp8"])
 def test_a_captured_graph_reads_the_lengths_of_each_replay(name: str) -> None:
     """One graph of four rows is replayed for three batches; the last has a padding row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.kernels.cpu import amx
-from plait.kernels.cpu.attention.int8_vnni_kernel import HAS_VNNI
+from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI
 from plait.kernels.cpu.llvm import HAS_BF16_DOT
 
 F32, AVX512_BF16, AMX, INT8_VNNI = range(4)  # each is a `*_kernel` module

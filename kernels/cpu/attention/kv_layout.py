@@ -11,6 +11,7 @@ Without them everything is float32: queries [lanes, D], keys transposed [D, 64],
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -23,6 +24,12 @@ KV_BLOCK = 64  # positions of a block, the unit that is read from the cache
 CHUNK_POSITIONS = 32  # positions whose products one matrix instruction sums
 LANES = 16  # lanes that are computed together
 NARROW_LANES = 4  # lanes of the narrow form, for a token that decodes alone
+TRANSPOSE_4X4 = [4 * (i % 4) + i // 4 for i in range(v.LANES)]
+
+
+def shuffled(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
+    """Returns the numbers of two vectors that a list selects."""
+    return b.shuffle_vector(x, y, ir.Constant(v.vector(v.I32, len(mask)), mask))
 
 
 @intrinsic
@@ -113,16 +120,21 @@ def are_consecutive(context: Any, pages: Any, chunks: Any) -> Any:
     return types.boolean(types.int64, types.int64), generate
 
 
+def _copy_each(b: Any, kind: Any, size: int, source: Any, stride: Any, out: Any, count: Any) -> None:
+    """Copies `count` values of a type of LLVM, of `size` bytes, `stride` bytes apart, side by side."""
+    loop = v.Loop(b, count)
+    value = v.load(b, b.add(source, b.mul(loop.i, stride)), kind)
+    v.store(b, value, b.add(out, b.mul(loop.i, v.I64(size))))
+    loop.end()
+
+
 @intrinsic
 def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
     """Copies 64 * count bytes."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         address, out, count = values
-        loop = v.Loop(b, count)
-        offset = b.shl(loop.i, v.I64(6))
-        v.store(b, v.load(b, b.add(address, offset), v.I32X16), b.add(out, offset))
-        loop.end()
+        _copy_each(b, v.I32X16, 64, address, v.I64(64), out, count)
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 3)), generate
@@ -134,13 +146,22 @@ def copy_halves(context: Any, address: Any, out: Any, count: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         address, out, count = values
-        loop = v.Loop(b, count)
-        offset = b.shl(loop.i, v.I64(5))
-        v.store(b, v.load(b, b.add(address, offset), v.vector(v.I8, 32)), b.add(out, offset))
-        loop.end()
+        _copy_each(b, v.vector(v.I8, 32), 32, address, v.I64(32), out, count)
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 3)), generate
+
+
+@intrinsic
+def gather_floats(context: Any, address: Any, stride: Any, out: Any, count: Any) -> Any:
+    """Copies `count` float32, `stride` bytes apart, side by side."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, stride, out, count = values
+        _copy_each(b, v.I32, 4, address, stride, out, count)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
 
 
 @intrinsic
@@ -211,18 +232,23 @@ def zero_floats(context: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
+def _each_line(b: Any, arguments: list[Any], visit: Callable[[Any], None]) -> None:
+    """Visits the lines of 64 bytes of rows; `arguments` as of `prefetch_rows`."""
+    address, stride, count, channels = arguments
+    rows = v.Loop(b, count)
+    row = b.add(address, b.mul(rows.i, stride))
+    lines = v.Loop(b, b.lshr(channels, v.I64(5)))
+    visit(b.add(row, b.shl(lines.i, v.I64(6))))
+    lines.end()
+    rows.end()
+
+
 @intrinsic
 def prefetch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
     """Prefetches `count` rows of bfloat16 [channels], `stride` bytes apart."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, stride, count, channels = values
-        rows = v.Loop(b, count)
-        row = b.add(address, b.mul(rows.i, stride))
-        lines = v.Loop(b, b.lshr(channels, v.I64(5)))
-        v.prefetch(b, b.add(row, b.shl(lines.i, v.I64(6))))
-        lines.end()
-        rows.end()
+        _each_line(b, values, lambda line: v.prefetch(b, line))
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 4)), generate
@@ -233,14 +259,8 @@ def touch_rows(context: Any, address: Any, stride: Any, count: Any, channels: An
     """Loads the rows of `prefetch_rows` in order and discards them, which starts the hardware prefetcher."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, stride, count, channels = values
-        rows = v.Loop(b, count)
-        row = b.add(address, b.mul(rows.i, stride))
-        lines = v.Loop(b, b.lshr(channels, v.I64(5)))
-        line = b.add(row, b.shl(lines.i, v.I64(6)))
-        b.load_atomic(v.pointer_at(b, line, v.I32), "monotonic", 4)  # an atomic load is one that LLVM keeps
-        lines.end()
-        rows.end()
+        # An atomic load is one that LLVM keeps.
+        _each_line(b, values, lambda line: b.load_atomic(v.pointer_at(b, line, v.I32), "monotonic", 4))
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 4)), generate

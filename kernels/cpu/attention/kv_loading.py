@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.kernels.cpu.attention import f32_kernel, int8_vnni_kernel, kv_layout
-from plait.kernels.cpu.attention.int8_vnni_kernel import QUAD
-from plait.kernels.cpu.attention.isa import AMX
+from plait.kernels.cpu.attention import kv_layout
+from plait.kernels.cpu.attention.isa import AMX, F32, INT8_VNNI
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.attention.products import f32_kernel, int8_vnni_kernel
+from plait.kernels.cpu.attention.products.int8_vnni_kernel import QUAD
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, int32_array, int64_array
 from plait.kernels.cpu.jit import inner_njit
 
@@ -65,7 +66,7 @@ def load_row_bf16(address: int, scale: int, head_dim: int, out: int) -> None:
 
 
 @inner_njit
-def load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> None:
+def _load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> None:
     """Loads a block into the workspace as float32: keys transposed, values as they are."""
     head_dim, kv_addresses = ws.head_dim, int64_array(ws.kv_addresses, KV_BLOCK)
     for j in range((count + 15) // 16 * 16):  # positions beyond `count` repeat the last key
@@ -103,7 +104,7 @@ def _is_contiguous(base: int, count: int, source: KvSource) -> Any:
 
 
 @inner_njit
-def load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
+def _load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Packs a block's values into the workspace; returns the address of its keys and the bytes between them.
 
     Consecutive keys stay in the cache, others are copied. Beyond `count`, keys are undefined and values are zero.
@@ -135,10 +136,10 @@ def load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorksp
 
 
 @inner_njit
-def load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
+def _load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Interleaves a block's int8 values into the workspace, and copies the scales of its keys and values.
 
-    Returns the address of its keys and the bytes between them, as `load_block_bf16` does. Beyond `count`, scales are 0.
+    Returns what `_load_block_bf16` returns. Beyond `count`, scales are 0.
     """
     head_dim, quads = ws.head_dim, count // QUAD
     keys: Any = ws.keys
@@ -146,8 +147,8 @@ def load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorksp
     if _is_contiguous(base, count, source):
         offset = _slot_offset(base, source)
         keys, stride = source.keys + offset, source.stride
-        int8_vnni_kernel.copy_scales(keys + source.scale, stride, count, ws.key_scales)
-        int8_vnni_kernel.copy_scales(source.values + offset + source.scale, stride, count, ws.value_scales)
+        kv_layout.gather_floats(keys + source.scale, stride, ws.key_scales, count)
+        kv_layout.gather_floats(source.values + offset + source.scale, stride, ws.value_scales, count)
         if quads:
             int8_vnni_kernel.interleave_values(source.values + offset, stride, head_dim, quads, ws.values)
     else:
@@ -156,8 +157,8 @@ def load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorksp
             key, value = source.keys + offset, source.values + offset
             kv_layout.copy_halves(key, keys + j * head_dim, head_dim // 32)
             kv_layout.copy_halves(value, ws.value_copies + j * head_dim, head_dim // 32)
-            int8_vnni_kernel.copy_scales(key + source.scale, stride, 1, ws.key_scales + 4 * j)
-            int8_vnni_kernel.copy_scales(value + source.scale, stride, 1, ws.value_scales + 4 * j)
+            kv_layout.gather_floats(key + source.scale, stride, ws.key_scales + 4 * j, 1)
+            kv_layout.gather_floats(value + source.scale, stride, ws.value_scales + 4 * j, 1)
         if quads:
             int8_vnni_kernel.interleave_values(ws.value_copies, np.int64(head_dim), head_dim, quads, ws.values)
     if count % QUAD:  # the rows behind the last position may lie beyond the cache
@@ -169,4 +170,18 @@ def load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorksp
     key_scales, value_scales = float32_array(ws.key_scales, KV_BLOCK), float32_array(ws.value_scales, KV_BLOCK)
     for j in range(count, (count + 31) // 32 * 32):
         key_scales[j] = value_scales[j] = np.float32(0.0)
+    int8_vnni_kernel.largest_scale(ws.value_scales, (count + 31) // 32, ws.largest_scales)
+    return keys, stride
+
+
+@inner_njit
+def load_block(isa: int, base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
+    """Loads a block; returns the address of its keys and the bytes between them, which float32 products do not use."""
+    keys = stride = np.int64(0)
+    if isa == F32:
+        _load_block_f32(base, count, source, ws)
+    elif isa == INT8_VNNI:
+        keys, stride = _load_block_int8(base, count, source, ws)
+    else:
+        keys, stride = _load_block_bf16(base, count, source, ws)
     return keys, stride

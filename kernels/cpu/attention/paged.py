@@ -18,18 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plait.kernels.cpu import amx
-from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS
-from plait.kernels.cpu.attention.traversal import (
+from plait.kernels.cpu.attention.split_results import (
     MERGE_PARTIAL,
     STORE_PARTIAL,
     WRITE_OUTPUT,
-    TileSlice,
-    attend_split,
-    first_visible_block,
-    init_lanes,
     merge_partials,
     write_partials,
 )
+from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS, TileSlice
+from plait.kernels.cpu.attention.traversal import attend_split, first_visible_block, init_lanes
 from plait.kernels.cpu.attention.workspace import (
     AttentionWorkspace,
     kv_heads_per_pass,

@@ -11,17 +11,36 @@ of the next row if that row shares a block; one long row fills tiles alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
 from plait.kernels.cpu.jit import inner_njit, njit
+from plait.kernels.cpu.kernel_types import AttentionBatch
 
 MAX_TILE_LANES = 96  # lanes of a tile for each key head
 MIN_FULL_TILES = 4  # a step with fewer full tiles than this has tiles of half the size, so that there are more items
 BLOCKS_PER_SPLIT = 4  # a split is 256 positions, counted from the sequence's start
 SEGMENT_FIELDS = 4  # int32: row, its first token here, number of tokens, blocks shared with the segment before
+
+
+class TileSlice(NamedTuple):
+    """A tile's segments, for a range of key heads."""
+
+    begin_segment: int
+    end_segment: int
+    lanes: int  # of one key head
+    lane_stride: int  # lanes of the workspace from one key head to the next
+    kv_head: int
+    end_kv_head: int
+
+
+@inner_njit
+def segment_of(batch: AttentionBatch, segment: int) -> Any:
+    """Returns a segment's row, its first new token within the row, and its number of tokens."""
+    field = SEGMENT_FIELDS * segment
+    return np.int64(batch.segments[field]), np.int64(batch.segments[field + 1]), np.int64(batch.segments[field + 2])
 
 
 @inner_njit

@@ -20,6 +20,43 @@ from plait.kernels.layout import AttentionLayout
 TILE_TOKENS = 8  # query tokens of one row that read a block together
 
 
+@cached_njit(inline="always")
+def _attend(
+    query: Any,  # [D]
+    keys: Any,  # [KV_BLOCK, D]
+    values: Any,
+    begin: int,
+    end: int,
+    scale: float,
+    softcap: float,
+    scores: Any,  # [KV_BLOCK], memory for them
+    running_max: Any,  # [1]
+    running_sum: Any,  # [1]
+    accumulators: Any,  # [D]
+) -> None:
+    """Updates one query token of one head with the keys and values [begin, end) of a block."""
+    best = running_max[0]
+    for j in range(begin, end):
+        dot = np.float32(0.0)
+        for d in range(len(query)):
+            dot += query[d] * keys[j, d]
+        dot *= np.float32(scale)
+        if softcap:
+            dot = np.float32(softcap) * np.tanh(dot / np.float32(softcap))
+        scores[j] = dot
+        best = max(best, dot)
+    rescale = np.exp(running_max[0] - best)
+    running_max[0] = best
+    running_sum[0] *= rescale
+    for d in range(len(query)):
+        accumulators[d] *= rescale
+    for j in range(begin, end):
+        prob = np.exp(scores[j] - best)
+        running_sum[0] += prob
+        for d in range(len(query)):
+            accumulators[d] += prob * values[j, d]
+
+
 @cached_njit(parallel=True, fastmath=True, boundscheck=False)
 def _paged_attention(
     q: Any,  # [T, H, D] float32
@@ -69,32 +106,12 @@ def _paged_attention(
                     value_bits[j, d] = np.uint32(v_cache[slot, kv_head, d]) << shift
             for lane in range(lanes):
                 token = lane // q_per_kv
-                position = start + token
-                begin = max(0, position - window + 1 - base)
-                end = min(KV_BLOCK, position + 1 - base)
-                if end <= begin:
-                    continue
-                query = q[q_starts[row] + first + token, kv_head * q_per_kv + lane % q_per_kv]
-                best = running_max[lane]
-                for j in range(begin, end):
-                    dot = np.float32(0.0)
-                    for d in range(head_dim):
-                        dot += query[d] * keys[j, d]
-                    dot *= np.float32(scale)
-                    if softcap:
-                        dot = np.float32(softcap) * np.tanh(dot / np.float32(softcap))
-                    scores[j] = dot
-                    best = max(best, dot)
-                rescale = np.exp(running_max[lane] - best)
-                running_max[lane] = best
-                running_sum[lane] *= rescale
-                for d in range(head_dim):
-                    accumulators[lane, d] *= rescale
-                for j in range(begin, end):
-                    prob = np.exp(scores[j] - best)
-                    running_sum[lane] += prob
-                    for d in range(head_dim):
-                        accumulators[lane, d] += prob * values[j, d]
+                begin = max(0, start + token - window + 1 - base)
+                end = min(KV_BLOCK, start + token + 1 - base)
+                if end > begin:
+                    query = q[q_starts[row] + first + token, kv_head * q_per_kv + lane % q_per_kv]
+                    best, total, target = running_max[lane : lane + 1], running_sum[lane : lane + 1], accumulators[lane]
+                    _attend(query, keys, values, begin, end, scale, softcap, scores, best, total, target)
         for lane in range(lanes):
             token, head = lane // q_per_kv, kv_head * q_per_kv + lane % q_per_kv
             inverse = np.float32(1.0) / running_sum[lane]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plait.kernels.cpu.attention import amx_kernel
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
+from plait.kernels.cpu.attention.products import amx_kernel
 from plait.kernels.cpu.jit import carray, inner_njit
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros, as_pointer
 
@@ -26,11 +26,15 @@ class AttentionWorkspace(NamedTuple):
     values: int  # float32 [64, D]; packed: bfloat16 [32, D, 2]
     value_copies: int  # packed: bfloat16 [64, D], values that are not consecutive, before they are packed
     query_stride: int  # packed: bytes from one pair of channels to the next
-    queries: int  # float32 [lanes, D]; packed: bfloat16 [D / 2, lanes, 2]
+    queries: int  # float32 [lanes, D]; packed: bfloat16 [D / 2, lanes, 2], or int8 [D / 4, 2, lanes, 4]
+    query_rows: int  # int8 [lanes, D / 4, 2, 4], the second half of that memory, see `int8_vnni_kernel`
+    query_scales: int  # float32 [lanes], of int8 queries
+    query_excess: int  # int32 [lanes], see `int8_vnni_kernel.quantize_query`
     rows: int  # packed: bfloat16 [16, D], queries before they are transposed; later `pack_queries_x4`'s result
     accumulators: int  # float32 [lanes, D]
     scores: int  # float32 [3, 64]; packed: float32 [2, 64, 16], one half being computed while the other is used
-    probs: int  # packed: bfloat16 [16, 64]
+    probs: int  # packed: bfloat16 [16, 64], or uint8 [16, 2, lanes, 4]
+    prob_factors: int  # float32 [16], what the integers of 16 lanes' probabilities stand for
     running_max: int  # float32 [lanes]
     running_sum: int  # float32 [lanes]
     kv_begins: int  # int32 [lanes], the first position that each lane sees
@@ -38,6 +42,7 @@ class AttentionWorkspace(NamedTuple):
     kv_addresses: int  # int64 [2, 64], addresses of a block's keys
     key_scales: int  # float32 [64], of a block's int8 keys
     value_scales: int  # float32 [64]
+    largest_scales: int  # float32 [2, 16]: the block's largest value scale 16 times, the largest that each lane sees
     lane_starts: int  # int32 [lanes + 1], the first lane of each segment, then the number of lanes
     stack: int  # int64 [lanes, 3]: first segment, the one after the last, the block they have reached
     merged: int  # one slot for each key head: the merged results of the splits so far
@@ -62,24 +67,29 @@ def workspace_at(address: int, capacity: int, head_dim: int) -> Any:
     values = keys + 4 * KV_BLOCK * head_dim
     value_copies = values + 4 * KV_BLOCK * head_dim
     queries = value_copies + 2 * KV_BLOCK * head_dim
-    rows = queries + 4 * capacity * head_dim
+    query_rows = queries + 2 * capacity * head_dim
+    query_scales = queries + 4 * capacity * head_dim
+    query_excess = query_scales + 4 * capacity
+    rows = query_excess + 4 * capacity
     accumulators = rows + 2 * LANES * head_dim
     scores = accumulators + 4 * capacity * head_dim
     probs = scores + 2 * 4 * KV_BLOCK * LANES
-    running_max = probs + 2 * KV_BLOCK * LANES
+    prob_factors = probs + 2 * KV_BLOCK * LANES
+    running_max = prob_factors + 4 * LANES
     running_sum = running_max + 4 * capacity
     kv_begins = running_sum + 4 * capacity
     kv_ends = kv_begins + 4 * capacity
     kv_addresses = kv_ends + 4 * capacity
     key_scales = kv_addresses + 2 * 8 * KV_BLOCK
     value_scales = key_scales + 4 * KV_BLOCK
-    lane_starts = value_scales + 4 * KV_BLOCK
+    largest_scales = value_scales + 4 * KV_BLOCK
+    lane_starts = largest_scales + 2 * 4 * LANES
     stack = lane_starts + 4 * (capacity + 2)  # stays aligned to int64, the capacity being even
     merged = stack + 3 * 8 * capacity
     return AttentionWorkspace(
-        address, head_dim, capacity, keys, values, value_copies, 4 * capacity, queries, rows, accumulators,
-        scores, probs, running_max, running_sum, kv_begins, kv_ends, kv_addresses, key_scales, value_scales,
-        lane_starts, stack, merged,
+        address, head_dim, capacity, keys, values, value_copies, 4 * capacity, queries, query_rows, query_scales,
+        query_excess, rows, accumulators, scores, probs, prob_factors, running_max, running_sum, kv_begins, kv_ends,
+        kv_addresses, key_scales, value_scales, largest_scales, lane_starts, stack, merged,
     )  # fmt: skip
 
 

@@ -86,7 +86,8 @@ def _optimized(form: Form, machine: Any) -> Any:
     b, arguments = _begin(module, "output", 4)
     generate_output(b, form, *arguments)
     b.ret_void()
-    return object_code.optimized(module, machine)
+    # Whether AMX's passes are as fast after few of LLVM's has not been measured.
+    return (object_code.optimized if HAS_AMX else object_code.simplified)(module, machine)
 
 
 def _begin(module: ir.Module, name: str, count: int) -> tuple[ir.IRBuilder, list[Any]]:

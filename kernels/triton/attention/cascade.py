@@ -14,6 +14,7 @@ from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SharedPrefixes, 
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, find_row, prefix_split_len
 from plait.kernels.triton.attention.tile_config import gpu_spec, group_size, padded_dim, shared_prefix_tile_config
+from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
 @triton.jit(do_not_specialize=["num_groups", "num_shared_tokens", "window"])
@@ -119,10 +120,13 @@ def _shared_prefix_kernel(
     )
 
 
-def attend_shared_prefixes(
+def shared_prefix_launch(
     inputs: AttentionInputs, layout: AttentionLayout, shared: SharedPrefixes, plan: SplitKVPlan
-) -> None:
-    """Fills the plan's prefix_out and prefix_lse for the members of the groups. ValueError if they do not fit."""
+) -> KernelLaunch:
+    """Returns the launch that fills the plan's prefix_out and prefix_lse for the members of the groups.
+
+    ValueError if they do not fit.
+    """
     shape, num_shared_tokens = plan.shape, len(shared.tokens)
     group = group_size(shape)
     blocks = shared_prefix_tile_config(gpu_spec(inputs.q.device), shape, num_shared_tokens)
@@ -130,7 +134,9 @@ def attend_shared_prefixes(
         raise ValueError(f"the plan was not allocated for shared prefixes of {num_shared_tokens} tokens")
     num_groups = len(shared.leader_rows)
     tiles = num_shared_tokens // (blocks.rows // group) + num_groups
-    _shared_prefix_kernel[(tiles, shape.num_kv_heads, len(plan.prefix_out))](
+    return KernelLaunch(
+        _shared_prefix_kernel,
+        (tiles, shape.num_kv_heads, len(plan.prefix_out)),
         inputs.q,
         plan.prefix_out,
         plan.prefix_lse,

@@ -16,6 +16,7 @@ from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SplitKVPlan
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, prefix_split_len
 from plait.kernels.triton.attention.tile_config import decode_tile_config, gpu_spec, group_size, padded_dim
+from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
 @triton.jit(do_not_specialize=["num_rows", "window", "num_shared_tokens", "max_splits"])
@@ -220,12 +221,19 @@ def _merge_partials(acc, running_max, running_sum, sums, lse):
     return acc * rescale + tl.sum(sums * weights[:, None], 0), new_max, running_sum * rescale + tl.sum(weights, 0)
 
 
-def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
-    """Fills `out` [T, H, D] for the rows in the plan. `attend_shared_prefixes` must have run for shared prefixes."""
+def decode_launch(
+    inputs: AttentionInputs, layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor
+) -> KernelLaunch:
+    """Returns the launch that fills `out` [T, H, D] for the rows in the plan.
+
+    For shared prefixes, that of `shared_prefix_launch` runs before it.
+    """
     shape, gpu, shared = plan.shape, gpu_spec(out.device), layout.shared
     group, dim = group_size(shape), padded_dim(shape.head_dim)
     blocks = decode_tile_config(gpu, shape, plan.block_rows)
-    _decode_kernel[(shape.num_kv_heads, len(plan.work_items))](
+    return KernelLaunch(
+        _decode_kernel,
+        (shape.num_kv_heads, len(plan.work_items), 1),
         inputs.q,
         out,
         plan.partial_out,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionShape
+from plait.kernels.operators import AttentionLayer
 from plait.kernels.triton.attention.tile_config import GpuSpec, gpu_spec, group_size
 from plait.kernels.triton.support import MAX_HEAD_DIM
 
@@ -73,34 +75,32 @@ def scales_view(scales: torch.Tensor | None, cache: torch.Tensor) -> torch.Tenso
     return flat
 
 
-def attention_inputs(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> AttentionInputs:
+def cache_tensors(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns keys [slots, G, D], values, and their scales, as the kernels take them. ValueError if they do not fit."""
+    k, v = slots_view(cache.k), slots_view(cache.v)
+    return k, v, scales_view(cache.k_scale, k), scales_view(cache.v_scale, v)
+
+
+def attention_inputs(q: torch.Tensor, layer: AttentionLayer) -> AttentionInputs:
     """Checks shapes and dtypes (ValueError, TypeError), and folds log2(e) and the soft cap into the scales."""
-    kind = cache_kind(k_cache.dtype, gpu_spec(q.device))
-    k, v = slots_view(k_cache), slots_view(v_cache)
+    scale, softcap = layer.scale, layer.softcap
+    kind = cache_kind(layer.cache.k.dtype, gpu_spec(q.device))
+    caches = k, v, k_scales, v_scales = cache_tensors(layer.cache)
     if q.dtype not in FLOAT_DTYPES or q.dim() != 3 or q.stride(2) != 1:
         raise ValueError(f"queries are [T, H, D] floats with D contiguous, not {tuple(q.shape)} {q.dtype}")
-    if v_cache.dtype != k_cache.dtype or k.shape != v.shape or k.shape[2] != q.shape[2] or k.shape[2] not in HEAD_DIMS:
+    if v.dtype != k.dtype or k.shape != v.shape or k.shape[2] != q.shape[2] or k.shape[2] not in HEAD_DIMS:
         raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit")
     if k.stride() != v.stride():
         raise ValueError("keys and values have one layout")
     if not scale > 0 or (softcap is not None and not softcap > 0):
         raise ValueError("scale and softcap are positive")
-    k_scales, v_scales = scales_view(k_scale, k), scales_view(v_scale, v)
     scale_stride = k_scales.stride(0) if kind == "int8" else 0
     if kind == "int8" and v_scales.stride(0) != scale_stride:
         raise ValueError("k_scale and v_scale have one layout")
     log2e = math.log2(math.e)
     return AttentionInputs(
         q=q,
-        caches=(k, v, k_scales, v_scales),
+        caches=caches,
         cache_strides=(k.stride(0), k.stride(1), scale_stride),
         kind=kind,
         score_scales=(1.0, scale * log2e) if softcap is None else (scale / softcap, softcap * log2e),

@@ -13,13 +13,16 @@ from dataclasses import replace
 
 import torch
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape, SplitKVPlan
-from plait.kernels.triton.attention.cascade import attend_shared_prefixes
-from plait.kernels.triton.attention.decode import attend_decode
+from plait.kernels.operators import AttentionLayer
+from plait.kernels.triton.attention.cascade import shared_prefix_launch
+from plait.kernels.triton.attention.decode import decode_launch
 from plait.kernels.triton.attention.inputs import attention_inputs, attention_shape_of
-from plait.kernels.triton.attention.prefill import attend_prefill
+from plait.kernels.triton.attention.prefill import prefill_launch
 from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 from plait.kernels.triton.attention.tile_config import decode_tile_rows, gpu_spec, group_size, prefill_tile_config
+from plait.kernels.triton.kernel_launch import KernelLaunch
 
 ASSUMED_PROMPT_TOKENS = 128  # new tokens per row that deterministic runs choose tiles for, whatever the batch
 
@@ -60,23 +63,45 @@ def paged_attention(
     token's bits depend on its own row alone, and long rows decode slowly. Raises ValueError or TypeError for shapes
     and dtypes that do not fit together.
     """
-    shape = attention_shape_of(q, k_cache, window)
-    inputs = attention_inputs(q, k_cache, v_cache, scale, softcap, k_scale, v_scale)
+    layer = AttentionLayer(LayerCache(k_cache, v_cache, k_scale, v_scale), scale, window, softcap)
+    return attend(q, layer, layout, out=out, deterministic=deterministic)
+
+
+def attend(
+    q: torch.Tensor,
+    layer: AttentionLayer,
+    layout: AttentionLayout,
+    *,
+    out: torch.Tensor | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """Implements `CacheAttentionOp`; otherwise as `paged_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    for launch in attention_launches(q, layer, layout, out, deterministic=deterministic):
+        launch.run()
+    return out
+
+
+def attention_launches(
+    q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, out: torch.Tensor, *, deterministic: bool = False
+) -> list[KernelLaunch]:
+    """Returns what `paged_attention` launches, in order; may plan at once, if the layout has no plan."""
+    shape, inputs = attention_shape_of(q, layer.cache.k, layer.window), attention_inputs(q, layer)
     max_q_len, gpu = max_new_tokens_per_row(layout), gpu_spec(q.device)
     if deterministic:
-        attend_prefill(inputs, layout, shape, prefill_tile_config(gpu, shape, ASSUMED_PROMPT_TOKENS), 0, out)
-        return out
+        return [prefill_launch(inputs, layout, shape, prefill_tile_config(gpu, shape, ASSUMED_PROMPT_TOKENS), 0, out)]
+    launches = []
     max_decode_q_len = decode_tile_rows(shape, max_q_len) // group_size(shape)
     if layout.min_q_len <= max_decode_q_len:
         plan = next((plan for plan in layout.plans if plan.shape == shape), None) or _new_plan(layout, shape)
         max_decode_q_len = plan.block_rows // group_size(shape)
         if layout.shared is not None:
-            attend_shared_prefixes(inputs, layout, layout.shared, plan)
-        attend_decode(inputs, layout, plan, out)
+            launches.append(shared_prefix_launch(inputs, layout, layout.shared, plan))
+        launches.append(decode_launch(inputs, layout, plan, out))
     if max_q_len > max_decode_q_len:
-        attend_prefill(inputs, layout, shape, prefill_tile_config(gpu, shape, max_q_len), max_decode_q_len, out)
-    return out
+        tile = prefill_tile_config(gpu, shape, max_q_len)
+        launches.append(prefill_launch(inputs, layout, shape, tile, max_decode_q_len, out))
+    return launches
 
 
 def _new_plan(layout: AttentionLayout, shape: AttentionShape) -> SplitKVPlan:

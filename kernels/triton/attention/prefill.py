@@ -15,6 +15,7 @@ from plait.kernels.layout import AttentionLayout, AttentionShape
 from plait.kernels.triton.attention.inputs import AttentionInputs
 from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, find_row
 from plait.kernels.triton.attention.tile_config import TileConfig, group_size, padded_dim
+from plait.kernels.triton.kernel_launch import KernelLaunch
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_decode_q_len", "window"])
@@ -127,18 +128,20 @@ def _prefill_kernel(
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
 
 
-def attend_prefill(
+def prefill_launch(
     inputs: AttentionInputs,
     layout: AttentionLayout,
     shape: AttentionShape,
     blocks: TileConfig,
     max_decode_q_len: int,
     out: torch.Tensor,
-) -> None:
-    """Fills `out` [T, H, D] for the rows with more than `max_decode_q_len` new tokens."""
+) -> KernelLaunch:
+    """Returns the launch that fills `out` [T, H, D] for the rows with more than `max_decode_q_len` new tokens."""
     group = group_size(shape)
     tiles = len(out) // (blocks.rows // group) + layout.num_rows
-    _prefill_kernel[(shape.num_kv_heads, tiles)](
+    return KernelLaunch(
+        _prefill_kernel,
+        (shape.num_kv_heads, tiles, 1),
         inputs.q,
         out,
         *inputs.caches,

@@ -101,6 +101,7 @@ def _load(
         ranks.group = ProcessGroup(Rank(0, ranks.size), device.type, rendezvous, config.pipeline_parallel_size)
 
     ranks.load(configs[1:], model_path, connect)
+    ranks.group.divide(config.pipeline_parallel_size)
     return RankRunner(configs[0], model_path, ranks.group, ranks, progress)
 
 

@@ -34,9 +34,8 @@ class ProcessGroup:
     """
 
     def __init__(self, world: Rank, device_type: str, rendezvous: str, num_stages: int = 1) -> None:
-        size = world.size // num_stages
         self.world, self.ordered = world, False
-        self.rank, self.stage = Rank(world.index % size, size), Rank(world.index // size, num_stages)
+        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         if device_type == "cpu":
             torch.set_num_threads(max(1, num_threads() // world.size))  # the ranks share the cores
@@ -52,6 +51,15 @@ class ProcessGroup:
             # A group that failed has used up a name; the ranks of the next one would wait for each other under others.
             dist.distributed_c10d._world.group_count = 0
             raise
+        self.stage = Rank(0, 0)
+        self.divide(num_stages)
+
+    def divide(self, num_stages: int) -> None:
+        """Assigns the ranks to so many stages. Every rank calls it, between steps; nothing changes for the same."""
+        if num_stages == self.stage.size:
+            return
+        size = self.world.size // num_stages
+        self.rank, self.stage = Rank(self.world.index % size, size), Rank(self.world.index // size, num_stages)
         self._stage_group = self._last_group = dist.distributed_c10d._get_default_group()
         if num_stages > 1:
             self._make_groups(size, num_stages)
@@ -59,7 +67,6 @@ class ProcessGroup:
         for group in {dist.distributed_c10d._get_default_group(), self._stage_group, self._last_group}:
             if isinstance(group, dist.ProcessGroup):  # of which this rank is a member
                 group.set_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def _make_groups(self, size: int, num_stages: int) -> None:
         """The groups of each stage, and of rank 0 with the last stage. Every rank makes all of them."""

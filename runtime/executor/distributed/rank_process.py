@@ -78,6 +78,7 @@ def _serve(channel: Channel, rank: Rank) -> None:
             runner = None
             device, num_stages = choose_device(message.config.device), message.config.pipeline_parallel_size
             group = group or ProcessGroup(rank, device.type, message.rendezvous, num_stages)
+            group.divide(num_stages)
             runner = RankRunner(message.config, Path(message.model_path), group, _OtherRanks(channel))
             gc.collect()
             gc.freeze()

@@ -26,10 +26,10 @@ from plait.runtime.executor.gpu.gpu_sampler import GpuSampler
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs
 from plait.runtime.executor.gpu.page_table import DevicePageTable
 from plait.runtime.executor.gpu.piecewise_graphs import (
-    MAX_PIECEWISE_TOKENS,
     PieceBuffers,
     PiecewiseForward,
     make_piecewise_capture_sizes,
+    max_piecewise_tokens,
 )
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_device import upload
@@ -86,7 +86,7 @@ class GraphRunner:
     def __init__(self, runner: TorchRunner, sampling: GpuSampler, stream: Stream, max_rows: int) -> None:
         self.runner, self.sampling, self.stream = runner, sampling, stream
         self.max_rows = max_rows = max_graph_rows(max_rows, runner.max_session_tokens)
-        max_decode_tokens, max_tokens = 2 * max_rows, min(MAX_PIECEWISE_TOKENS, runner.max_batch_tokens)
+        max_decode_tokens, max_tokens = 2 * max_rows, max_piecewise_tokens(max_rows, runner.max_batch_tokens)
         self.capture_sizes = {
             1: make_capture_sizes(max_rows),
             MAX_Q_LEN: make_multi_token_capture_sizes(max_decode_tokens),

@@ -63,7 +63,7 @@ class GraphInputs:
         counts = np.array([row.count for row in rows], dtype=np.int32)
         q_ends = np.cumsum(counts, dtype=np.int32)
         kv_ends = np.cumsum(start_positions + counts, dtype=np.int32)
-        positions, write_slots, token_ids = _token_arrays(batch, start_positions)
+        positions, write_slots, token_ids = _token_arrays(batch, start_positions, counts, q_ends)
         _fill(host["q_starts"][1:], q_ends, batch.num_tokens)
         _fill(host["kv_starts"][1:], kv_ends, kv_ends[-1] if rows else 0)
         _fill(host["page_starts"], page_starts, padding_offset)
@@ -114,14 +114,22 @@ class GraphInputs:
         self.page_table.flat[slots] = layout.write_slots
 
 
-def _token_arrays(batch: Batch, start_positions: npt.NDArray[np.int32]) -> tuple[npt.NDArray[Any], Values, Values]:
-    """Positions, write slots and ids of the new tokens; without concatenation where each row has one."""
-    rows = batch.rows
-    if batch.num_tokens == len(rows):
-        write_slots = [_decode_write_slot(row) for row in rows]
-        return start_positions.astype(np.int64), write_slots, [row.single_token_id() for row in rows]
-    positions = np.concatenate([np.arange(row.start, row.start + row.count) for row in rows])
-    return positions, np.concatenate([row.pages()[row.start :] for row in rows]), batch.token_ids()
+def _token_arrays(
+    batch: Batch, start_positions: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], q_ends: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[Any], Values, Values]:
+    """Positions, write slots and ids of the new tokens. Rows with one token cost no array of their own."""
+    singles = [row for row in batch.rows if row.count == 1]
+    single_slots, single_ids = [_decode_write_slot(row) for row in singles], [row.single_token_id() for row in singles]
+    if len(singles) == len(batch.rows):
+        return start_positions.astype(np.int64), single_slots, single_ids
+    firsts = q_ends - counts
+    positions = np.repeat(start_positions.astype(np.int64) - firsts, counts) + np.arange(batch.num_tokens)
+    write_slots, token_ids = np.empty((2, batch.num_tokens), dtype=np.int32)
+    write_slots[firsts[counts == 1]], token_ids[firsts[counts == 1]] = single_slots, single_ids
+    for index in np.flatnonzero(counts > 1):
+        row, new = batch.rows[index], slice(firsts[index], q_ends[index])
+        write_slots[new], token_ids[new] = row.pages()[row.start :], row.token_ids()
+    return positions, write_slots, token_ids
 
 
 def _last_tokens(batch: Batch, q_ends: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

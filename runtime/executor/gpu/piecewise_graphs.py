@@ -3,8 +3,9 @@
     graph [ embed, norm, q k v, rotate, write KV ]  attention 0  [ o, norm, MLP, norm, q k v, ... ]  attention 1  [ ...
 
 What a graph computes depends on the number of new tokens only, and each size serves every step that has at most so many
-(padded). Attention is launched outside, with the rows and tokens of the step. Queries, the attention's output and the
-last hidden states are in buffers that all sizes share; what else a graph needs is in the pool of all graphs.
+(padded). Attention is launched outside, with the rows and tokens of the step; layers of one kind repeat the launches of
+the first, see `FusedOperators.bind_attention`. Queries, attention's output and the last hidden states are in buffers
+that all sizes share; what else a graph needs is in the pool of all graphs.
 """
 
 from __future__ import annotations
@@ -12,33 +13,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 
-from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import AttentionLayer, FusedOperators
 from plait.runtime.executor.gpu.stream import DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 
-MAX_PIECEWISE_TOKENS = 1024  # with more, a GPU computes longer than the host launches
+MIN_PIECEWISE_TOKENS = 1024  # that graphs reach; with more, a GPU computes longer than the host launches
 
 
-class LayerAttention(Protocol):
-    """The attention of one layer, outside of the graphs."""
+def max_piecewise_tokens(max_rows: int, max_batch_tokens: int) -> int:
+    """Returns the most tokens of a step in pieces: of many decoding rows, as many tokens of prompts beside them.
 
-    def __call__(self, q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None: ...
+    >>> [max_piecewise_tokens(rows, 8192) for rows in (64, 512, 1000)]
+    [1024, 1024, 2000]
+    """
+    return min(max(MIN_PIECEWISE_TOKENS, 2 * max_rows), max_batch_tokens)
 
 
 def make_piecewise_capture_sizes(largest: int) -> list[int]:
-    """Returns 16, 32, multiples of 64 up to 512, of 128 beyond, and `largest` itself.
+    """Returns 16, 32, multiples of 64 up to 512, of 128 up to 1,024, of 256 beyond, and `largest` itself.
 
     Up to about 200 tokens a step reads weights most of its time, so that padding costs little.
 
     >>> make_piecewise_capture_sizes(200)
     [16, 32, 64, 128, 192, 200]
     """
-    sizes = [16, 32, *range(64, 513, 64), *range(640, largest + 1, 128)]
+    sizes = [16, 32, *range(64, 513, 64), *range(640, 1025, 128), *range(1280, largest + 1, 256)]
     return [*(size for size in sizes if size < largest), largest]
 
 
@@ -71,39 +74,30 @@ class PiecewiseForward:
     ) -> None:
         self._runner, self._buffers, self._tokens = runner, buffers, tokens
         self._prepare, self._layout = prepare, layout
-        self._calls: list[LayerAttention] = []
+        self._layers: list[AttentionLayer] = []
         self._replay = stream.capture_pieces(self._forward)
-        self._attention = tuple(self._calls)
+        self._attention = self._fused.bound_attention(self._layers)
+
+    @property
+    def _fused(self) -> FusedOperators:
+        fused = self._runner.kernels.fused
+        assert fused is not None
+        return fused
 
     def run(self, layout: AttentionLayout, tokens: int) -> None:
         """Repeats the pass over the inputs in its buffers; attention is that of `layout`, with its `tokens` tokens."""
-        fused = self._runner.kernels.fused
-        assert fused is not None
-        planned = fused.with_plans(layout, self._runner.attention_shapes)
-        q, out = self._buffers.queries[:tokens], self._buffers.attended[:tokens]
-        self._replay([partial(attend, q, planned, out=out) for attend in self._attention])
+        planned = self._fused.with_plans(layout, self._runner.attention_shapes)
+        self._replay(self._attention(self._buffers.queries[:tokens], planned, self._buffers.attended[:tokens]))
 
     def _forward(self, split: DeviceWork) -> None:
-        """The pass without attention: calls `split` at its places."""
-        model, kernels = self._runner.model, self._runner.model.kernels
-        fused = kernels.fused
-        assert fused is not None
-        self._calls.clear()
+        """The pass without attention: calls `split` at its places, and lists the layers of these."""
+        model, kernels, fused = self._runner.model, self._runner.model.kernels, self._fused
+        self._layers.clear()
 
         def attention(
-            q: torch.Tensor,
-            cache: LayerCache,
-            layout: AttentionLayout,
-            scale: float,
-            window: int | None,
-            softcap: float | None,
-            *,
-            out: torch.Tensor | None = None,
+            q: torch.Tensor, layer: AttentionLayer, layout: AttentionLayout, *, out: torch.Tensor | None = None
         ) -> torch.Tensor:
-            def attend(q: torch.Tensor, layout: AttentionLayout, *, out: torch.Tensor) -> None:
-                fused.attention(q, cache, layout, scale, window, softcap, out=out)
-
-            self._calls.append(attend)
+            self._layers.append(layer)
             split()
             return self._buffers.attended[: self._tokens]
 

@@ -31,7 +31,7 @@ from plait.runtime.sampling.logit_ops import TokenMask
 from plait.runtime.sampling.sampler import SamplerOutput
 
 NUM_TRIAL_CAPTURES = 5  # graphs captured to estimate the memory of all of them
-MAX_GRAPH_ROWS = 512  # for more rows, padding and the page table cost more than launching the operators one by one
+MAX_GRAPH_ROWS = 1024  # a step of more rows reads so much KV that the host launches its operators meanwhile
 
 
 class LaunchedForward(NamedTuple):

@@ -42,6 +42,7 @@ _SOURCES = (
     "model_files/safetensors_bytes.py",
     "weights/gguf_checkpoint.py",
     "weights/safetensors_checkpoint.py",
+    "weights/stored_rows.py",
 )
 _GEMM_SOURCES = ("forms.py", "gguf_blocks.py", "packed_weights.py")
 _KERNEL_SOURCES = ("matrix_forms.py", "quantized_matrix.py")

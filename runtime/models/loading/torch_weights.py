@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
-from plait.kernels.held_weights import hold, weight_bits
+from plait.kernels.held_weights import held_bits, hold
 from plait.kernels.quantized_weights import (
     LinearWeight,
     SimpleWeight,
@@ -70,13 +70,14 @@ class TorchWeightLoader:
         """Matrices of quantized safetensors as one, as they are stored; None if no form holds all of them."""
         if self._weight_format == "bf16" or not all(self._weights.is_quantized(name) for name in names):
             return None
-        held = []
+        grids = []
         for name in names:
-            matrix = self._weights.quantized(name)
-            weight = None if matrix is None else hold(matrix, self._device)
-            if weight is None or weight_bits(weight) > max_bits:
+            grid = self._weights.grid(name)
+            bits = None if grid is None else held_bits(grid)
+            if grid is None or bits is None or bits > max_bits:
                 return None
-            held.append(weight)
+            grids.append(grid)
+        held = [hold(grid, self._weights.codes(name, self._device)) for name, grid in zip(names, grids, strict=True)]
         try:
             return concat_outputs(held)
         except ValueError:  # their groups, tables or orders of inputs differ
@@ -93,13 +94,12 @@ class TorchWeightLoader:
         return self._weights.tensor(name, self._dtype, self._device)
 
     def _load_native(self, name: str) -> SimpleWeight:
-        stored_type, blocks, (outs, channels) = self._weights.raw_blocks(name)
-        device_blocks = torch.from_numpy(blocks).to(self._device)
+        stored_type, blocks, (outs, channels) = self._weights.read_blocks(name, self._device)
         if stored_type == "Q8_0":
-            return int8_from_gguf(device_blocks, (outs, channels))
+            return int8_from_gguf(blocks, (outs, channels))
         if stored_type in CODE_BITS:
-            return weight_from_gguf(device_blocks, stored_type, (outs, channels))
-        return int4_from_gguf(device_blocks, stored_type, (outs, channels))
+            return weight_from_gguf(blocks, stored_type, (outs, channels))
+        return int4_from_gguf(blocks, stored_type, (outs, channels))
 
     def _load_quantized(self, name: str, bits: int) -> SimpleWeight:
         weight = self._weights.tensor(name, torch.float32, self._device)

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.kernels.quantized_matrix import Codes, Grid
+from plait.kernels.quantized_matrix import Grid
 from plait.runtime.errors import UnsupportedModel
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import CodeArray, ReadRows, transpose_words, unpack_words
 from plait.runtime.weights.quantized.fields import ConfigFields
-from plait.runtime.weights.quantized.gptq import NEUTRAL_FIELDS, checked_group, describe_group
+from plait.runtime.weights.quantized.gptq import NEUTRAL_FIELDS, checked_group, describe_group, words_around
 from plait.runtime.weights.quantized.module_names import PartialNames
 from plait.runtime.weights.quantized.quantization import Quantization
-from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups, unpack_words
+from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups
 
 WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 PER_WORD = 8
@@ -64,9 +66,14 @@ class AwqFormat:
         group = module.inputs if self.group == -1 else self.group
         return Grid("int4", scales, group, np.ascontiguousarray(zeros.T))
 
-    def codes(self, module: StoredModule) -> Codes:
-        words = np.ascontiguousarray(module.array(".qweight").T).view(np.uint32)  # [N / 8, K]
-        codes = np.empty((len(words), PER_WORD, module.inputs), np.uint8)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        words, trim = words_around(outputs, 4)
+        columns = (4 * words[0], 4 * words[1])
+        octets = read(module.rows(".qweight", module.outputs // 2, inputs, columns))  # [K, 4 words]
+        octets = transpose_words(octets).reshape(words[1] - words[0], -1, 4)  # [words, K, 4]
+        shape = (len(octets), PER_WORD, inputs[1] - inputs[0])
+        codes = np.empty(shape, np.uint8) if isinstance(octets, np.ndarray) else octets.new_empty(shape)
         for field, output in enumerate(WORD_ORDER):
-            np.bitwise_and(words >> np.uint32(4 * field), np.uint32(15), out=codes[:, output], casting="unsafe")
-        return codes.reshape(module.outputs, module.inputs)
+            octet = octets[..., field // 2]
+            codes[:, output] = octet >> 4 if field % 2 else octet & 15
+        return codes.reshape(-1, shape[2])[trim]

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.kernels.quantized_matrix import Codes, Floats, Grid
+from plait.kernels.quantized_matrix import Floats, Grid
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import CodeArray, ReadRows, split_nibbles
 from plait.runtime.weights.quantized.fields import ConfigFields
 from plait.runtime.weights.quantized.module_names import PartialNames
 from plait.runtime.weights.quantized.quantization import Quantization
@@ -80,10 +82,15 @@ class Bnb4Format:
         scales = absmax[starts // block].reshape(module.outputs, -1)
         return Grid("table4", scales, group, table=module.floats(".weight.quant_map"))
 
-    def codes(self, module: StoredModule) -> Codes:
-        packed = module.array(".weight").view(np.uint8).reshape(-1)
-        codes = np.stack([packed >> 4, packed & np.uint8(15)], axis=-1)
-        return codes.reshape(module.outputs, module.inputs)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        if module.inputs % 2:  # a byte reaches into the next row: complete pairs of rows are read
+            first, end = outputs[0] // 2, math.ceil(outputs[1] / 2)
+            octets = read(module.rows(".weight", module.inputs, (first, end), (0, module.inputs)))
+            codes = split_nibbles(octets, high_first=True).reshape(-1, module.inputs)
+            return codes[outputs[0] - 2 * first : outputs[1] - 2 * first, inputs[0] : inputs[1]]
+        columns = (inputs[0] // 2, math.ceil(inputs[1] / 2))
+        codes = split_nibbles(read(module.rows(".weight", module.inputs // 2, outputs, columns)), high_first=True)
+        return codes[:, inputs[0] % 2 :][:, : inputs[1] - inputs[0]]
 
     def _read_state(self, module: StoredModule) -> ConfigFields:
         try:
@@ -128,5 +135,5 @@ class Bnb8Format:
             )
         return Grid("int8", module.floats(".SCB")[:, None] / np.float32(127), module.inputs, zeros=128)
 
-    def codes(self, module: StoredModule) -> Codes:
-        return module.array(".weight").view(np.uint8) ^ np.uint8(128)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        return read(module.rows(".weight", module.inputs, outputs, inputs)) ^ 128

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.quantized_matrix import E2M1, Codes, Grid
-from plait.runtime.weights.quantized.gptq import groups_of
-from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups, unpack_words
+from plait.kernels.quantized_matrix import E2M1, Grid
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import (
+    CodeArray,
+    ReadRows,
+    split_nibbles,
+    unpack_fields,
+    unpack_words,
+)
+from plait.runtime.weights.quantized.gptq import groups_of, words_around
+from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,11 @@ class PackedIntFormat:
         groups = groups_of(module, ".weight_g_idx", group) if self.has_groups else None
         return Grid("int4" if self.bits == 4 else "int8", scales, group, zeros, groups=groups)
 
-    def codes(self, module: StoredModule) -> Codes:
-        return np.ascontiguousarray(unpack_words(module.array(".weight_packed"), self.bits)[:, : module.inputs])
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        words, trim = words_around(inputs, self.bits)
+        row_bytes = 4 * math.ceil(module.inputs * self.bits / 32)
+        octets = read(module.rows(".weight_packed", row_bytes, outputs, (4 * words[0], 4 * words[1])))
+        return unpack_fields(octets, self.bits)[:, trim]
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,8 @@ class IntFormat:
             zeros = self.scales.per_output(module, module.integers(".weight_zero_point")) + 128
         return Grid("int8", scales, self.scales.inputs(module), zeros)
 
-    def codes(self, module: StoredModule) -> Codes:
-        return module.array(".weight").view(np.uint8) ^ np.uint8(128)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        return read(module.rows(".weight", module.inputs, outputs, inputs)) ^ 128
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,7 @@ class Mxfp4Format:
             raise module.corrupt(".weight_scale", "has scales that are not numbers")
         return Grid("table4", np.ldexp(np.float32(1), exponents - 127).astype(np.float32), 32, table=E2M1)
 
-    def codes(self, module: StoredModule) -> Codes:
-        packed = module.array(".weight_packed").view(np.uint8)
-        return np.stack([packed & np.uint8(15), packed >> 4], axis=-1).reshape(module.outputs, module.inputs)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        columns = (inputs[0] // 2, math.ceil(inputs[1] / 2))
+        codes = split_nibbles(read(module.rows(".weight_packed", module.inputs // 2, outputs, columns)))
+        return codes[:, inputs[0] % 2 :][:, : inputs[1] - inputs[0]]

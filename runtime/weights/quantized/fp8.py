@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plait.kernels.quantized_matrix import E4M3_NAN, Codes, Grid
+from plait.kernels.quantized_matrix import E4M3_NAN, Grid
 from plait.runtime.errors import CorruptModel
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import CodeArray, ReadRows
 from plait.runtime.weights.quantized.fields import ConfigFields
 from plait.runtime.weights.quantized.module_names import PartialNames
 from plait.runtime.weights.quantized.quantization import Quantization
@@ -88,8 +90,8 @@ class Float8Format:
         per_output = np.broadcast_to(scales.reshape(-1, 1), (module.outputs, 1))
         return Grid("e4m3", np.ascontiguousarray(per_output), module.inputs)
 
-    def codes(self, module: StoredModule) -> Codes:
-        codes = module.array(".weight").view(np.uint8)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        codes = read(module.rows(".weight", module.inputs, outputs, inputs))
         if ((codes & 0x7F) == E4M3_NAN).any():
             raise module.corrupt(".weight", "has weights that are not numbers")
         return codes

@@ -8,17 +8,26 @@ With desc_act, g_idx is in the order of the inputs' importance. Layout: auto_gpt
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.quantized_matrix import Codes, Grid
+from plait.kernels.quantized_matrix import Grid
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import (
+    CodeArray,
+    ReadRows,
+    transpose_words,
+    unpack_fields,
+    unpack_words,
+)
 from plait.runtime.weights.quantized.fields import ConfigFields
 from plait.runtime.weights.quantized.module_names import ExactNames
 from plait.runtime.weights.quantized.quantization import Quantization
-from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups, unpack_words
+from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, StoredModule, num_groups
 
 # How the weights were found, and what other programs do with them: nothing here changes what the tensors mean.
 NEUTRAL_FIELDS = (
@@ -102,9 +111,18 @@ class GptqFormat:
         scales, groups = np.ascontiguousarray(module.floats(".scales").T), groups_of(module, ".g_idx", group)
         return Grid("int4" if self.bits == 4 else "int8", scales, group, np.ascontiguousarray(zeros.T), groups=groups)
 
-    def codes(self, module: StoredModule) -> Codes:
-        words = module.array(".qweight")  # [K / p, N]
-        return unpack_words(np.ascontiguousarray(words.T), self.bits)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        words, trim = words_around(inputs, self.bits)
+        columns = (4 * outputs[0], 4 * outputs[1])
+        octets = read(module.rows(".qweight", 4 * module.outputs, words, columns))  # [K / p, 4 N]
+        return unpack_fields(transpose_words(octets), self.bits)[:, trim]
+
+
+def words_around(fields: Range, bits: int) -> tuple[Range, slice]:
+    """The 32-bit words that have a range of fields of 4 or 8 bits, and which fields of these words the range is."""
+    per_word = 32 // bits
+    first, end = fields[0] // per_word, math.ceil(fields[1] / per_word)
+    return (first, end), slice(fields[0] - first * per_word, fields[1] - first * per_word)
 
 
 def groups_of(module: StoredModule, suffix: str, group: int) -> npt.NDArray[np.int32] | None:

@@ -9,10 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.kernels.matrix_forms import form_of, to_blocks
-from plait.kernels.quantized_matrix import Floats, QuantizedMatrix, dequantize
+from plait.kernels.quantized_matrix import (
+    Floats,
+    Grid,
+    QuantizedMatrix,
+    dequantize,
+    select_input_grid,
+    select_output_grid,
+)
 from plait.runtime.errors import CorruptModel
+from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
+from plait.runtime.weights.quantized.code_arrays import CodeArray, ReadRows
 from plait.runtime.weights.quantized.quantization import Quantization
 from plait.runtime.weights.quantized.stored_module import FLOAT_TYPES, ModuleFormat, StoredModule, TensorInfo
+from plait.runtime.weights.stored_rows import StoredRows, read_rows
 
 _SUFFIX = ".weight"
 _EMBEDDING = "embed_tokens"  # is looked up, and not a linear layer
@@ -26,16 +36,16 @@ class _Module(NamedTuple):
 class QuantizedModules:
     """The modules that a folder stores as its quantization_config says.
 
-    `info` and `read` return the header's entry and the bytes of a stored tensor.
+    `info` returns the header's entry of a stored tensor, `locate` all its bytes as one row.
     """
 
     def __init__(
         self,
         quantization: Quantization | None,
         info: Callable[[str], TensorInfo | None],
-        read: Callable[[str], npt.NDArray[np.uint8]],
+        locate: Callable[[str], StoredRows],
     ) -> None:
-        self._quantization, self._info, self._read = quantization, info, read
+        self._quantization, self._info, self._locate = quantization, info, locate
         self._modules: dict[str, _Module] = {}
         self._forms: dict[str, str] = {}
 
@@ -52,7 +62,7 @@ class QuantizedModules:
         module = name.removesuffix(_SUFFIX)
         if self._quantization is None or len(shape) != 2 or module == name or module.endswith(_EMBEDDING):
             return False
-        stored = StoredModule(module, (shape[0], shape[1]), self._info, self._read)
+        stored = StoredModule(module, (shape[0], shape[1]), self._info, self._locate)
         used = self._quantization.format_of(module)
         if used is None:
             if any(other.is_used(stored) for other in self._quantization.any_format()):
@@ -73,15 +83,29 @@ class QuantizedModules:
             self._forms[name] = form_of(used.grid(stored), stored.inputs)
         return self._forms[name]
 
-    def matrix(self, name: str) -> QuantizedMatrix:
-        """The weight as it is stored."""
+    def grid(self, name: str, part: WeightPart = COMPLETE) -> Grid:
+        """What decides about a part of the weight besides its codes."""
         stored, used = self._modules[name]
-        return QuantizedMatrix(used.grid(stored), used.codes(stored))
+        grid, outputs = used.grid(stored), stored.outputs
+        if part.outputs is not None:
+            grid = select_output_grid(grid, outputs, part.outputs)
+        return grid if part.inputs is None else select_input_grid(grid, stored.inputs, *part.inputs)
+
+    def codes(self, name: str, read: ReadRows, part: WeightPart = COMPLETE) -> list[CodeArray]:
+        """The codes of each range of the part's outputs, from bytes that `read` returns: arrays of its type."""
+        stored, used = self._modules[name]
+        ranges, inputs = part.ranges((stored.outputs, stored.inputs))
+        return [used.codes(stored, read, outputs, inputs) for outputs in ranges]
 
     def blocks(self, name: str, form: str) -> npt.NDArray[np.uint8]:
         """The weight in the blocks of its form, or rounded to "BF16": uint8 [N, bytes of a row]."""
-        return to_blocks(self.matrix(name), form)
+        return to_blocks(self._matrix(name), form)
 
     def float32_array(self, name: str) -> Floats:
         """The weight in float32."""
-        return dequantize(self.matrix(name))
+        return dequantize(self._matrix(name))
+
+    def _matrix(self, name: str) -> QuantizedMatrix:
+        """The weight as it is stored, read by the calling thread."""
+        (codes,) = self.codes(name, read_rows)
+        return QuantizedMatrix(self.grid(name), codes)

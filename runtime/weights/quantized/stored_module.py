@@ -9,8 +9,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.quantized_matrix import Codes, Floats, Grid
+from plait.kernels.quantized_matrix import Floats, Grid
 from plait.runtime.errors import CorruptModel
+from plait.runtime.models.checkpoint_interface import Range
+from plait.runtime.weights.quantized.code_arrays import CodeArray, ReadRows
+from plait.runtime.weights.stored_rows import StoredRows, read_rows
 
 FLOAT_TYPES = ("F16", "BF16", "F32")
 
@@ -25,7 +28,7 @@ class TensorInfo(NamedTuple):
 class StoredModule:
     """A linear layer [N, K] = [outputs, inputs] and its stored tensors, named by what follows the module's name.
 
-    `info` returns the header's entry of a tensor, None for one that is not there; `read` its bytes.
+    `info` returns the header's entry of a tensor, None for one that is not there; `locate` all its bytes as one row.
     """
 
     def __init__(
@@ -33,10 +36,10 @@ class StoredModule:
         name: str,
         shape: tuple[int, int],
         info: Callable[[str], TensorInfo | None],
-        read: Callable[[str], npt.NDArray[np.uint8]],
+        locate: Callable[[str], StoredRows],
     ) -> None:
         self.name, (self.outputs, self.inputs) = name, shape
-        self._info, self._read = info, read
+        self._info, self._locate = info, locate
 
     def has(self, suffix: str) -> bool:
         return self._info(self.name + suffix) is not None
@@ -64,11 +67,15 @@ class StoredModule:
     def array(self, suffix: str) -> npt.NDArray[np.generic]:
         """The tensor as numpy holds it: integers as they are, bits of float8 as bytes, BF16 widened to float32."""
         info = self.info(suffix)
-        raw = self._read(self.name + suffix)
+        raw = read_rows(self._locate(self.name + suffix)).reshape(-1)
         if info.dtype == "BF16":
             return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(info.shape)
         dtype = {"F16": "<f2", "F32": "<f4", "I32": "<i4", "I64": "<i8", "I8": "i1"}.get(info.dtype, "u1")
         return raw.view(dtype).reshape(info.shape)
+
+    def rows(self, suffix: str, row_bytes: int, rows: Range, columns: Range) -> StoredRows:
+        """A part of the tensor as a matrix of bytes with `row_bytes` in a row: its bytes `columns` of some rows."""
+        return self._locate(self.name + suffix)._replace(row_bytes=row_bytes, rows=(rows,), columns=columns)
 
     def floats(self, suffix: str) -> Floats:
         """A tensor of floats in float32. Raises CorruptModel if a number is not finite."""
@@ -97,26 +104,8 @@ class ModuleFormat(Protocol):
     def grid(self, module: StoredModule) -> Grid:
         """Everything but the codes."""
 
-    def codes(self, module: StoredModule) -> Codes:
-        """The codes [N, K]."""
-
-
-def unpack_words(words: npt.NDArray[np.generic], bits: int, order: Sequence[int] | None = None) -> Codes:
-    """Splits 32-bit words [R, C] into fields of 4 or 8 bits [R, C * 32 / bits], the lowest bits first.
-
-    `order`: field i of a word becomes number order[i] of its 32 / bits.
-    """
-    per_word = 32 // bits
-    unsigned = np.ascontiguousarray(words).view(np.uint32)
-    octets = unsigned.astype("<u4", copy=False).view(np.uint8).reshape(*unsigned.shape, 4)
-    if bits == 8:
-        fields = octets
-    else:
-        fields = np.empty((*unsigned.shape, 4, 2), np.uint8)
-        np.bitwise_and(octets, np.uint8(15), out=fields[..., 0])
-        np.right_shift(octets, np.uint8(4), out=fields[..., 1])
-    ordered = fields.reshape(*unsigned.shape, per_word)
-    return (ordered if order is None else ordered[..., np.argsort(order)]).reshape(len(unsigned), -1)
+    def codes(self, module: StoredModule, read: ReadRows, outputs: Range, inputs: Range) -> CodeArray:
+        """The codes of a range of the outputs and inputs, from bytes that `read` returns."""
 
 
 def num_groups(module: StoredModule, group: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.gemm import int8_kernel
+from plait.kernels.cpu.gemm import int8_blocks
 
 ROOT = Path(__file__).parents[3]
 ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c", "PLAIT_EXAMPLES": "20"}
@@ -29,7 +29,7 @@ TESTS = [
 pytestmark = [
     pytest.mark.timeout(900),  # compiling takes a minute of an idle processor
     pytest.mark.skipif(
-        bool(missing_features()) or int8_kernel.INT8_ISA is int8_kernel.AVX2,
+        bool(missing_features()) or int8_blocks.INT8_ISA is int8_blocks.AVX2,
         reason="2026-11-22: this CPU has AVX2 only, so that the other tests cover it, or lacks it",
     ),
 ]

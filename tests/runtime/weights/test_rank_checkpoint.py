@@ -1,6 +1,7 @@
 """The parts that ranks read of a checkpoint: together they are the weights, and each is read alone."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ from family_cases import FAMILY_CASES, GGUF_CASES, MODEL_CASES, case_id
 from quantized_checkpoints import CASES, save_quantized
 from tiny_hf_models import randomized, write_gguf
 
-from plait.kernels.quantized_matrix import dequantize
-from plait.runtime.errors import InputError, UnsupportedModel
+from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize
+from plait.runtime.errors import InputError
+from plait.runtime.models.checkpoint_interface import WeightPart
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.weight_split import INPUTS, Rank, WeightSplit, rank_config
+from plait.runtime.weights import stored_rows
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 from plait.runtime.weights.rank_checkpoint import RankCheckpoint
+from plait.runtime.weights.stored_rows import read_rows
 
 
 def ranks_of(path, size):
@@ -41,7 +45,7 @@ def joined(whole, ranks, name):
 def part_or_reason(rank, name):
     """(the rank's part of a quantized matrix, "") or (None, why it is refused)."""
     try:
-        return rank.quantized(name), ""
+        return QuantizedMatrix(rank.grid(name), rank.codes(name, "cpu").numpy()), ""
     except InputError as error:
         return None, str(error)
 
@@ -119,9 +123,8 @@ def test_quantized_matrices_are_split_or_refused_by_name(case, tmp_path):
     save_quantized(tmp_path, CASES[case])
     whole, ranks = open_checkpoint(tmp_path), ranks_of(tmp_path, 2)
     for name in whole.names():
-        matrix = whole.quantized(name)
-        if matrix is None:
-            assert all(rank.quantized(name) is None for rank in ranks)
+        if whole.grid(name) is None:
+            assert all(rank.grid(name) is None for rank in ranks)
             continue
         for rank in ranks:
             part, reason = part_or_reason(rank, name)
@@ -130,6 +133,24 @@ def test_quantized_matrices_are_split_or_refused_by_name(case, tmp_path):
             else:
                 assert f": {name} is stored" in reason and "do not end where its blocks end" in reason
                 assert name.removesuffix(".weight").partition("layers.")[2].partition(".")[2] in INPUTS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_of_any_part_are_slices_on_any_device(case, tmp_path):
+    """Bytes in torch's memory, as on a GPU, and in numpy's are unpacked alike, whichever words a part cuts."""
+    save_quantized(tmp_path, CASES[case])
+    whole, chance = open_checkpoint(tmp_path), np.random.default_rng(5)
+    for name in (name for name in whole.names() if whole.grid(name) is not None):
+        outputs, inputs = whole.shapes[name]
+        complete = whole.codes(name, "cpu").numpy()
+        for _ in range(3):
+            rows = tuple(tuple(sorted(chance.integers(0, outputs + 1, 2).tolist())) for _ in range(2))
+            columns = tuple(sorted(chance.integers(0, inputs + 1, 2).tolist()))
+            part = WeightPart(rows, columns)
+            expected = np.concatenate([complete[first:end] for first, end in rows])[:, slice(*columns)]
+            assert np.array_equal(whole.codes(name, "cpu", part).numpy(), expected)
+            unpacked = whole._quantized.codes(name, lambda stored: torch.from_numpy(read_rows(stored)), part)
+            assert np.array_equal(torch.cat(unpacked).numpy(), expected)
 
 
 @pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0", "Q5_1"])
@@ -146,17 +167,54 @@ def test_gguf_blocks_are_cut_only_where_they_are_dequantized(quantization, tmp_p
     assert stored_type == quantization and shape == (64, 32) and blocks.flags.c_contiguous
 
 
-def test_a_rank_reads_only_its_rows(tmp_path, monkeypatch):
-    randomized(FAMILY_CASES["llama"].build()).save_pretrained(tmp_path)
-    whole, asked = open_checkpoint(tmp_path), []
-    rank = RankCheckpoint(whole, Rank(1, 2))
-    monkeypatch.setattr(whole, "tensor", lambda *arguments: pytest.fail("reads a complete weight"))
-    read = whole.raw_outputs
-    monkeypatch.setattr(whole, "raw_outputs", lambda name, outputs: (asked.append(outputs), read(name, outputs))[1])
-    rank.tensor("model.layers.0.self_attn.q_proj.weight", torch.float32, "cpu")
-    assert asked == [((32, 64),)]
-    with pytest.raises(UnsupportedModel, match="split already"):
-        rank.raw_outputs("model.norm.weight", ((0, 1),))
+def bytes_read(monkeypatch, read):
+    """How many bytes of files `read` reads."""
+    counts = []
+    preadv = os.preadv
+
+    def counted(*arguments):
+        counts.append(preadv(*arguments))
+        return counts[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_rows.os, "preadv", counted)
+        read()
+    return sum(counts)
+
+
+def test_a_rank_reads_only_its_rows_and_columns(tmp_path, monkeypatch):
+    """Split by outputs, by inputs and into fused blocks; the weights that are not split are complete in each rank."""
+    randomized(FAMILY_CASES["phi3"].build()).to(torch.bfloat16).save_pretrained(tmp_path)
+    for rank in ranks_of(tmp_path, 2):
+        for name in rank.names():
+            part = rank.tensor(name, torch.bfloat16, "cpu")
+            if part.shape != rank._full_shapes[name]:
+                count = bytes_read(monkeypatch, lambda name=name, rank=rank: rank.tensor(name, torch.bfloat16, "cpu"))
+                assert count == part.numel() * 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_reads_only_its_codes(case, tmp_path, monkeypatch):
+    """Of quantized matrices; a word that the ranks' border cuts is read by both."""
+    save_quantized(tmp_path, CASES[case])
+    whole = open_checkpoint(tmp_path)
+    for name in (name for name in whole.names() if whole.grid(name) is not None):
+        complete = bytes_read(monkeypatch, lambda name=name: whole.codes(name, "cpu"))
+        parts = [bytes_read(monkeypatch, lambda r=rank, n=name: r.codes(n, "cpu")) for rank in ranks_of(tmp_path, 2)]
+        assert parts == [complete // 2] * 2, name
+
+
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0", "F16"])
+def test_a_rank_reads_only_its_blocks(quantization, tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    write_gguf(randomized(FAMILY_CASES["llama"].build(intermediate_size=128)), path, quantization)
+    whole = open_checkpoint(path)
+    for name, shape in whole.shapes.items():
+        if len(shape) == 2:
+            complete = len(whole.file.tensor_bytes(whole._gguf_name(name)))
+            for rank in ranks_of(path, 2):
+                count = bytes_read(monkeypatch, lambda n=name, r=rank: r.read_blocks(n, "cpu"))
+                assert count == pytest.approx(complete / 2, rel=0.02), name  # a vocabulary of 97 tokens
 
 
 SIZES = dict(

@@ -16,7 +16,7 @@ from tiny_llama_checkpoints import save_tiny_llama
 
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.weights.checkpoint import open_checkpoint
-from plait.runtime.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from plait.runtime.weights.parallel_read import ParallelReader, Readers
 
 F32 = torch.float32
 STORED_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -66,19 +66,15 @@ def test_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
 
 def test_tensors_of_a_gpu_are_read_by_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No handle of safetensors reads them, which would use one thread and memory that is not pinned."""
-    read, to_gpu = [], SafetensorsCheckpoint._read_to_gpu
-
-    def read_to_gpu(weights: SafetensorsCheckpoint, name: str, info: Any, device: torch.device) -> torch.Tensor:
-        read.append((name, device))
-        return to_gpu(weights, name, info, torch.device("cpu"))
-
-    monkeypatch.setattr(SafetensorsCheckpoint, "_read_to_gpu", read_to_gpu)
+    asked, reader = [], ParallelReader(torch.device("cpu"))
+    monkeypatch.setattr(Readers, "of", lambda self, device: (asked.append(device), reader)[1])
     weights = open_checkpoint(folder)
     for name in weights.names():
         found = weights.tensor(name, F32, torch.device("cuda", 0))
         assert torch.equal(found, weights.tensor(name, F32, "cpu"))
-    assert read == [(name, torch.device("cuda", 0)) for name in weights.names()]
+    assert asked == [torch.device("cuda", 0)] * len(weights.names())
     assert {device for _, device in weights.handles} == {None, "cpu"}
+    reader.close()
 
 
 def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: Path) -> None:
@@ -92,7 +88,7 @@ def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: P
     with pytest.raises(CorruptModel, match=r"'model\.norm\.weight' has the shape \(63,\)"):
         open_checkpoint(copy)
     save_file(tensors | {"model.norm.weight": norm.to(torch.int8)}, copy / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match="int8"):
+    with pytest.raises(UnsupportedModel, match="is stored as I8"):
         open_checkpoint(copy).tensor("model.norm.weight", F32, "cpu")
     with pytest.raises(CorruptModel, match="no tensor 'nothing'"):
         open_checkpoint(folder).tensor("nothing", F32, "cpu")

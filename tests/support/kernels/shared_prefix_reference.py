@@ -44,8 +44,8 @@ def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
     return replace(layout, kv_pages=pages)
 
 
-def attention(q, cache, layout, *more, out=None):
-    return fused_operators.attention(q, cache, with_leader_pages(layout), *more, out=out)
+def attention(q, layer, layout, *, out=None):
+    return fused_operators.attention(q, layer, with_leader_pages(layout), out=out)
 
 
 def prefix_sharing_cost(shape, max_q_len):

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import compiled_kernel
 
-from plait.kernels.cpu.attention import online_softmax
+from plait.kernels.cpu.attention import online_softmax, online_softmax_lanes
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI, PROB_BITS, PROB_MARGIN
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -23,6 +24,23 @@ def update(scores, running_max, running_sum, accumulators):
         address_of(scores), 0, KV_BLOCK, np.float32(1.0), address_of(running_max), address_of(running_sum),
         address_of(accumulators), 1,
     )  # fmt: skip
+
+
+@compiled_kernel
+def update_int8(scores, state, accumulators, scales, largest, out, factors):
+    """One block for 4 or 16 lanes; `state` [2, lanes] are running maxima and sums."""
+    if state.shape[1] == 4:
+        online_softmax_lanes.update_int8(
+            4, address_of(scores), 2, np.float32(1.0), address_of(state), address_of(state) + 16,
+            address_of(accumulators), 1, 4, address_of(scales), address_of(largest), address_of(out),
+            address_of(factors),
+        )  # fmt: skip
+    else:
+        online_softmax_lanes.update_int8(
+            16, address_of(scores), 2, np.float32(1.0), address_of(state), address_of(state) + 64,
+            address_of(accumulators), 1, 16, address_of(scales), address_of(largest), address_of(out),
+            address_of(factors),
+        )  # fmt: skip
 
 
 @compiled_kernel
@@ -69,3 +87,35 @@ def test_running_maximum_follows_rising_and_falling_scores(levels, seed):
     exact = np.exp2(np.concatenate(blocks).astype(np.float64) - running_max[0]).sum()
     np.testing.assert_allclose(running_sum, exact, rtol=1e-5)
     np.testing.assert_allclose(accumulators, exact, rtol=2**-7)
+
+
+def updated_int8(scores, running_max, scales):
+    """(integers [64, lanes], their units [lanes], state [2, lanes]) after one block of scores [64, lanes]."""
+    lanes = scores.shape[1]
+    state = np.stack([running_max, np.zeros(lanes, np.float32)])
+    out, factors = np.zeros((KV_BLOCK // 4, 2, lanes, 4), np.int8), np.zeros(lanes, np.float32)
+    largest = np.full(lanes, scales.max(), np.float32)
+    update_int8(scores.copy(), state, np.zeros((lanes, 16), np.float32), scales, largest, out, factors)
+    integers = out.view(np.uint8).astype(np.int64).transpose(1, 0, 3, 2).reshape(2, KV_BLOCK, lanes)
+    return integers[0] + 256 * integers[1], factors, state
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="2026-11-26: integer probabilities are for AVX-512 VNNI")
+@settings(max_examples=40, deadline=None)
+@given(st.floats(-30, 30, width=32), st.floats(-8, 40, width=32), st.floats(0, 5), st.integers(0, 100))
+def test_integer_probabilities_are_nearest_and_have_15_bits_at_least(level, below, spread, seed):
+    """The integers are p * s to the nearest unit, and all their bits are used; 4 and 16 lanes have the same."""
+    rng = np.random.default_rng(seed)
+    scores = (level + rng.normal(0, spread, (KV_BLOCK, 16))).astype(np.float32)
+    scales = np.exp2(rng.normal(0, spread, KV_BLOCK)).astype(np.float32)
+    running_max = (scores.max(0) + np.float32(below)).astype(np.float32)
+    integers, units, state = updated_int8(scores, running_max, scales)
+    probs = np.exp2(scores.astype(np.float64) - state[0])
+    exact = probs * scales[:, None]
+    assert (np.abs(integers * units.astype(np.float64) - exact) <= 0.5 * units + 4e-6 * exact).all()
+    bits = np.log2(probs.max(0) * scales.max() * PROB_MARGIN / units)
+    assert ((bits > PROB_BITS - 1 - 1e-4) & (bits < PROB_BITS + 1e-4)).all()
+    np.testing.assert_allclose(state[1], probs.sum(0), rtol=1e-5)
+    four = updated_int8(np.ascontiguousarray(scores[:, 4:8]), running_max[4:8], scales)
+    for wide, narrow in zip((integers, units, state), four, strict=True):
+        assert np.array_equal(wide[..., 4:8], narrow)

@@ -11,15 +11,16 @@ from attention_cases import layout_of
 from cpu_attention_batches import attention_batch, rows_with_shared_prefixes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int8_attention import integer_attention
 from int8_cache import quantized_cache
 from kernel_calls import compiled_kernel
 from quantized_activations import assert_close_int8, counters, empty_int8
 
 from plait.kernels.cpu import amx, llvm
 from plait.kernels.cpu.attention import workspace
-from plait.kernels.cpu.attention.int8_vnni_kernel import HAS_VNNI
 from plait.kernels.cpu.attention.isa import AMX, AVX512_BF16, F32, INT8_VNNI
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend
+from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_args import CACHE_LINE
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
@@ -91,16 +92,12 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
         caches, sizes = torch.stack(values), (kv_heads * (head_dim + 4), kv_heads * head_dim)
     heads = HeadLayout(q_per_kv, kv_heads, head_dim, 1.3 * head_dim**-0.5, softcap)
     queries = qkv[:, : q_per_kv * kv_heads * head_dim].view(total, -1, head_dim)
-    expected = {
-        is_rounded: reference.paged_attention(
-            *((x.bfloat16() if is_rounded else x).float() for x in (queries, *caches)),
-            layout,
-            heads.scale,
-            window,
-            softcap=softcap or None,
-        )
-        for is_rounded in (True, False)
-    }
+    rounded = [x.bfloat16().float() for x in (queries, *caches)]
+    exact = reference.paged_attention(*rounded, layout, heads.scale, window, softcap=softcap or None)
+    expected = {isa: (exact, 1e-4 + 2**-8 * float(exact.abs().max())) for isa, _ in ISAS}  # of rounded probabilities
+    if has_int8:
+        scales = torch.from_numpy(stored[1][:, sizes[1] :].copy().view(np.float32))
+        expected[INT8_VNNI] = integer_attention(queries, *caches, scales, layout, heads.scale, window, softcap)
     capacity, lanes = workspace.capacity(tokens * q_per_kv, kv_heads), tokens * q_per_kv
     batches = {share: attention_batch(layout, tokens, share) for share in (False, True)}
     for isa, scratch in [*ISAS, *([(INT8_VNNI, 0)] if has_int8 and HAS_VNNI else [])]:
@@ -119,9 +116,8 @@ def test_attention_matches_reference_with_bits_independent_of_batch(
                 counters(), scratch, qkv.numpy(), *stored, sizes, heads, window or 1 << 40, batch, schedule,
                 memory.ctypes.data, capacity, results[-1],
             )  # fmt: skip
-        exact = expected[isa != INT8_VNNI]
-        slack = (2**-8 if isa != INT8_VNNI else 2**-11) * float(exact.abs().max())  # probabilities are rounded
-        assert_close_int8(results[0], exact.flatten(1), slack)
+        exact, error = (torch.as_tensor(x) for x in expected[isa])
+        assert_close_int8(results[0], exact.flatten(1), error.flatten(1) if error.ndim else error)
         for other in results[1:]:
             for first_field, field in zip(results[0], other, strict=True):
                 assert np.array_equal(first_field, field)

@@ -18,12 +18,12 @@ from quantized_activations import activations_of, dequantized, random_int8
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.gemm import form_kernels, int8_kernel, packed_weights
+from plait.kernels.cpu.gemm import form_kernels, int8_blocks, int8_kernel, packed_weights
 from plait.kernels.cpu.gemm.forms import FORMS
 
 HOST = llvmlite.binding.get_host_cpu_features()
 HAS_VNNI = HOST.get("avx512vnni") and HOST.get("avx512vl") and HOST.get("avx512bw")
-ISAS = [int8_kernel.AVX512_VNNI, int8_kernel.AVX_VNNI, int8_kernel.AVX2] if HAS_VNNI else [int8_kernel.INT8_ISA]
+ISAS = [int8_blocks.AVX512_VNNI, int8_blocks.AVX_VNNI, int8_blocks.AVX2] if HAS_VNNI else [int8_blocks.INT8_ISA]
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 forms = pytest.mark.parametrize("name", FORMS)
 rows_of = st.sampled_from([1, 2, 3, 4, 7])
@@ -34,17 +34,18 @@ VNNI_FORMS = (
     "Q2_K",
     "IQ4_XS",
 )  # tested with AVX-VNNI, which shares all code with one of the others
-CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_kernel.AVX_VNNI or name in VNNI_FORMS]
+CASES = [(name, isa) for name in FORMS for isa in ISAS if isa is not int8_blocks.AVX_VNNI or name in VNNI_FORMS]
 
 
 @cache
 def compiled(isa, name):
     """A form's functions: those of this CPU, or only the product, compiled for another instruction set."""
-    if isa is int8_kernel.INT8_ISA:
+    if isa is int8_blocks.INT8_ISA:
         return form_kernels.form_kernel(name)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(int8_kernel, "INT8_ISA", isa)
-        patched.setattr(int8_kernel, "MAX_ROWS", 6 if isa is int8_kernel.AVX512_VNNI else 4)
+        for module in (int8_blocks, int8_kernel):
+            patched.setattr(module, "INT8_ISA", isa)
+        patched.setattr(int8_kernel, "MAX_ROWS", 6 if isa is int8_blocks.AVX512_VNNI else 4)
         patched.setattr(form_kernels, "_cache_path", lambda name: None)
         for other in ("generate_dequantize", "generate_pass", "generate_output"):
             patched.setattr(form_kernels, other, lambda *arguments: None)
@@ -108,13 +109,26 @@ def test_all_instruction_sets_have_the_same_bits(name, rows, units, seed):
     assert all(np.array_equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize(("name", "isa"), CASES, ids=lambda x: x if isinstance(x, str) else x.name)
+@settings(max_examples=3, deadline=None)
+@given(st.integers(1, 70), st.sampled_from([2, 9, 11]), st.integers(0, 1000))
+def test_a_row_has_the_same_bits_among_any_number_of_rows(name, isa, rows, units, seed):
+    """Rows are multiplied some at a time and by chunks of inputs, depending on their number."""
+    weight = packed_weights.pack(random_weight(name, 64, units * FORMS[name].unit_inputs, seed))
+    x = random_int8(70, weight.inputs, seed)
+    few = product(weight, type(x)(*(array[:rows] for array in x)), compiled(isa, name))
+    last = product(weight, type(x)(*(array[rows - 1 : rows] for array in x)), compiled(isa, name))
+    assert np.array_equal(product(weight, x, compiled(isa, name))[:rows], few)
+    assert np.array_equal(few[-1:], last)
+
+
 def test_best_int8_isa_is_the_widest_available(monkeypatch):
     avx512, base = {"avx512f", "avx512bw", "avx512vl", "avx512vnni"}, {"avx2", "fma", "f16c"}
     for features, expected in (
-        (avx512 | base, int8_kernel.AVX512_VNNI),
-        (avx512 - {"avx512vnni"} | base, int8_kernel.AVX2),
-        (base | {"avxvnni"}, int8_kernel.AVX_VNNI),
-        (base, int8_kernel.AVX2),
+        (avx512 | base, int8_blocks.AVX512_VNNI),
+        (avx512 - {"avx512vnni"} | base, int8_blocks.AVX2),
+        (base | {"avxvnni"}, int8_blocks.AVX_VNNI),
+        (base, int8_blocks.AVX2),
     ):
-        monkeypatch.setattr(int8_kernel.isa, "COMPILED_FOR", frozenset(features))
-        assert int8_kernel.best_int8_isa() is expected
+        monkeypatch.setattr(int8_blocks.isa, "COMPILED_FOR", frozenset(features))
+        assert int8_blocks.best_int8_isa() is expected

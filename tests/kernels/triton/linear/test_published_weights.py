@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
-from plait.kernels.held_weights import hold
+from plait.kernels.held_weights import dequantize_codes, held_bits, hold
 from plait.kernels.quantized_matrix import E2M1, Grid, QuantizedMatrix, dequantize
 from plait.kernels.quantized_weights import (
     Float8Weight,
@@ -59,8 +59,8 @@ def random_matrix(name: str, outs: int, channels: int, seed: int) -> QuantizedMa
 
 
 def held(matrix: QuantizedMatrix) -> Int4Weight | Int8Weight:
-    weight = hold(matrix, DEVICE)
-    assert weight is not None
+    weight = hold(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE))
+    assert held_bits(matrix.grid) == (4 if isinstance(weight, Int4Weight) else 8)
     return weight
 
 
@@ -77,6 +77,9 @@ def test_the_held_form_has_the_same_numbers(name: str, outs: int, channels: int,
     weight, expected = held(matrix), torch.from_numpy(dequantize(matrix))
     dense = (dequantize_int4 if isinstance(weight, Int4Weight) else dequantize_int8)(weight)
     assert torch.equal(dense.cpu(), expected)
+    for dtype in (torch.float32, torch.bfloat16):
+        widened = dequantize_codes(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE), dtype)
+        assert torch.equal(widened.cpu(), expected.to(dtype))
     ids = torch.tensor([outs - 1, 0, outs // 2], dtype=torch.int32, device=DEVICE)
     for rows in (reference.dequantize_rows, quantized_linear.dequantize_rows):
         assert torch.equal(rows(weight, ids, torch.bfloat16).cpu(), expected[ids.cpu().long()].bfloat16())
@@ -145,7 +148,7 @@ def test_what_no_form_holds() -> None:
         QuantizedMatrix(Grid("int4", scales[:, :2], 32, 8, groups=np.maximum(ordered, np.arange(64) < 9)), small.codes),
         QuantizedMatrix(Grid("e4m3", scales[:, :2], 32), small.codes),
     ):
-        assert hold(matrix) is None
+        assert held_bits(matrix.grid) is None
 
 
 def test_scales_keep_their_width() -> None:

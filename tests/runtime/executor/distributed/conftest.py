@@ -6,6 +6,7 @@ from rank_runs import PAGES, VOCAB, run_calls, single_runner
 from tiny_hf_models import randomized
 
 TWO_LAYERS = {family: {"num_hidden_layers": 2} for family in FAMILY_CASES}
+FOUR_LAYERS = {"num_hidden_layers": 4}  # of the variant that four stages compute
 TWO_LAYERS["gemma3"]["layer_types"] = ["sliding_attention", "full_attention"]
 
 
@@ -18,7 +19,11 @@ def folder(tmp_path_factory):
         if (family, variant) not in saved:
             saved[family, variant] = tmp_path_factory.mktemp("model")
             changes = dict(vocab_size=VOCAB, max_position_embeddings=256)
-            model = randomized(FAMILY_CASES[family].build(variant, **changes | ({} if variant else TWO_LAYERS[family])))
+            if not variant:
+                changes |= TWO_LAYERS[family]
+            elif (family, variant) == ("llama", "MHA, untied, biases"):
+                changes |= FOUR_LAYERS
+            model = randomized(FAMILY_CASES[family].build(variant, **changes))
             model.save_pretrained(saved[family, variant])
         return saved[family, variant]
 

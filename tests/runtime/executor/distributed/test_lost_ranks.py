@@ -10,7 +10,7 @@ import torch
 from asgi_server import wait_until
 from family_cases import FAMILY_CASES
 from rank_runs import rank_group, rank_runner
-from tiny_hf_models import all_logits, randomized, run
+from tiny_hf_models import all_logits, randomized
 
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, RuntimeGone
@@ -65,22 +65,6 @@ def test_a_rank_of_another_stage_that_ends_within_a_step_is_reported(folder):
         killer.join()
         assert wait_until(lambda: ranks.losses)
         assert ranks.losses == ["rank 1 has ended (killed by signal 9); the runtime ends with it"]
-
-
-def test_steps_without_outputs_are_not_waited_for(folder):
-    """A stage works on the next prompt chunk while the stage behind it is still at the one before."""
-    with rank_group(2) as ranks:
-        runner = rank_runner(ranks, folder, 2, max_pages=90)
-        expected = all_logits(runner, range(40))
-        (process,) = ranks.processes
-        process.send_signal(signal.SIGSTOP)
-        pages = list(range(40))
-        for start in (0, 10, 20):
-            (nothing,) = run(runner, [(pages[: start + 10], pages, start, 10, 40)])
-            assert len(nothing) == 0
-        process.send_signal(signal.SIGCONT)
-        (logits,) = run(runner, [(pages, pages, 30, 10, 0)])
-        assert torch.allclose(logits, expected[30:], atol=1e-4)
 
 
 def test_a_rank_that_ends_while_it_starts_is_an_error(folder):

@@ -162,7 +162,7 @@ def test_graphs_of_all_sizes_share_what_lies_between_them(model):
 
 
 def test_piecewise_sizes_increase_up_to_the_maximum():
-    for n in (1, 16, 24, 64, 100, 512, 600, 1000, 1024):
+    for n in (1, 16, 24, 64, 100, 512, 600, 1000, 1024, 1100, 2048):
         sizes = make_piecewise_capture_sizes(n)
         assert sizes[-1] == n and sorted(set(sizes)) == sizes
     assert len(make_piecewise_capture_sizes(1024)) == 14

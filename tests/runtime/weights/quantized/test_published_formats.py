@@ -11,6 +11,7 @@ import torch
 from quantized_checkpoints import CASES, save_quantized
 from tiny_hf_models import all_logits, runner, text, transformers_logits
 
+from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 
@@ -31,10 +32,11 @@ def test_numbers_and_logits_are_those_of_the_format(tmp_path: Path, name: str) -
             held = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[stored_type]).reshape(shape)
             rounded = torch.from_numpy(values).bfloat16().float().numpy() if stored_type == "BF16" else values
             np.testing.assert_array_equal(held, rounded)
-            matrix = weights.quantized(parameter)
-            assert matrix is not None and matrix.codes.shape == shape
+            grid, codes = weights.grid(parameter), weights.codes(parameter, "cpu")
+            assert grid is not None and codes.shape == shape
+            np.testing.assert_array_equal(dequantize(QuantizedMatrix(grid, codes.numpy())), values)
         else:
-            assert stored_type == "BF16" and weights.quantized(parameter) is None
+            assert stored_type == "BF16" and weights.grid(parameter) is None
     assert forms == {case.form}
     tokens = text(24, 3)
     ours = all_logits(runner(tmp_path), tokens)

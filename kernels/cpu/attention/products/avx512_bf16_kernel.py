@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
+from plait.kernels.cpu.attention.kv_layout import (
+    CHUNK_POSITIONS,
+    KV_BLOCK,
+    LANES,
+    NARROW_LANES,
+    TRANSPOSE_4X4,
+    shuffled,
+)
+from plait.kernels.cpu.attention.lane_vectors import sum_partial_sums
 from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.jit import intrinsic
 
@@ -28,21 +34,6 @@ def _zeros(count: int) -> list[Any]:
 def _pair(b: Any, address: Any, offset: int = 0) -> Any:
     """Broadcasts the pair of bfloat16 at an address."""
     return v.broadcast_load(b, address, v.I32, offset)
-
-
-def _permuted(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
-    return b.shuffle_vector(x, y, ir.Constant(v.vector(v.I32, len(mask)), mask))
-
-
-def _within(pattern: tuple[int, ...]) -> list[int]:
-    """Returns a shuffle mask with `pattern` in each quarter: 0 to 3 of the first vector, 4 to 7 of the second."""
-    return [
-        4 * quarter + (i if i < NARROW_LANES else v.LANES + i - NARROW_LANES) for quarter in range(4) for i in pattern
-    ]
-
-
-_EVEN, _ODD = _within((0, 2, 4, 6)), _within((1, 3, 5, 7))
-_TRANSPOSE_4X4 = [4 * (i % 4) + i // 4 for i in range(v.LANES)]
 
 
 @intrinsic
@@ -89,13 +80,10 @@ def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any
         queries, query_stride, head_dim, out = values
         loop = v.Loop(b, b.lshr(head_dim, v.I64(3)))
         source = b.add(queries, b.mul(loop.i, b.shl(query_stride, v.I64(2))))
-        parts = [
-            v.load(b, b.add(source, b.mul(query_stride, v.I64(i))), v.vector(v.I32, NARROW_LANES))
-            for i in range(PARTIAL_SUMS)
-        ]
-        halves = [_permuted(b, parts[i], parts[i + 1], list(range(8))) for i in (0, 2)]
-        both = _permuted(b, halves[0], halves[1], list(range(16)))
-        v.store(b, _permuted(b, both, both, _TRANSPOSE_4X4), b.add(out, b.shl(loop.i, v.I64(6))))
+        rows = [v.load(b, b.add(source, b.mul(query_stride, v.I64(i))), v.vector(v.I32, 4)) for i in range(4)]
+        halves = [shuffled(b, rows[i], rows[i + 1], [*range(8)]) for i in (0, 2)]
+        both = shuffled(b, halves[0], halves[1], [*range(16)])
+        v.store(b, shuffled(b, both, both, TRANSPOSE_4X4), b.add(out, b.shl(loop.i, v.I64(6))))
         loop.end()
         return context.get_dummy_value()
 
@@ -123,22 +111,14 @@ def _compute_qk_x4(b: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, 
     four, repeat = v.vector(v.I32, PARTIAL_SUMS), [i % PARTIAL_SUMS for i in range(v.LANES)]
     keys_of = [v.load(b, b.add(row, offset), four) for row in rows]
     sums = [
-        v.dot_bf16(b, sum_, lanes, _permuted(b, key, key, repeat))
+        v.dot_bf16(b, sum_, lanes, shuffled(b, key, key, repeat))
         for sum_, key in zip(pairs.carried, keys_of, strict=True)
     ]
     sums = pairs.end(sums)
     target = b.add(out, b.shl(loop.i, v.I64(7)))
     for i in range(2):
-        v.store(b, _four_positions(b, sums[4 * i : 4 * i + 4]), target, 64 * i)
+        v.store(b, sum_partial_sums(b, sums[4 * i : 4 * i + 4], b.fadd), target, 64 * i)
     loop.end()
-
-
-def _four_positions(b: Any, sums: list[Any]) -> Any:
-    """Reduces 4 positions' partial sums [lane, part] to scores [position, lane]."""
-    while len(sums) > 1:
-        pairs = zip(sums[::2], sums[1::2], strict=True)
-        sums = [b.fadd(_permuted(b, x, y, _EVEN), _permuted(b, x, y, _ODD)) for x, y in pairs]
-    return _permuted(b, sums[0], sums[0], _TRANSPOSE_4X4)
 
 
 @intrinsic
