@@ -132,6 +132,12 @@ class RequestRecord:
         return [call for handle in self.handles for call in handle.calls]
 
     @property
+    def awaited_calls(self) -> list[Call]:
+        """`calls`, and those that compute logprobs of prompts."""
+        scoring = [call for handle in self.handles for call in getattr(handle, "prompt_scoring_calls", ())]
+        return [*self.calls, *(call for call in scoring if call is not None)]
+
+    @property
     def wall_s(self) -> float:
         """Seconds from the request's start to its end, or until now."""
         return (self.end_time or time.monotonic()) - self.start_time
