@@ -5,6 +5,7 @@ total variation distance of what was drawn from what was scored, the time of a s
 that the model computed, and for particles the mean weight and what the constraint checked.
 
     python benchmarks/exact_sampling.py [--samples 200] [--particles 1 4 8 16 32]
+    python benchmarks/exact_sampling.py --beside
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import math
 import re
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from plait.constrained import Regex
 from plait.lang.choices import choice_probabilities
 from plait.runtime.client.client import Client
 from plait.runtime.process.engine import Engine
+from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
 
 
@@ -62,6 +65,11 @@ TASKS = (
                 ("pig", "squeal"), ("chicken", "cock-a-doodle-doo"), ("bird", "sings in the early morning"),
             )
         ),
+    ),
+    Task(
+        "a time of day, 96 of them",
+        "Departures. London 08:15, Paris 09:40, Rome 10:05, Vienna 11:30. The train to Berlin leaves at",
+        tuple(f" {hour:02}:{minute:02}" for hour in range(24) for minute in range(0, 60, 15)),
     ),
 )  # fmt: skip
 
@@ -149,11 +157,51 @@ def measure(client: Client, task: Task, samples: int, counts: Sequence[int]) -> 
         print(line, flush=True)
 
 
+def measure_neighbours(seconds: float = 6.0) -> None:
+    """Prints the time per token of four free streams beside a loop of the JSON task."""
+    task = TASKS[2]
+    ways: list[tuple[str, dict[str, Any] | None]] = [("alone", None), ("mask", {}), ("exact", {"exact": True})]
+    ways += [(f"particles={count}", {"particles": count}) for count in (8, 64)]
+    with Runtime(progress=False) as runtime:
+        for name, how in ways:
+            gaps: list[float] = []
+            end_s = time.perf_counter() + seconds
+            streams = [threading.Thread(target=_stream, args=(runtime.client, end_s, gaps)) for _ in range(4)]
+            for stream in streams:
+                stream.start()
+            num_samples = 0
+            while how is not None and time.perf_counter() < end_s:
+                draw(runtime.client, task, 1, True, **how)
+                num_samples += 1
+            for stream in streams:
+                stream.join()
+            cuts = statistics.quantiles(gaps, n=100)
+            print(
+                f"four streams beside {name}: {cuts[49] * 1e3:.1f} ms for a token, p99 {cuts[98] * 1e3:.1f}; "
+                f"{num_samples / seconds:.1f} samples/s",
+                flush=True,
+            )
+
+
+def _stream(client: Client, end_s: float, gaps: list[float]) -> None:
+    while time.perf_counter() < end_s:
+        session = client.open_session()
+        session.append("Once upon a time")
+        call = session.generate(sampling_params(max_tokens=100, ignore_eos=True, temperature=1.0))
+        call.result()
+        session.close()
+        gaps += [gap_s for gap_s, _ in call.inter_token_gaps()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--particles", type=int, nargs="*", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--beside", action="store_true", help="measure what other calls pay instead")
     arguments = parser.parse_args()
+    if arguments.beside:
+        measure_neighbours()
+        return
     with Engine() as engine:
         for task in TASKS:
             measure(engine.client, task, arguments.samples, arguments.particles)

@@ -1,6 +1,7 @@
 """What `plait deploy` costs beside `plait serve`: start, memory, time to the first token, tokens per second.
 
 Both serve the embedded model on this machine, with one replica, and are asked in turn: python benchmarks/ray_deploy.py
+Processor time is that of the server's processes while it was asked; on a busy machine it says more than the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-ROUNDS, STREAMS, NUM_TOKENS = 15, 8, 128
+ROUNDS, STREAMS, NUM_TOKENS = int(sys.argv[1]) if len(sys.argv) > 1 else 15, 8, 128
 PROMPT = "The harbour master counted the boats twice each evening. " * 20
 CONFIG = "replicas: {replicas}\ncpus: 2\ningress-cpus: 0\nport: {port}\nmax-queue-time: 0\n"
 
@@ -42,6 +43,16 @@ class Server:
         """Bytes of all its processes; memory that several share counts in part in each."""
         root = psutil.Process(self.process.pid)
         return sum(process.memory_full_info().pss for process in [root, *root.children(recursive=True)])
+
+    def processor_s(self) -> dict[str, float]:
+        """Processor time so far: of the runtime, of the process that answers HTTP, and of all others together."""
+        root, seconds = psutil.Process(self.process.pid), dict.fromkeys(("runtime", "http", "others"), 0.0)
+        for process in [root, *root.children(recursive=True)]:
+            line, times = " ".join(process.cmdline()), process.cpu_times()
+            is_http = ":ingress" in line or (process == root and self.name == "serve")
+            role = "runtime" if "process.worker" in line else "http" if is_http else "others"
+            seconds[role] += times.user + times.system
+        return seconds
 
     def request(self, prompt: str, max_tokens: int) -> tuple[float, float]:
         """Seconds to the first event of a stream, and to its end."""
@@ -71,12 +82,19 @@ class Server:
 
 
 def compare(first: Server, second: Server, measure: Callable[[Server, int], float]) -> list[tuple[float, float]]:
-    """Alternates the two servers; the one that begins changes each round."""
+    """Alternates the two servers; the one that begins changes each round. Prints the processor time of a round."""
     pairs = []
+    used: dict[str, list[dict[str, float]]] = {first.name: [], second.name: []}
     for number in range(ROUNDS):
-        order = (first, second) if number % 2 else (second, first)
-        values = {server.name: measure(server, number) for server in order}
+        order, values = (first, second) if number % 2 else (second, first), {}
+        for server in order:
+            before = server.processor_s()
+            values[server.name] = measure(server, number)
+            used[server.name].append({role: after - before[role] for role, after in server.processor_s().items()})
         pairs.append((values[first.name], values[second.name]))
+    for name, rounds in used.items():
+        means = {role: 1e3 * statistics.mean(seconds[role] for seconds in rounds) for role in rounds[0]}
+        print(f"  {name}: processor time {', '.join(f'{role} {mean:.0f} ms' for role, mean in means.items())}")
     return pairs
 
 

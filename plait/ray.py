@@ -63,16 +63,17 @@ def map(
 def application(args: Mapping[str, Any]) -> Any:
     """Returns the application of `plait deploy` for Ray Serve's own config files: `import_path: plait.ray:application`.
 
-    args: the settings of a deployment file. `name`, `host` and `port` have no effect, since Ray Serve's file has them,
-    and are refused. Raises InputError for an unknown setting, and without Ray (`pip install 'plait[ray]'`).
+    args: the settings of a deployment file. `name`, `host`, `port` and the times of connections are refused, since Ray
+    Serve's file and proxies have them. Raises InputError for an unknown setting, and without Ray (`pip install
+    'plait[ray]'`).
 
     >>> plait.ray.application({"model": "Qwen/Qwen3-0.6B", "replicas": 2})      # doctest: +SKIP
     """
     from plait.runtime.errors import InputError
-    from plait.runtime.server.deployment.deploy_config import config_of
+    from plait.runtime.server.deployment.deploy_config import LISTENER_KEYS, config_of
     from plait.runtime.server.deployment.serve_application import build_application
 
-    for key in ("name", "host", "port"):
+    for key in ("name", *LISTENER_KEYS):
         if key in args:
             raise InputError(f"{key} is a setting of Ray Serve's own file, beside import_path", field=key)
-    return build_application(config_of(args))
+    return build_application(config_of(args), listens=False)

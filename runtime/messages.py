@@ -10,6 +10,7 @@ FlushCache) is answered by exactly one Finished, Failed or Status.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -283,6 +284,12 @@ class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
     mass_low: float
     mass_high: float
     model_steps: int
+
+    @property
+    def mass_bounds(self) -> tuple[float, float]:
+        """`mass_low` and `mass_high`, neither below the probability of the value itself."""
+        value_mass = math.exp(self.logprob)
+        return max(self.mass_low, value_mass), max(self.mass_high, value_mass)
 
 
 class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,7 @@ MAX_TOKENS_LIMIT = 1 << 20
 MAX_TOP_LOGPROBS = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_PARTICLES = 64
+MAX_SEARCH_ROWS = 4  # prefixes that the search of `exact` computes at once
 
 Stage = Literal["logits", "filter", "draw", "logprobs", "output"]
 SAMPLER_STAGES: tuple[Stage, ...] = ("logits", "filter", "draw", "logprobs")
@@ -179,6 +180,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def draws_whole_values(self) -> bool:
         """Whether a value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
         return self.exact or self.particles is not None
+
+    @property
+    def max_rows(self) -> int:
+        """The rows of a batch that one call can occupy at once: its particles, or the prefixes of its search."""
+        return MAX_SEARCH_ROWS if self.exact else self.particles or 1
 
     @property
     def is_filtered(self) -> bool:
@@ -384,12 +390,11 @@ def _check_whole_value(params: SamplingParams, option: str, protocol: str | None
 
     They would cut the value, make its probability depend on the order of the search, or select the most likely token.
     """
-    for field in NOT_WITH_WHOLE_VALUES:
-        if is_any_set(params, (field,)):
-            raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
+    for field in (name for name in NOT_WITH_WHOLE_VALUES if is_any_set(params, (name,))):
+        raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
     if params.token_healing:
         raise InputError(f"{option} cannot be combined with token_healing", field=option)
     if params.is_greedy:
         name = name_in(protocol, "temperature" if params.temperature == 0.0 else "top_k")
-        text = f"{option} draws from a distribution: it needs a temperature above 0 and no top_k of 1; change {name}"
-        raise InputError(text, field=option)
+        text = f"{option} draws from a distribution: it needs a temperature above 0 and no top_k of 1; change "
+        raise InputError(text + name, field=option)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import llguidance
 
 from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence, parse_gbnf
+from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.regex.char_classes import merge_ranges, write_class
@@ -35,7 +36,12 @@ def compile_ebnf(
         return compile_plain_pattern(_PlainPatternBuilder(rules).plain(rules["root"]), vocabulary, build_byte_dfa)
     lines = [f"r{at}: {_to_lark(node, rules)}" for at, node in enumerate(rules.values())]
     lines.insert(0, f"start: r{list(rules).index('root')}")
-    return ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_lark("\n".join(lines))), vocabulary)
+    lark = "\n".join(lines)
+    try:
+        check_depth(lark)
+    except GrammarError as error:
+        raise GrammarError(error.reason) from None  # its index is not one in the grammar that was given
+    return ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark)), vocabulary)
 
 
 def _references(node: Node) -> list[RuleReference]:

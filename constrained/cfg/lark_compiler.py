@@ -1,4 +1,4 @@
-"""Compiles Lark grammars: checks the notation before llguidance reads it."""
+"""Compiles Lark grammars: checks the notation and the depth before llguidance reads it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import llguidance
 
+from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.cfg.lark_errors import explain_error
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.specs import GrammarError, Lark
@@ -32,6 +33,7 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
     check_notation(spec.grammar)
+    check_depth(spec.grammar)
     source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
     try:
         return ensure_compiles(source, vocabulary)

@@ -120,6 +120,7 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], str, int, set[str]], Gr
     (r'circular reference in token "(.*?)"', _says("the terminal {0} refers to itself")),
     (r'duplicate (?:rule|token): "(.*?)"', _says("{0} is defined twice")),
     (r"range end must be >= start, got \((\d+), (\d+)\)", _says("a repeat of {0} to {1} times is impossible")),
+    (r"lark grammar too deeply nested", _says("groups of one definition nest more than 28 deep")),
     (r"priority not supported", _says("priorities are not supported")),
     (r"params not supported", _says("parameters of rules are not supported")),
     (r"Unknown common regex: (\S+); following are available: (.*)", _says("{0} cannot be imported; known are {1}")),

@@ -1,11 +1,14 @@
 """The messages between a compile pool, its template process and its workers, and their encoding in frames.
 
 A frame is a length (four bytes, little-endian) and that many bytes of msgpack. No message holds code or names any.
+What the pool requests of its template has five bytes instead, and the worker's socket where a worker is forked.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import socket
+import struct
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,6 +19,9 @@ from plait.constrained.specs import Spec
 
 MAX_FRAME_BYTES = 256 << 20
 _HEADER_BYTES = 4
+FORK = b"f"
+REAP = b"r"
+_LAYOUT = struct.Struct("<cI")
 
 
 class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
@@ -117,3 +123,30 @@ def unpack_dfa(arrays: TokenDfaArrays) -> TokenDfa:
     accepting = np.frombuffer(arrays.accepting, np.bool_)
     partition_of = np.frombuffer(arrays.partition_of, np.uint8)
     return TokenDfa(tuple(arrays.partitions), partition_of, row_offsets, nodes, next_states, accepting, distance)
+
+
+class ControlRequest(NamedTuple):
+    """`connection`: the socket of the worker to fork; None in other requests. `pid`: the killed worker to reap."""
+
+    kind: bytes
+    pid: int
+    connection: socket.socket | None
+
+
+def send_fork(control: socket.socket, connection: socket.socket) -> None:
+    """Requests a worker that serves `connection`, which the caller may close then. Raises OSError."""
+    socket.send_fds(control, [_LAYOUT.pack(FORK, 0)], [connection.fileno()])
+
+
+def send_reap(control: socket.socket, pid: int) -> None:
+    """Says that a worker was killed, and that its process id may be used again. Raises OSError."""
+    control.send(_LAYOUT.pack(REAP, pid))
+
+
+def receive_control(control: socket.socket) -> ControlRequest | None:
+    """Waits for the next request; returns None when the socket is closed."""
+    data, fds, _, _ = socket.recv_fds(control, _LAYOUT.size, 1)
+    if len(data) < _LAYOUT.size:
+        return None
+    kind, pid = _LAYOUT.unpack(data)
+    return ControlRequest(kind, pid, socket.socket(fileno=fds[0]) if fds else None)

@@ -1,12 +1,19 @@
-"""A spec that is not compiled yet, with the tickets that wait for it, and the two queues of such specs."""
+"""A spec that is not compiled yet, with the tickets that wait for it, all such specs, and the two queues of them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from plait.constrained.compile_service.fair_queue import FairQueue
 from plait.constrained.specs import Spec
+
+MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
+MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
 
 
 @dataclass(eq=False)
@@ -23,6 +30,47 @@ class PendingSpec:
     is_small: bool
     tickets: dict[int, str] = field(default_factory=dict)
     answer_by: float = math.inf
+
+
+class PendingSpecs:
+    """All specs that are not compiled yet, at most `MAX_SPECS_OF_TENANT` and `MAX_BYTES_OF_TENANT` of an owner."""
+
+    def __init__(self) -> None:
+        self._by_spec: dict[Spec, PendingSpec] = {}
+        self._num_specs, self._num_bytes = Counter[str](), Counter[str]()  # by owner
+
+    def __len__(self) -> int:
+        return len(self._by_spec)
+
+    def __iter__(self) -> Iterator[PendingSpec]:
+        return iter(list(self._by_spec.values()))
+
+    def get(self, spec: Spec) -> PendingSpec | None:
+        return self._by_spec.get(spec)
+
+    def num_specs_of(self, owner: str) -> int:
+        """Returns how many specs are counted for a tenant."""
+        return self._num_specs[owner]
+
+    def add(self, spec: Spec, owner: str, *, is_small: bool) -> PendingSpec | None:
+        """Returns a new pending spec, counted for its owner; None if the owner has too many."""
+        num_bytes = len(msgspec.msgpack.encode(spec))
+        is_full = self._num_specs[owner] >= MAX_SPECS_OF_TENANT
+        if is_full or self._num_bytes[owner] + num_bytes > MAX_BYTES_OF_TENANT:
+            return None
+        pending = self._by_spec[spec] = PendingSpec(spec, owner, num_bytes, is_small)
+        self._num_specs[owner] += 1
+        self._num_bytes[owner] += num_bytes
+        return pending
+
+    def remove(self, pending: PendingSpec) -> None:
+        """Removes a pending spec, which is no longer queued."""
+        del self._by_spec[pending.spec]
+        owner = pending.owner
+        self._num_specs[owner] -= 1
+        self._num_bytes[owner] -= pending.num_bytes
+        if not self._num_specs[owner]:
+            del self._num_specs[owner], self._num_bytes[owner]
 
 
 class Lanes:

@@ -6,32 +6,21 @@ No method blocks: the caller polls `filenos()` until `next_deadline()`, then cal
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from threading import Lock, Thread
+from collections import deque
+from threading import Thread
 from time import monotonic
 
-import msgspec
-
 from plait.constrained.compile_service.answer_cache import AnswerCache
-from plait.constrained.compile_service.background_calls import BackgroundCalls
+from plait.constrained.compile_service.grammar_builds import GrammarBuilds, grammar_of
 from plait.constrained.compile_service.in_place import compile_in_place
-from plait.constrained.compile_service.messages import (
-    CompileRefused,
-    CompileResult,
-    TokenDfaArrays,
-    WorkerInit,
-    unpack_dfa,
-)
-from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec
+from plait.constrained.compile_service.messages import CompileRefused, CompileResult, WorkerInit
+from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec, PendingSpecs
 from plait.constrained.compile_service.spec_cost import is_small
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
-from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
-from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.reasoning import ReasoningGrammar
-from plait.constrained.regex.char_classes import warm_up_classes
-from plait.constrained.spec_file import SpecFile
+from plait.constrained.spec_file import KeptSpecs, SpecFile
 from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
 from plait.constrained.vocabulary import Vocabulary
 
@@ -41,11 +30,7 @@ JOB_SHARE = 0.9  # share of the deadline after which a job is killed
 STARVED_SHARE = 0.1  # share of a job's time: a job that got less CPU time failed because the machine was busy
 SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as large
 MAX_WAIT_S = 30.0  # time in the queue
-MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
-MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
 MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
-BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
-WRITE_SPECS_S = 10.0  # between two writes of the file of specs
 _WRITE_RETRY_S = 0.001
 _RESTORING_TENANT = "\0restoring"  # no name of a tenant
 
@@ -105,21 +90,16 @@ class CompilePool:
         self._open = False
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
-        self._warm_up_lock, self._is_warm = Lock(), False
+        self._builds = GrammarBuilds[PendingSpec](vocabulary)
         self._queue = Lanes()
-        self._pending: dict[Spec, PendingSpec] = {}
+        self._pending = PendingSpecs()
         self._waiting: dict[int, PendingSpec] = {}  # by ticket
         self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
-        self._num_pending, self._num_pending_bytes = Counter[str](), Counter[str]()  # by owner
-        self._background: BackgroundCalls[PendingSpec, Grammar | GrammarError] | None = None  # set while open
-        self._building: set[PendingSpec] = set()  # whose grammars are built in the background
         self._answers: dict[int, Grammar | GrammarError] = {}
         self._reasoning: dict[int, Reasoning] = {}  # by ticket: the reasoning before the value that is compiled
         self._last_ticket = 0
-        self._spec_file = spec_file
-        self._to_restore: list[Spec] = []  # the next one is the last
+        self._kept_specs = KeptSpecs(spec_file, self.cache.grammars.specs)
         self._restoring: set[int] = set()  # tickets that the pool submitted itself
-        self._writes_from = monotonic() + WRITE_SPECS_S  # nothing is written to the file before this time
 
     def start(self) -> None:
         """Starts the workers without waiting for them; without `start_eagerly` they start with the first job.
@@ -127,11 +107,10 @@ class CompilePool:
         A closed pool can be started again.
         """
         self._open = True
-        self._background = self._background or BackgroundCalls()
-        if self._spec_file is not None:
-            self._to_restore = self._spec_file.read()[::-1]
+        self._builds.open()
+        self._kept_specs.read()
         if self._keeps_workers:
-            self._warm_up()  # here, before a request waits for it
+            self._builds.warm_up()  # here, before a request waits for it
         self._dispatch()
 
     def start_workers(self) -> None:
@@ -142,7 +121,7 @@ class CompilePool:
         self._require_open()
         if not self._keeps_workers:
             self._keeps_workers = True
-            Thread(target=self._warm_up, daemon=True, name="plait-warm-up").start()
+            Thread(target=self._builds.warm_up, daemon=True, name="plait-warm-up").start()
             self._dispatch()
 
     def submit(self, spec: Spec, tenant: str = "") -> int:
@@ -157,9 +136,11 @@ class CompilePool:
         if known is not None:
             self._answers[ticket] = known
             return ticket
-        pending = self._pending.get(spec) or self._add_pending(spec, tenant)
+        pending = self._pending.get(spec) or self._pending.add(
+            spec, tenant, is_small=self._num_workers > 1 and is_small(spec)
+        )
         if pending is None:
-            count = self._num_pending[tenant]
+            count = self._pending.num_specs_of(tenant)
             self._answers[ticket] = CompileQueueFull(
                 f"the queue of grammars is full: {count} of this tenant are in it; try again later"
             )
@@ -185,7 +166,7 @@ class CompilePool:
 
     def filenos(self) -> list[int]:
         """Returns the file descriptors to poll for reading. Call it before each poll, since workers are replaced."""
-        return self._workers.filenos() + ([self._background.fileno()] if self._background else [])
+        return self._workers.filenos() + self._builds.filenos()
 
     def next_deadline(self) -> float | None:
         """Returns the `time.monotonic()` by which to call `collect` even if nothing is readable; None: no limit."""
@@ -193,7 +174,7 @@ class CompilePool:
             return monotonic()
         while self._wait_limits and self._wait_limits[0][1] not in self._waiting:
             self._wait_limits.popleft()
-        times = [self._workers.next_deadline(), *(pending.answer_by for pending in self._building)]
+        times = [self._workers.next_deadline(), *(pending.answer_by for pending in self._builds.running)]
         if self._wait_limits:
             times.append(self._wait_limits[0][0])
         if self._workers.has_unsent:
@@ -206,8 +187,7 @@ class CompilePool:
         """Returns the finished tickets, each with its grammar or error. Never blocks."""
         for pending, outcome in self._workers.collect():
             self._finish_job(pending, outcome)
-        for pending, answer in self._background.collect() if self._background else ():
-            self._building.discard(pending)
+        for pending, answer in self._builds.collect():
             self._cache_and_finish(pending, answer)
         self._fail_long_builds()
         self._fail_long_waits()
@@ -230,41 +210,26 @@ class CompilePool:
 
     def close(self) -> None:
         """Ends the processes and fails all pending tickets; their answers can still be collected."""
-        if self._spec_file is not None and self._open:
-            self._spec_file.write(self._specs_to_keep())
+        if self._open:
+            self._kept_specs.write()
         self._open = False
-        for pending in list(self._pending.values()):
+        for pending in self._pending:
             self._queue.discard(pending)
             self._finish(pending, GrammarError("the compiler was closed"))
         self._wait_limits.clear()
-        self._building.clear()
         self._workers.close()
-        if self._background is not None:
-            self._background.close()
-            self._background = None
+        self._builds.close()
 
     # -- after a restart --------------------------------------------------------------------------
 
     def _may_restore(self) -> bool:
         """Returns whether specs of the last start are left, and the workers run and have nothing else to do."""
         is_idle = self._open and self._keeps_workers and not self._pending and self._workers.num_idle > 0
-        return bool(self._to_restore) and is_idle
+        return self._kept_specs.has_unrestored and is_idle
 
     def _restore_one(self) -> None:
         if self._may_restore():
-            self._restoring.add(self.submit(self._to_restore.pop(), _RESTORING_TENANT))
-
-    def _specs_to_keep(self) -> list[Spec]:
-        """Returns the specs that are used and those that wait to be restored, the most recently used first."""
-        return list(dict.fromkeys([*self.cache.grammars.specs(), *reversed(self._to_restore)]))
-
-    def _write_specs(self) -> None:
-        """Writes the specs in a thread, now and then, so that they outlive a process that is killed."""
-        now = monotonic()
-        if self._spec_file is not None and not self._to_restore and now >= self._writes_from:
-            self._writes_from = now + WRITE_SPECS_S
-            specs = self._specs_to_keep()
-            Thread(target=self._spec_file.write, args=(specs,), daemon=True, name="plait-constraints").start()
+            self._restoring.add(self.submit(self._kept_specs.next_to_restore(), _RESTORING_TENANT))
 
     # -- the queue --------------------------------------------------------------------------------
 
@@ -281,30 +246,9 @@ class CompilePool:
         if compiled is not None:
             grammar = build_grammar(compiled, self.vocabulary)
             self.cache.put(spec, grammar)
-            self._write_specs()
+            self._kept_specs.write_soon()
         self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         return grammar
-
-    def _add_pending(self, spec: Spec, tenant: str) -> PendingSpec | None:
-        """Returns a new pending spec, counted for its tenant; None if the tenant has too many."""
-        num_bytes = len(msgspec.msgpack.encode(spec))
-        is_full = self._num_pending[tenant] >= MAX_SPECS_OF_TENANT
-        if is_full or self._num_pending_bytes[tenant] + num_bytes > MAX_BYTES_OF_TENANT:
-            return None
-        pending = PendingSpec(spec, tenant, num_bytes, is_small=self._num_workers > 1 and is_small(spec))
-        self._pending[spec] = pending
-        self._num_pending[tenant] += 1
-        self._num_pending_bytes[tenant] += num_bytes
-        return pending
-
-    def _forget(self, pending: PendingSpec) -> None:
-        """Removes a pending spec, which is no longer queued."""
-        del self._pending[pending.spec]
-        owner = pending.owner
-        self._num_pending[owner] -= 1
-        self._num_pending_bytes[owner] -= pending.num_bytes
-        if not self._num_pending[owner]:
-            del self._num_pending[owner], self._num_pending_bytes[owner]
 
     def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:
         """Removes a ticket without an answer. With the last ticket, also removes the spec and kills its job."""
@@ -313,7 +257,7 @@ class CompilePool:
         if not pending.tickets:
             self._queue.discard(pending)
             self._workers.end(pending)
-            self._forget(pending)
+            self._pending.remove(pending)
         elif tenant not in pending.tickets.values():
             self._queue.discard(pending, tenant)
 
@@ -363,15 +307,6 @@ class CompilePool:
 
     # -- results ----------------------------------------------------------------------------------
 
-    def _warm_up(self) -> None:
-        """Builds the tables that all grammars share; waits if another thread is building them."""
-        with self._warm_up_lock:
-            if not self._is_warm:
-                self.vocabulary.warm_up()
-                warm_up(self.vocabulary)
-                warm_up_classes()
-                self._is_warm = True
-
     def _finish_job(self, pending: PendingSpec, outcome: CompileResult | JobFailure) -> None:
         if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
             self._move_to_large_lane(pending)
@@ -383,7 +318,7 @@ class CompilePool:
             else:
                 self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
         elif isinstance(outcome, JobFailure):
-            reason = "the compiler process died; the constraint may need too much memory"
+            reason = "the compiler process died; the constraint may need too much memory, or be nested too deeply"
             self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
         else:
             self.compile_s.append(outcome.spent_s)
@@ -399,8 +334,8 @@ class CompilePool:
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
-        for pending in [pending for pending in self._building if pending.answer_by <= now]:
-            self._building.discard(pending)
+        for pending in [pending for pending in self._builds.running if pending.answer_by <= now]:
+            self._builds.running.discard(pending)
             limit = f"{self._job_limit_s:g} s"
             self._finish(
                 pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
@@ -431,22 +366,10 @@ class CompilePool:
         answer = result.answer
         if isinstance(answer, CompileRefused):
             self._cache_and_finish(pending, GrammarError(answer.reason, answer.where))
-        elif self._background is not None and not (self._is_warm and self._is_quick_to_build(answer, result.spent_s)):
-            self._building.add(pending)
-            self._background.begin(pending, lambda: self._build(answer))
+        elif self._builds.is_quick(answer, result.spent_s):
+            self._cache_and_finish(pending, grammar_of(answer, self.vocabulary))
         else:
-            self._cache_and_finish(pending, _grammar(answer, self.vocabulary))
-
-    def _is_quick_to_build(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
-        """Returns whether a grammar that a worker compiled in `spent_s` is quick to build in the caller's loop."""
-        if isinstance(answer, LlguidanceSource):
-            return spent_s <= BACKGROUND_BUILD_S
-        return all(partition in self.vocabulary.token_tries for partition in answer.partitions)
-
-    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
-        """Builds a grammar; runs in a thread."""
-        self._warm_up()
-        return _grammar(answer, self.vocabulary)
+            self._builds.begin(pending, answer)
 
     def _cache_and_finish(
         self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = math.inf
@@ -454,19 +377,12 @@ class CompilePool:
         """Caches the answer and passes it to all tickets of the spec."""
         self.cache.put(pending.spec, answer, valid_for_s)
         self._finish(pending, answer)
-        self._write_specs()
+        self._kept_specs.write_soon()
 
     def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:
         """Answers the tickets of a spec that is no longer queued; does nothing if all were cancelled."""
         if self._pending.get(pending.spec) is pending:
-            self._forget(pending)
+            self._pending.remove(pending)
             for ticket in pending.tickets:
                 del self._waiting[ticket]
                 self._answers[ticket] = answer
-
-
-def _grammar(compiled: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:
-    try:
-        return build_grammar(compiled if isinstance(compiled, LlguidanceSource) else unpack_dfa(compiled), vocabulary)
-    except GrammarError as error:
-        return error

@@ -31,11 +31,14 @@ from plait.constrained.regex.forked_build import build_byte_dfa_in_fork
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
+_UNLIMITED_STACK = 2 << 20  # glibc's stack of a thread where RLIMIT_STACK sets none
+
 
 def run_worker(connection: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> None:
     """Sends WorkerReady, then a CompileResult for each CompileJob, until the connection is closed."""
     os.setpgid(0, 0)  # so that the process of an automaton's build can be killed with this one
     _limit_memory(memory_bytes)
+    _limit_stack()
     decoder = msgspec.msgpack.Decoder(CompileJob)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError), connection.makefile("rb") as incoming:
         connection.sendall(encode_frame(WorkerReady(os.getpid())))
@@ -75,3 +78,11 @@ def _limit_memory(beyond_bytes: int) -> None:
         in_use = int(statm.read_text().split()[0]) * resource.getpagesize()
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (in_use + beyond_bytes, resource.RLIM_INFINITY))
+
+
+def _limit_stack() -> None:
+    """Halves the stack. The caller, perhaps in a thread, compiles the grammar again: what it could not, ends here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    of_thread = _UNLIMITED_STACK if soft == resource.RLIM_INFINITY else soft
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (of_thread // 2, hard))

@@ -14,8 +14,14 @@ from pathlib import Path
 from time import monotonic
 
 from plait.constrained.compile_service.frame_connection import FrameConnection
-from plait.constrained.compile_service.messages import CompileJob, FromWorker, WorkerInit, WorkerReady
-from plait.constrained.compile_service.template_control import send_fork, send_reap
+from plait.constrained.compile_service.messages import (
+    CompileJob,
+    FromWorker,
+    WorkerInit,
+    WorkerReady,
+    send_fork,
+    send_reap,
+)
 from plait.constrained.specs import Spec
 
 START_LIMIT_S = 20.0

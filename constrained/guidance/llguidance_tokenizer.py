@@ -9,6 +9,14 @@ import llguidance
 
 from plait.constrained.vocabulary import Vocabulary
 
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [  # tokens that a state of the lexer admits or not as a whole: a mask then visits only the others
+    r"[\x20\x0A\x0D\x09]+",
+    *(_IN_STRING + count for count in ("{1,10}", "{1,30}", "+")),  # these four are llguidance's own
+    *(_IN_STRING + count for count in ("{1,2}", "{1,4}", "{1,7}")),  # strings near their maxLength
+    *("[A-Za-z]" + count for count in ("{1,3}", "{1,6}", "{1,12}")),  # names and identifiers under a pattern
+]
+
 
 class _TokenizerAdapter:
     """The vocabulary with the interface that LLTokenizer expects."""
@@ -37,7 +45,7 @@ def tokenizer_of(vocabulary: Vocabulary, masks_quickly: bool = True) -> llguidan
     tokenizer = _tokenizers.get(vocabulary)
     if tokenizer is None:
         adapter = _TokenizerAdapter(vocabulary)
-        slices = None if masks_quickly else list[str]()
+        slices = _SLICES if masks_quickly else list[str]()
         tokenizer = llguidance.LLTokenizer(
             adapter, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids), slices=slices
         )

@@ -13,11 +13,8 @@ from typing import Any
 import llguidance
 
 from plait.constrained.full_validation import Segment
-from plait.constrained.guidance.llguidance_grammar import (
-    LlguidanceSource,
-    ensure_compiles,
-    is_invalid_grammar,
-)
+from plait.constrained.guidance.inner_matcher import is_invalid_grammar
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword

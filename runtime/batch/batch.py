@@ -10,6 +10,8 @@ import numpy as np
 from plait.runtime.arrays import IntArray
 from plait.runtime.batch.request import GenerationRequest, Request
 
+NO_LIMIT = 1 << 30
+
 
 class PlaceholderToken(NamedTuple):
     """Stands for a token that the in-flight step has yet to sample.
@@ -63,12 +65,14 @@ class ScheduledRequest:
 class Batch:
     """The requests of one step. They form a ragged tensor: each row has count >= 1 tokens.
 
-    `token_budget` and `logits_budget` are what is left of the limits given to the constructor.
+    `token_budget`, `logits_budget` and `prefix_budget` (logits of requests that need probabilities) are what is left of
+    the limits given to the constructor.
     """
 
-    def __init__(self, max_tokens: int, max_logits: int = 1 << 30) -> None:
+    def __init__(self, max_tokens: int, max_logits: int = NO_LIMIT, max_prefix_logits: int = NO_LIMIT) -> None:
         self.token_budget = max_tokens
         self.logits_budget = max_logits
+        self.prefix_budget = max_prefix_logits
         self.set_rows([])
 
     def set_rows(self, rows: list[ScheduledRequest]) -> None:
@@ -112,6 +116,8 @@ class Batch:
         )
         self.token_budget -= count
         self.logits_budget -= num_logits
+        if request.needs_probabilities:
+            self.prefix_budget -= num_logits
 
     def add_decode(self, request: Request, start: int) -> None:
         """`add` for a request whose only pending token, at `start`, is not a guess."""
@@ -130,7 +136,8 @@ class Batch:
         """How many of the request's tokens from `start` on the two budgets allow."""
         if request.wants_states:
             return self.token_budget
-        return min(self.token_budget, max(0, request.logits_from - start) + self.logits_budget)
+        num_logits = min(self.logits_budget, self.prefix_budget) if request.needs_probabilities else self.logits_budget
+        return min(self.token_budget, max(0, request.logits_from - start) + num_logits)
 
     def token_ids(self) -> IntArray:
         """[num_tokens] int32, the tokens of all rows concatenated; see `ScheduledRequest.token_ids`."""

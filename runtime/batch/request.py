@@ -4,8 +4,8 @@
     ScoringRequest      reads the logprobs of given tokens         (one of several for a Select message)
     PoolingRequest      pools the hidden states of a text          (an Embed message, see pooling_request.py)
 
-A Generate message with `particles` has a GenerationRequest that is in no batch, and several ParticleRequests that are
-(scheduler/particle_sampling.py).
+A Generate message with `particles` or `exact` has a GenerationRequest that is in no batch, and PrefixRequests that are
+(scheduler/whole_values/prefix_requests.py).
 
 A request holds its own progress only. `batch.py` defines the part of a request that one step computes.
 """
@@ -53,6 +53,7 @@ class Request:
     """
 
     wants_states = False
+    needs_probabilities = False  # of all tokens, instead of a token: it computes prefixes of a value drawn as a whole
     num_draft_tokens = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
     in_flight_slot = -1  # index of its next token among those that the in-flight step samples; -1: none
 
@@ -123,8 +124,8 @@ class GenerationRequest(Request):
         self.num_healed = 0  # sampled tokens that only spell the prompt
         self.exact_spec: Spec | None = None  # with params.exact: its constraint
         self.exact_info: ExactInfo | None = None  # with params.exact: how the value was drawn, once it is
-        self.needs_probabilities = params.draws_whole_values  # of all tokens, instead of a token
-        self.particle_requests: list[GenerationRequest] = []  # with params.particles: what computes its prefixes
+        self.needs_probabilities = params.draws_whole_values
+        self.prefix_requests: list[GenerationRequest] = []  # with params.draws_whole_values: what computes its prefixes
         self.particles_info: ParticlesInfo | None = None  # with params.particles: how the value was drawn, once it is
         self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end

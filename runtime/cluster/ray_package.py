@@ -1,8 +1,10 @@
-"""Imports Ray, which is optional, and keeps a Ray that plait starts on the loopback interface."""
+"""Ray, which is optional: imports it, keeps a Ray that plait starts on the loopback interface, and reads its TLS
+settings."""
 
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,28 @@ def import_ray(needed_by: str, module: str = "ray") -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(f"{needed_by} needs the package ray ({error}): pip install 'plait[ray]'") from None
+
+
+def tls_context(purpose: ssl.Purpose) -> ssl.SSLContext | None:
+    """Returns a context for a connection between two machines with the certificates of Ray, None if Ray uses none.
+
+    Both ends show a certificate of the cluster's authority, as in Ray's own connections. CLIENT_AUTH: of the end that
+    listens. Raises InputError for files that cannot be used.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    files = [os.environ.get(f"RAY_TLS_{name}", "") for name in ("CA_CERT", "SERVER_CERT", "SERVER_KEY")]
+    if not all(files):
+        raise InputError("RAY_USE_TLS needs RAY_TLS_CA_CERT, RAY_TLS_SERVER_CERT and RAY_TLS_SERVER_KEY")
+    try:
+        context = ssl.create_default_context(purpose, cafile=files[0])
+        context.load_cert_chain(*files[1:])
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"the certificates of Ray (RAY_TLS_SERVER_CERT, ...) cannot be used: {error}") from None
+    context.check_hostname = False  # nodes are known by address; the authority signs for nodes of the cluster only
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 @contextmanager

@@ -84,6 +84,12 @@ class ReplicatedTransport:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._attach_if_current, loop, link)
 
+    def set_draining(self, number: int, is_draining: bool) -> None:
+        """Places no new sessions on a replica, as long as it drains and another one does not."""
+        with self._lock:
+            if (link := self._links.get(number)) is not None:
+                link.is_draining = is_draining
+
     @property
     def is_connected(self) -> bool:
         """Whether any replica runs."""
@@ -227,11 +233,11 @@ class ReplicatedTransport:
             self._watch(other, snapshot=True)
 
     def _open_answering(self) -> None:
-        """Takes the replicas that do not answer out of the router's choice, unless none answers."""
+        """Takes the replicas that drain or do not answer out of the router's choice, unless none is left."""
         links = self._links.values()
-        silent = [link for link in links if link.transport.unanswered_s >= UNANSWERED_S]
+        closed = [link for link in links if link.is_draining or link.transport.unanswered_s >= UNANSWERED_S]
         for link in links:
-            if link in silent and len(silent) < len(links):
+            if link in closed and len(closed) < len(links):
                 self.router.drain(link.router_number)
             else:
                 self.router.reopen(link.router_number)

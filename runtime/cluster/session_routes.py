@@ -18,7 +18,8 @@ class ReplicaLink:
     """The connection to the runtime of one replica. A restarted runtime gets another link.
 
     number: of the replica. router_number: by which the router knows this link. calls: those that have not ended.
-    end_reason: why nothing more can be sent. next_renewal: when to renew the watch of its block events.
+    end_reason: why nothing more can be sent. next_renewal: when to renew the watch of its block events. is_draining: it
+    takes no new sessions.
     """
 
     number: int
@@ -27,6 +28,7 @@ class ReplicaLink:
     calls: dict[int, PlacedCall] = field(default_factory=dict)
     end_reason: str | None = None
     next_renewal: float = 0.0
+    is_draining: bool = False
 
 
 @dataclass(slots=True, eq=False)

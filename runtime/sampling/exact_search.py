@@ -10,6 +10,9 @@ below a prefix is drawn before its texts are known: that of the best token's pre
 tokens together is a Gumbel number cut off there. A heap keeps the prefixes by their largest values. A text that is on
 top and complete is the result.
 
+The value of a text depends on random numbers of its own prefixes only, not on the order of the search, so several
+prefixes of the heap can be computed at once: the result is the complete text whose value no other bound exceeds.
+
 The probability of the lost tokens leaves the search at once, as in ASAp (arXiv:2405.21047) and CARS
 (arXiv:2510.01902). The result depends only on the seed and the probabilities, not on what earlier samples have left in
 the shared tree.
@@ -21,9 +24,8 @@ import heapq
 import math
 from typing import Protocol
 
-from plait.runtime.arrays import Float64Array
 from plait.runtime.sampling.logit_ops import hash_uniform
-from plait.runtime.sampling.prefix_tree import PrefixNode, PrefixTree, TokenDistribution, TokensLeft
+from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixNode, PrefixTree, TokenDistribution, TokensLeft
 
 MAX_MODEL_STEPS = 8192  # of one sample
 MAX_PREFIXES = 65536  # that one sample takes from its heap
@@ -51,14 +53,19 @@ class Constraint(Protocol):
 
 
 class _Prefix:
-    """One prefix in this search. `left`: the allowed tokens after it that are not prefixes of their own yet."""
+    """One prefix in this search. `left`: the allowed tokens after it that are not prefixes of their own yet.
 
-    __slots__ = ("distribution", "left", "logprob", "node", "parent", "token")
+    `seed`, `num_draws`: of its own random numbers, so that these do not depend on the order in which prefixes are
+    computed.
+    """
 
-    def __init__(self, parent: _Prefix | None, token: int, logprob: float, node: PrefixNode) -> None:
+    __slots__ = ("distribution", "left", "logprob", "node", "num_draws", "parent", "seed", "token")
+
+    def __init__(self, parent: _Prefix | None, token: int, logprob: float, node: PrefixNode, seed: int) -> None:
         self.parent, self.token, self.logprob, self.node = parent, token, logprob, node
         self.distribution = node.distribution
         self.left: TokensLeft | None = None
+        self.seed, self.num_draws = seed, 0
 
     def path(self) -> Path:
         tokens: list[int] = []
@@ -68,60 +75,79 @@ class _Prefix:
             prefix = prefix.parent
         return tuple(reversed(tokens))
 
+    def uniform(self) -> float:
+        """The next random number in (0, 1)."""
+        self.num_draws += 1
+        return hash_uniform(self.seed, self.num_draws) or 2**-53
+
 
 class ExactSearch:
-    """One sample. Alternate `advance`, which names a prefix, and `feed` with the probabilities there."""
+    """One sample. Alternate `advance`, which names prefixes, and `feed` with the probabilities at some of them.
 
-    def __init__(self, tree: PrefixTree, constraint: Constraint, seed: int) -> None:
+    `max_pending`: prefixes that are named at once at most. The search names one at a time until a drawn token is lost,
+    and one more with each loss: those that are computed beside the best one are needed if that one is lost too.
+    `pending`: those named and not fed.
+    """
+
+    def __init__(self, tree: PrefixTree, constraint: Constraint, seed: int, max_pending: int = 1) -> None:
         self.tree, self.num_model_steps, self.logprob = tree, 0, 0.0
-        self._constraint, self._seed, self._num_draws, self._num_taken = constraint, seed, 0, 0
-        root = _Prefix(None, -1, 0.0, tree.root)
-        self._pending: tuple[float, _Prefix, bool] | None = None
+        self._constraint, self._max_pending = constraint, max_pending
+        self._num_taken = self._num_pushed = self._num_lost = 0
+        root = _Prefix(None, -1, 0.0, tree.root, seed)
+        self.pending: dict[Path, tuple[float, _Prefix, bool]] = {}
         self._heap: list[tuple[float, int, _Prefix, bool]] = []
-        self._push(-math.log(-math.log(self._uniform())), root, is_rest=False)
+        self._push(-math.log(-math.log(root.uniform())), root, is_rest=False)
         self.value: Path | None = None
 
-    def advance(self) -> Path | None:
-        """Returns the prefix whose probabilities are needed next; None when `value` is found.
+    def advance(self) -> list[Path]:
+        """Returns prefixes whose probabilities are needed now, beside those that are pending already.
 
-        Raises SearchLimitReached or NothingAdmissible.
+        Sets `value` where it is found; what is pending then is not needed. Raises SearchLimitReached or
+        NothingAdmissible.
         """
+        wanted: list[Path] = []
         num_at_once = 0
-        while self._heap:
-            bound, _, prefix, is_rest = heapq.heappop(self._heap)
+        while self._heap and len(self.pending) < min(self._max_pending, 1 + self._num_lost):
+            bound, _, prefix, is_rest = self._heap[0]
+            is_end = not is_rest and self._is_end(prefix)
+            if is_end and any(-pending_bound < bound for pending_bound, _, _ in self.pending.values()):
+                return wanted  # a pending prefix may have a better text
+            heapq.heappop(self._heap)
             self._num_taken += 1
             num_at_once += 1
             if self._num_taken > MAX_PREFIXES or self.num_model_steps >= MAX_MODEL_STEPS:
                 raise SearchLimitReached
-            if not is_rest:
-                if self._is_end(prefix):
-                    self.value, self.logprob = prefix.path(), prefix.logprob
-                    self.tree.add_found(self.value, math.exp(prefix.logprob))
-                    return None
-                if self._constraint.is_dead(prefix.path()):
-                    prefix.node.lower_mass(0.0)
-                    continue
+            if is_end:
+                self.value, self.logprob = prefix.path(), prefix.logprob
+                self.tree.add_found(self.value, math.exp(prefix.logprob))
+                return []
+            if not is_rest and self._constraint.is_dead(prefix.path()):
+                self._num_lost += 1
+                prefix.node.lower_mass(0.0)
+                continue
             if num_at_once >= MAX_PREFIXES_AT_ONCE or not self._extend(-bound, prefix, is_rest, None):
-                self._pending = (-bound, prefix, is_rest)
-                return prefix.path()
-        raise NothingAdmissible
+                path = prefix.path()
+                self.pending[path] = (-bound, prefix, is_rest)
+                wanted.append(path)
+        if not self.pending:
+            raise NothingAdmissible
+        return wanted
 
-    def feed(self, allowed_weights: Float64Array) -> None:
-        """Takes the probabilities [V] after the prefix of `advance`, set to 0 where the constraint allows no token."""
-        assert self._pending is not None
-        (bound, prefix, is_rest), self._pending = self._pending, None
+    def feed(self, path: Path, allowed: AllowedTokens) -> None:
+        """Takes the probabilities after a pending prefix, of the tokens that the constraint allows."""
+        bound, prefix, is_rest = self.pending.pop(path)
         self.num_model_steps += 1
         if prefix.distribution is None:
-            prefix.distribution = TokenDistribution(allowed_weights)
+            prefix.distribution = TokenDistribution(allowed)
             self.tree.keep(prefix.node, prefix.distribution)
-        self._extend(bound, prefix, is_rest, allowed_weights)
+        self._extend(bound, prefix, is_rest, allowed)
 
     def _is_end(self, prefix: _Prefix) -> bool:
         if prefix.node.is_end is None:
             prefix.node.is_end = self._constraint.is_end(prefix.path())
         return prefix.node.is_end
 
-    def _extend(self, bound: float, prefix: _Prefix, is_rest: bool, allowed_weights: Float64Array | None) -> bool:
+    def _extend(self, bound: float, prefix: _Prefix, is_rest: bool, allowed: AllowedTokens | None) -> bool:
         """Draws the best token after a prefix, whose texts have no larger value than `bound`, and pushes its prefix.
 
         `is_rest`: among the allowed tokens that are not drawn. Else among all tokens; then the best one may be lost.
@@ -134,19 +160,21 @@ class ExactSearch:
             prefix.left = TokensLeft(distribution)
         if not prefix.left.count:
             return True
-        fraction = self._uniform()
+        fraction = prefix.uniform()
         if not is_rest:
             if fraction >= distribution.allowed_mass:
+                self._num_lost += 1
                 self._push_rest(bound, prefix, prefix.left)
                 return True
             fraction = min(fraction / distribution.allowed_mass, 1 - 2**-53)
-        drawn = distribution.draw(prefix.left, fraction, allowed_weights)
+        drawn = distribution.draw(prefix.left, fraction, allowed)
         if drawn is None:
-            self._num_draws -= 1
+            prefix.num_draws -= 1
             return False
         token, probability = drawn
-        child = self.tree.child(prefix.node, token, probability)
-        self._push(bound, _Prefix(prefix, token, prefix.logprob + math.log(probability), child), is_rest=False)
+        node = self.tree.child(prefix.node, token, probability)
+        child = _Prefix(prefix, token, prefix.logprob + math.log(probability), node, child_seed(prefix.seed, token))
+        self._push(bound, child, is_rest=False)
         self._push_rest(bound, prefix, prefix.left)
         return True
 
@@ -156,17 +184,17 @@ class ExactSearch:
         if mass <= 0.0:
             return
         location = prefix.logprob + math.log(mass)
-        value = location - _log_add(location - bound, math.log(-math.log(self._uniform())))
+        value = location - _log_add(location - bound, math.log(-math.log(prefix.uniform())))
         self._push(value, prefix, is_rest=True)
 
     def _push(self, value: float, prefix: _Prefix, *, is_rest: bool) -> None:
-        heapq.heappush(self._heap, (-value, self._num_draws, prefix, is_rest))
-        self._num_draws += 1
+        heapq.heappush(self._heap, (-value, self._num_pushed, prefix, is_rest))
+        self._num_pushed += 1
 
-    def _uniform(self) -> float:
-        """The next random number in (0, 1)."""
-        self._num_draws += 1
-        return hash_uniform(self._seed, self._num_draws) or 2**-53
+
+def child_seed(seed: int, token: int) -> int:
+    """The seed of a prefix that is one token longer: 53 bits hashed from both."""
+    return int(hash_uniform(seed, -1 - token) * 2.0**53)
 
 
 def _log_add(a: float, b: float) -> float:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.arrays import Float64Array, IntArray
+from plait.runtime.arrays import Float32Array, IntArray
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.sampling_params import SamplingParams
 
@@ -82,7 +82,7 @@ class LogitOperations(Protocol):
     def apply_mask(self, logits: Any, mask: TokenMask) -> None:
         """Adds -inf in place where a token is not allowed."""
 
-    def probabilities(self, row: Any, draw: GenerationRequest | DrawState) -> Float64Array | None:
+    def probabilities(self, row: Any, draw: GenerationRequest | DrawState) -> Float32Array | None:
         """The probabilities [V] of a row at its temperature, 0 for tokens that its filters leave out.
 
         None for a row whose largest logit is not finite.

@@ -74,18 +74,18 @@ class NumpyLogitOperations:
         for row, words in zip(mask.rows, mask.words, strict=True):
             logits[row] += MASK_BYTE_BIAS.take(words.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
 
-    def probabilities(self, row: Float32Array, draw: GenerationRequest | DrawState) -> Float64Array | None:
+    def probabilities(self, row: Float32Array, draw: GenerationRequest | DrawState) -> Float32Array | None:
         """See `LogitOperations`."""
         peak = float(row.max())
         if not math.isfinite(peak):
             return None
         if draw.params.is_filtered:
             ids, kept_weights = _filtered_weights(row, peak, draw)
-            weights = np.zeros(len(row))
+            weights = np.zeros_like(row)
             weights[ids] = kept_weights
         else:
-            weights = _weights(row, peak, draw).astype(np.float64)
-        weights /= weights.sum()
+            weights = _weights(row, peak, draw)
+        weights *= np.float32(1 / weights.sum(dtype=np.float64))
         return weights
 
     def draw_tokens(self, logits: Float32Array, draws: Sequence[GenerationRequest | DrawState]) -> list[int]:
@@ -147,10 +147,11 @@ def _filtered_weights(
 
 def _weights(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> Float32Array:
     """Each token's probability relative to the most likely one. The peak is at 0, so no temperature overflows."""
+    weights: Float32Array = row - np.float32(peak)  # the only new memory: a row is large enough to cost page faults
     with np.errstate(over="ignore"):
-        weights: Float32Array = np.exp(
-            (row - np.float32(peak)) / np.float32(max(draw.params.temperature, MIN_TEMPERATURE))
-        )
+        if draw.params.temperature != 1.0:
+            weights /= np.float32(max(draw.params.temperature, MIN_TEMPERATURE))
+        np.exp(weights, out=weights)
     return weights
 
 

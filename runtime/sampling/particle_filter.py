@@ -4,7 +4,9 @@ Each of N particles is a prefix. A step draws its next token among the admissibl
 their probability, m(prefix), or an unbiased estimate of it (`TokenRejection`); a forced token multiplies it by its own
 probability. Where the effective sample size (sum w)^2 / sum w^2 is below half of N, the particles are drawn anew by
 their weights (systematic resampling; Douc & Cappe 2005), and the mean of the weights is a factor of the estimate Z.
-The value is drawn by weight among the complete particles. For every function f of texts
+Before that, particles of negligible weight, or with an unlikely continuation, are ended at random, and the others of
+them get more weight (rejection control; Liu, Chen & Wong 1998). The value is drawn by weight among the complete
+particles. For every function f of texts
 
     E[Z f(value)] = sum of p(x) f(x) over the valid texts x,   so E[Z] = p(valid)
 
@@ -18,18 +20,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.runtime.arrays import Float64Array
 from plait.runtime.sampling.logit_ops import hash_uniform
+from plait.runtime.sampling.prefix_tree import FloatArray
 from plait.runtime.sampling.token_rejection import TokenRejection
 from plait.runtime.sampling_params import MAX_PARTICLES
 
 RESAMPLE_BELOW = 0.5  # effective sample size, as a fraction of the particles
-_RESAMPLE, _PICK = range(MAX_PARTICLES, MAX_PARTICLES + 2)  # streams of random numbers; those before belong to nodes
+THIN_BELOW = 0.1  # weight, as a fraction of the mean one
+UNLIKELY_LIVE_ON = 0.1  # of the particles whose continuation is unlikely
+_RESAMPLE, _PICK, _THIN = range(
+    MAX_PARTICLES, MAX_PARTICLES + 3
+)  # streams of random numbers; those before belong to nodes
 _STREAMS, _MAX_DRAWS = 128, 1 << 12  # streams of a step, random numbers of a stream
 
 Path = tuple[int, ...]
@@ -51,11 +60,14 @@ class ParticleConstraint(Protocol):
     def accepts(self, path: Path, token: int) -> bool:
         """Whether the token may follow."""
 
-    def allowed(self, path: Path) -> Float64Array:
-        """[V]: 1.0 for the tokens that may follow, else 0.0."""
+    def allowed(self, path: Path) -> npt.NDArray[np.bool_]:
+        """[V]: whether each token may follow."""
 
     def forced(self, path: Path) -> Path:
         """Tokens that can only follow here."""
+
+    def is_unlikely(self, path: Path) -> bool:
+        """Whether the model hardly ever goes on here. A guess: it changes what is computed, and no expectation."""
 
 
 @dataclass(eq=False)
@@ -116,7 +128,7 @@ class ParticleFilter:
         """Nodes whose probabilities are still to be fed."""
         return len(self._waiting)
 
-    def feed(self, node: ParticleNode, rows: list[Float64Array]) -> None:
+    def feed(self, node: ParticleNode, rows: Sequence[FloatArray]) -> None:
         """Takes the probabilities [V] after the node's path and after each of its forced tokens."""
         self._waiting.remove(node)
         self.num_nodes += 1
@@ -130,7 +142,7 @@ class ParticleFilter:
             return
         self._draw(node, _Particles(tokens, node.num_particles, log_weight, logprob, False, node), rows[-1])
 
-    def _draw(self, node: ParticleNode, before: _Particles, row: Float64Array) -> None:
+    def _draw(self, node: ParticleNode, before: _Particles, row: FloatArray) -> None:
         path, constraint, num_draws = before.path, self._constraint, 0
 
         def uniform() -> float:
@@ -152,7 +164,7 @@ class ParticleFilter:
             is_finished = constraint.is_end(after)
             if not is_finished and constraint.is_dead(after):
                 continue
-            logprob = before.logprob + math.log(row[token])
+            logprob = before.logprob + math.log(float(row[token]))
             self._drawn.append(_Particles(after, num, before.log_weight + log_mass, logprob, is_finished, node))
 
     def advance(self) -> None:
@@ -171,6 +183,7 @@ class ParticleFilter:
         if all(particles.is_finished for particles in drawn):
             self._pick(drawn)
             return
+        drawn = self._thin(self._thin_unlikely(drawn))
         if self._effective_sample_size(drawn) < RESAMPLE_BELOW * self.num_particles:
             drawn = self._resample(drawn)
         self.nodes, first = [], 0
@@ -191,6 +204,38 @@ class ParticleFilter:
         return ParticleNode(
             particles.path, forced, first, particles.num, particles.log_weight, particles.logprob, particles.parent
         )
+
+    def _thin_unlikely(self, drawn: list[_Particles]) -> list[_Particles]:
+        """Ends most particles whose continuation is unlikely, where there are others; see `_thin`."""
+        flags = [not old.is_finished and self._constraint.is_unlikely(old.path) for old in drawn]
+        if all(flags):
+            return drawn
+        kept = []
+        for index, (old, is_unlikely) in enumerate(zip(drawn, flags, strict=True)):
+            if is_unlikely:
+                num = int(old.num * UNLIKELY_LIVE_ON + self._uniform(_THIN, MAX_PARTICLES + index))
+                log_weight = old.log_weight - math.log(UNLIKELY_LIVE_ON)
+                old = _Particles(old.path, num, log_weight, old.logprob, False, old.parent)
+            if old.num:
+                kept.append(old)
+        return kept
+
+    def _thin(self, drawn: list[_Particles]) -> list[_Particles]:
+        """Ends most particles of negligible weight w, so that their prefixes need not be computed.
+
+        Those below the threshold c live on with probability w / c and then have the weight c, so expected weights stay.
+        """
+        weights, log_scale = _weights(drawn)
+        log_threshold = log_scale + math.log(THIN_BELOW * weights.sum() / self.num_particles)
+        kept = []
+        for index, old in enumerate(drawn):
+            if old.log_weight < log_threshold:
+                expected = old.num * math.exp(old.log_weight - log_threshold)
+                num = int(expected + self._uniform(_THIN, index))
+                old = _Particles(old.path, num, log_threshold, old.logprob, old.is_finished, old.parent)
+            if old.num:
+                kept.append(old)
+        return kept
 
     def _resample(self, drawn: list[_Particles]) -> list[_Particles]:
         """Systematic resampling: the expected number of each particle is in proportion to its weight."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.arrays import Float64Array
+from plait.runtime.arrays import Float32Array, Float64Array
 
 TOP_TOKENS = 64  # allowed tokens whose probabilities are kept at a prefix
 MAX_TREE_BYTES = 1 << 20
@@ -20,6 +21,27 @@ MAX_TREES = 64  # of all tenants
 MAX_TREES_OF_TENANT = 16
 _NODE_BYTES = 400
 _DISTRIBUTION_BYTES = 400 + TOP_TOKENS * 16
+
+FloatArray = Float32Array | Float64Array
+
+
+class AllowedTokens(NamedTuple):
+    """The tokens with a probability above 0 that a constraint allows after a prefix, by id.
+
+    ids [A], weights [A]: their probabilities, as fractions of that of all tokens.
+    """
+
+    ids: npt.NDArray[np.int64]
+    weights: Float64Array
+
+    @classmethod
+    def of(cls, probabilities: FloatArray, allowed: npt.NDArray[np.bool_]) -> AllowedTokens:
+        """Selects the allowed tokens of probabilities [V]."""
+        ids = np.flatnonzero(allowed)
+        weights = probabilities[ids].astype(np.float64)
+        if not weights.all():
+            ids, weights = ids[weights > 0], weights[weights > 0]
+        return cls(ids, weights)
 
 
 class TokenDistribution:
@@ -31,11 +53,9 @@ class TokenDistribution:
 
     __slots__ = ("allowed_mass", "ids", "num_allowed", "tail_mass", "weights")
 
-    def __init__(self, allowed_weights: Float64Array) -> None:
-        """Takes the probabilities [V], 0 for tokens that are not allowed."""
-        found = np.flatnonzero(allowed_weights)
+    def __init__(self, allowed: AllowedTokens) -> None:
+        found, values = allowed
         self.num_allowed = len(found)
-        values = allowed_weights[found]
         if len(found) > TOP_TOKENS:
             floor = np.partition(values, len(values) - TOP_TOKENS)[len(values) - TOP_TOKENS]
             above = np.flatnonzero(values > floor)
@@ -48,26 +68,25 @@ class TokenDistribution:
         self.allowed_mass = min(1.0, float(values.sum()))
         self.tail_mass = max(0.0, float(values.sum() - self.weights.sum())) if len(found) > len(kept) else 0.0
 
-    def draw(self, left: TokensLeft, fraction: float, allowed_weights: Float64Array | None) -> tuple[int, float] | None:
+    def draw(self, left: TokensLeft, fraction: float, allowed: AllowedTokens | None) -> tuple[int, float] | None:
         """Inverts the cumulative distribution of the tokens `left` at `fraction`, in [0, 1), and takes the token out.
 
         The order is `ids`, then the other tokens by id. Returns the token and its probability; None if the token is one
-        of the others and `allowed_weights` [V], which has their probabilities, is None.
+        of the others and `allowed`, which has their probabilities, is None.
         """
         cumulative = left.weights.cumsum()
         target = fraction * (cumulative[-1] + left.tail_mass)
         if target < cumulative[-1] or self.num_allowed == len(self.ids):
             return left.take_top(_first_above(cumulative, target))
-        if allowed_weights is None:
+        if allowed is None:
             return None
-        tail = allowed_weights.copy()
-        tail[self.ids] = 0.0
-        tail[left.taken_from_tail] = 0.0
+        is_taken = np.isin(allowed.ids, np.append(self.ids, left.taken_from_tail))
+        tail = np.where(is_taken, 0.0, allowed.weights)
         tail_cumulative = tail.cumsum()
         if not tail_cumulative[-1]:  # rounding left a rest where there is no token
             return left.take_top(_first_above(cumulative, cumulative[-1]))
-        token = _first_above(tail_cumulative, target - cumulative[-1])
-        return left.take_from_tail(token, float(tail[token]))
+        index = _first_above(tail_cumulative, target - cumulative[-1])
+        return left.take_from_tail(int(allowed.ids[index]), float(tail[index]))
 
 
 class TokensLeft:

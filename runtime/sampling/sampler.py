@@ -30,7 +30,7 @@ class SamplerOutput:
     top_logprobs: dict[ScoringRequest, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[GenerationRequest, list[TokenLogprob]] = field(default_factory=dict)
     verified: dict[GenerationRequest, list[int]] = field(default_factory=dict)  # one token more than the draft had
-    probabilities: dict[GenerationRequest, list[Float64Array | None]] = field(default_factory=dict)  # of whole values
+    probabilities: dict[GenerationRequest, list[Float32Array | None]] = field(default_factory=dict)  # of whole values
     states: dict[PoolingRequest, Float32Array | Float64Array] = field(default_factory=dict)  # see add_hidden_states
 
 
@@ -69,7 +69,7 @@ class Sampler:
         if num_top:
             output.top_logprobs[request] = self.top_logprobs_at(logits, first, request.targets, num_top)
 
-    def _probabilities(self, logits: Any, request: GenerationRequest) -> list[Float64Array | None]:
+    def _probabilities(self, logits: Any, request: GenerationRequest) -> list[Float32Array | None]:
         """The probabilities [V] of each position of logits [n, V], without a constraint."""
         if request.params.has_penalties_or_bias:
             for row in logits:

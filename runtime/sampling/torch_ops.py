@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from plait.runtime.arrays import Float64Array
+from plait.runtime.arrays import Float32Array
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.sampling.logit_ops import (
     MASK_BYTE_BIAS,
@@ -71,7 +71,7 @@ class TorchLogitOperations:
             logits[mask.rows] += bias
 
     @torch.inference_mode()
-    def probabilities(self, row: torch.Tensor, draw: GenerationRequest | DrawState) -> Float64Array | None:
+    def probabilities(self, row: torch.Tensor, draw: GenerationRequest | DrawState) -> Float32Array | None:
         """See `LogitOperations`. Computed on the host."""
         return NumpyLogitOperations().probabilities(row.float().cpu().numpy(), draw)
 

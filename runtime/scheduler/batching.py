@@ -6,6 +6,9 @@ number of requests runs, a request whose program has had far more service than t
 pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is
 retracted: it loses its pages and waits again.
 
+Beside other requests, those that compute prefixes of whole values share MAX_PREFIX_LOGITS positions of a step, in the
+order of `Fairness`, so that a step is not much longer than without them, however many particles a call has.
+
 Background requests come last in all of this: `background.py`.
 """
 
@@ -32,6 +35,7 @@ MAX_DRAFTING_TOKENS = 32  # sum of running requests and draft tokens in a step w
 # another row gains from sharing the read of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
 DRAFT_TOKEN_COST = 0.12
 MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
+MAX_PREFIX_LOGITS = 16  # positions of whole values (`exact`, `particles`) in a step that also computes other requests
 MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 PAGES_PER_DECODING_REQUEST = 2  # available pages required to launch a step before the previous one is committed
 RESERVE_TOKENS = 8  # pages kept free for the next tokens of each running request when another is admitted
@@ -110,7 +114,8 @@ class BatchScheduler:
 
     def next_batch(self) -> Batch | None:
         """Returns the next batch with all pages allocated, or None if there is nothing to run."""
-        batch = Batch(self.max_batch_tokens, self.max_logits)
+        is_shared = not all(request.needs_probabilities for request in self.running)
+        batch = Batch(self.max_batch_tokens, self.max_logits, MAX_PREFIX_LOGITS if is_shared else self.max_logits)
         self.provisional_nodes.clear()
         self._now = time.monotonic()
         self.background.begin_step()
@@ -123,8 +128,12 @@ class BatchScheduler:
         self._make_room_for_waiting()
         decoding: list[Request] = []
         prefilling: list[Request] = []
+        drawing: list[Request] = []
         for request in self.running:
-            (prefilling if request.num_pending > 1 else decoding).append(request)
+            if is_shared and request.needs_probabilities:
+                drawing.append(request)
+            else:
+                (prefilling if request.num_pending > 1 else decoding).append(request)
         if self.background.num_requests:
             decoding.sort(key=lambda request: request.owner.is_background)
         may_draft = self.draft and self._draft_token_cost < MAX_DRAFT_TOKEN_COST
@@ -134,6 +143,9 @@ class BatchScheduler:
             if may_draft and request.may_draft():
                 self._schedule(batch, request, may_draft=True)
             elif not self._schedule_decode(batch, request):
+                self._schedule(batch, request)
+        for request in sorted(drawing, key=self.fairness.share_key):
+            if batch.token_budget:
                 self._schedule(batch, request)
         for request in sorted(prefilling, key=self._tier) if prefilling else ():
             if self._tier(request):

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
-from plait.runtime.arrays import Float64Array
+from plait.runtime.arrays import Float32Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
@@ -40,9 +40,9 @@ from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
-from plait.runtime.scheduler.particle_sampling import ParticleRequest, call_of
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
+from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, call_of
 from plait.runtime.transport.base import ClientId, ServerTransport
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
@@ -295,7 +295,7 @@ class EngineLoop:
                 request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
             if scheduled.num_draft_tokens:
                 self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
-            elif request.needs_probabilities:
+            elif isinstance(request, PrefixRequest):
                 self._commit_probabilities(scheduled, request, output.probabilities.get(request, []))
             elif scheduled.is_sampled and scheduled.is_still_next:
                 self._commit_token(request, output.tokens[request], output.logprobs.get(request))
@@ -362,26 +362,25 @@ class EngineLoop:
             self.calls.send_tokens(request, request.num_safe_tokens())
 
     def _commit_probabilities(
-        self, scheduled: ScheduledRequest, request: GenerationRequest, rows: list[Float64Array | None]
+        self, scheduled: ScheduledRequest, request: PrefixRequest, rows: list[Float32Array | None]
     ) -> None:
-        """Passes token probabilities to the search of a request with `exact`, or to the particles of its call.
+        """Passes token probabilities to the call of a request that computes a prefix for it.
 
-        rows: probabilities [V] after each of its last tokens, float64; None if they are not finite.
+        rows: probabilities [V] after each of its last tokens; None if they are not finite.
         """
         finite = [row for row in rows if row is not None]
-        call = call_of(request)
+        call = request.call
         if len(finite) < len(rows):
             self._fail_token(call, NOT_FINITE)
             return
-        end, is_last = scheduled.start + scheduled.count, scheduled.is_sampled and scheduled.is_still_next
-        sampling = self.sessions.particles if isinstance(request, ParticleRequest) else self.output_processor.exact
+        end = scheduled.start + scheduled.count
+        request.rows |= dict(enumerate(finite, start=end - len(finite)))
+        if not (scheduled.is_sampled and scheduled.is_still_next):
+            request.logits_from = max(request.logits_from, end)
+            return
+        sampling = self.sessions.exact if call.params.exact else self.sessions.particles
         try:
             with ConstraintCpuLimit() as limit:
-                sampling.add_probabilities(request, end - len(finite), finite)
-                if not is_last:
-                    limit.has_ended = True
-                    request.logits_from = max(request.logits_from, end)
-                    return
                 finish_info = sampling.advance(request)
                 limit.has_ended = finish_info is not None
         except (RuntimeError, GrammarError) as error:

@@ -143,6 +143,14 @@ class Fairness:
             return (is_background, tenant_level, False, request.arrival_index, 0)
         return (is_background, tenant_level, True, -request.owner.priority, program.level)
 
+    def share_key(self, request: Request) -> tuple[bool, float, int]:
+        """The sort key of running requests that share a part of a step: the tenant with the least service first."""
+        is_background, arrival = request.owner.is_background, request.arrival_index
+        if self.order == "first-come":
+            return (is_background, 0.0, arrival)
+        tenant, program = self._accounts[request]
+        return (is_background, tenant.served, program.served)
+
     def is_starving(self, request: Request, now: float) -> bool:
         """Whether the request's program has waited so long that its past service no longer counts."""
         return self._accounts[request][1].is_starving(now, request.metrics.arrival_time)

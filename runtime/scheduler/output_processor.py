@@ -17,7 +17,6 @@ from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.scheduler.exact_sampling import ExactSampling
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.followed_output import end_followed_value
 from plait.runtime.scheduler.output_cutter import OutputCutter
@@ -38,7 +37,6 @@ class OutputProcessor:
         self.cache = cache
         self.max_length = max_length
         self.token_masks = TokenMaskBuilder(vocabulary)
-        self.exact = ExactSampling(vocabulary, cache, self.token_masks, max_length)
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._cutter = OutputCutter(vocabulary, cache)
         self._following_text = lru_cache(MAX_FOLLOWING_TEXTS)(lambda text: FollowingText(text, vocabulary))
@@ -49,8 +47,6 @@ class OutputProcessor:
 
     def start(self, request: GenerationRequest, matcher: Matcher) -> FinishInfo | None:
         """Sets the matcher of a request, and starts it; see `begin`."""
-        if request.params.exact:
-            return self.exact.start(request, matcher)
         followed = request.followed_value
         request.matcher = matcher if followed is None else FollowedMatcher(matcher, followed.following)
         return self.begin(request)

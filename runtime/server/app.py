@@ -1,7 +1,7 @@
 """Builds the ASGI application: middleware, routes, and the responses to errors.
 
 A request passes `RequestContextMiddleware` (id, log, metrics), `BodyLimitMiddleware` and `AdmissionMiddleware`. Then
-`EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
+`_EndpointTable` calls its endpoint directly. FastAPI itself only holds the routes, writes the OpenAPI document and
 answers what is not in the table: paths with parameters, wrong methods, unknown paths. Its own routing costs as much as
 all that an endpoint does, and puts three more functions between a stream's events and the socket.
 """
@@ -54,7 +54,6 @@ ROUTERS = (
     *(ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
 )
 HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # answered by `_error_response`
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application(FastAPI):
@@ -63,7 +62,6 @@ class Application(FastAPI):
 
     api_routes: list[APIRoute]
     endpoint_paths: frozenset[str]
-    endpoint_table: EndpointTable
     entry_app: RequestContextMiddleware
     early_refusals: EarlyRefusals
 
@@ -98,7 +96,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     app.api_routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    table = app.endpoint_table = EndpointTable(app.handle_with_fastapi, routers)
+    table = _EndpointTable(app.handle_with_fastapi, routers)
     app.endpoint_paths = frozenset(route.path for route in app.api_routes if "{" not in route.path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
     app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
@@ -175,16 +173,12 @@ def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> Reques
     )
 
 
-class EndpointTable:
-    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`.
-
-    run_endpoint: calls an endpoint; an ingress in front of replicas forwards requests here (`server/deployment`).
-    """
+class _EndpointTable:
+    """Calls the endpoint of a method and path. Requests that are not in the table go to `fallback`."""
 
     def __init__(self, fallback: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self.fallback = fallback
-        self.run_endpoint: Callable[[Endpoint, Request], Awaitable[Response]] = _call
-        self._endpoints: dict[tuple[str, str], Endpoint] = {
+        self._endpoints: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             (method, route.path): route.endpoint
             for router in routers
             for route in router.routes
@@ -199,14 +193,10 @@ class EndpointTable:
             return
         request: Any = Request(scope, receive, send)
         try:
-            response = await self.run_endpoint(endpoint, request)
+            response = await endpoint(request)
         except HANDLED_ERRORS as error:
             response = await _error_response(request, error)
         await response(scope, receive, send)
-
-
-async def _call(endpoint: Endpoint, request: Request) -> Response:
-    return await endpoint(request)
 
 
 def _is_mounted_at_root(scope: Scope) -> bool:

@@ -16,7 +16,7 @@ from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.http.request_queue import RequestQueue
 from plait.runtime.server.http.response import cancel_on_disconnect
-from plait.runtime.server.in_flight import InFlightRequests, current_request
+from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.similar_names import did_you_mean
@@ -87,7 +87,7 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     if timeout_s is not None and not model.accepts_requests:
         record.start_deadline = time.monotonic() + timeout_s
     if record.is_background and not model.accepts_requests:
-        record.reserve_calls(0, 0)  # lines of other batches may run meanwhile
+        record.reserve_calls(RequestSize(0, 0, 0))  # lines of other batches may run meanwhile
     await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background))
     record.on_end.append(partial(state.pool.release, model, record.is_background))
     model.queue.estimate_size(record)

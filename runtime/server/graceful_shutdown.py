@@ -16,6 +16,7 @@ import uvicorn
 from plait.runtime.server.app_state import AppState
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import Engine
+from plait.runtime.server.replicated_runtime import ReplicaGroup
 
 ABORT_TIMEOUT_S = 2.0  # for aborted requests to send their error responses
 FORCED_EXIT_CODE = 130
@@ -29,7 +30,9 @@ class GracefulServer(uvicorn.Server):
     `exit_code` is valid after `serve` has returned.
     """
 
-    def __init__(self, config: uvicorn.Config, state: AppState, runtime: Engine | EnginePool, address: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: AppState, runtime: Engine | EnginePool | ReplicaGroup, address: str
+    ) -> None:
         super().__init__(config)
         self._state, self._runtime, self._address = state, runtime, address
         self._drain: asyncio.Task[None] | None = None
@@ -41,6 +44,16 @@ class GracefulServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         print(f"plait serves at {self._address}", flush=True)
+
+    def stop(self) -> None:
+        """Closes the address at once, and shuts down as after SIGTERM. Any thread may call it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close_listeners)
+        self.handle_exit(signal.SIGTERM, None)
+
+    def _close_listeners(self) -> None:
+        for server in self.servers:
+            server.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles SIGINT and SIGTERM. It may interrupt the main thread anywhere, so it only schedules a callback."""

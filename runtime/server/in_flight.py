@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from plait.runtime.client.call import Call
 from plait.runtime.client.session import Session
@@ -39,15 +39,28 @@ class CallGroup(Protocol):
         """Ends all sessions at once. Every call that still runs fails."""
 
 
+class RequestSize(NamedTuple):
+    """How a request counts against the limits.
+
+    num_calls: its prompts times its choices. num_tokens: of all its prompts. num_rows: that its calls can occupy in a
+    batch, with `particles` or `exact` several each. num_key_requests: of its key: one, or with `particles` its rows.
+    """
+
+    num_calls: int
+    num_tokens: int
+    num_rows: int
+    num_key_requests: int = 1
+
+
 @dataclass(eq=False)
 class RequestRecord:
     """One request. Times are values of `time.monotonic()`.
 
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
-    `num_key_requests` requests against the limit of its key. reserve_calls(n, t): counts it as n calls with
-    prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a
-    program, whose calls also count against the limit of its key. is_background: it is a line of a batch, which counts
+    `num_key_requests` requests against the limit of its key. reserve_calls(size): counts it with that
+    size, or raises ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also
+    count against the limit of its key. is_background: it is a line of a batch, which counts
     against no limit and runs behind all other requests. num_runs: one more for each time that it was run again
     because its runtime ended. model, queue: where it runs; None until that is known. num_body_bytes: that have arrived.
     on_end: called when it has ended. start_deadline: until when its calls must end, if it waited for its model.
@@ -70,7 +83,7 @@ class RequestRecord:
     is_background: bool = False
     num_calls: int = 0
     num_key_requests: int = 0
-    reserve_calls: Callable[[int, int], None] = lambda num_calls, num_tokens: None
+    reserve_calls: Callable[[RequestSize], None] = lambda size: None
     reserve_program: Callable[[int], None] = lambda num_calls: None
     body_preview: bytes = b""
     task: asyncio.Task[object] | None = None
@@ -88,7 +101,7 @@ class RequestRecord:
         self.num_runs += 1
         if self.handles:
             self.handles.clear()
-            self.reserve_calls = lambda num_calls, num_tokens: None
+            self.reserve_calls = lambda size: None
             self.reserve_program = lambda num_calls: None
 
     def limit_timeout(self, timeout_s: float | None) -> float | None:
@@ -117,6 +130,12 @@ class RequestRecord:
     def calls(self) -> list[Call]:
         """The calls that the request made to the runtime."""
         return [call for handle in self.handles for call in handle.calls]
+
+    @property
+    def awaited_calls(self) -> list[Call]:
+        """`calls`, and those that compute logprobs of prompts."""
+        scoring = [call for handle in self.handles for call in getattr(handle, "prompt_scoring_calls", ())]
+        return [*self.calls, *(call for call in scoring if call is not None)]
 
     @property
     def wall_s(self) -> float:

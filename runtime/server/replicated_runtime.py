@@ -59,6 +59,11 @@ class ReplicaGroup(ABC):
 
     @property
     @abstractmethod
+    def has_given_up(self) -> bool:
+        """Whether no replica runs, and none will be started."""
+
+    @property
+    @abstractmethod
     def num_spread(self) -> int:
         """Sessions placed away from a longer cached prefix, because its replicas were too busy."""
 

@@ -64,7 +64,7 @@ def run_elsewhere(state: AppState, model: ServedModel, calls: Set[int]) -> None:
     error = RuntimeGone("the replica of this request does not answer")
     for record in tuple(state.in_flight.records):
         if record.model is model and record.first_byte_time is None and record.num_runs < MAX_RUNS:
-            for call in record.calls:
+            for call in record.awaited_calls:
                 if call.call_id in calls and not call.done():
                     call.abort()
                     call.on_failed(error)

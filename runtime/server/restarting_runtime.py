@@ -73,6 +73,11 @@ class RestartingRuntime:
             raise RuntimeGone("the runtime process has ended and cannot be restarted")
         return self._runtime.client
 
+    @property
+    def address(self) -> str:
+        """The directory of the current runtime, as `Runtime.address`."""
+        return self._runtime.address
+
     def attach_to_loop(self) -> None:
         """Lets the running event loop do the I/O of this runtime and its replacements. Call it in that loop."""
         self._loop = asyncio.get_running_loop()

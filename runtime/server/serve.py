@@ -6,9 +6,7 @@ runtime starts before the first request.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.runtime.errors import InputError
 from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.start import check_replicas, start_engine
+from plait.runtime.server.listener import bind_listener, is_loopback, url_of
 from plait.runtime.server.ops.request_log import LogFormat, set_up_log
 from plait.runtime.server.ops.tracing import export_spans
-from plait.runtime.server.settings import BACKLOG, ServerSettings
+from plait.runtime.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from plait.runtime.server.engines.model_spec import ModelSpec
 
 KEEP = 3  # models that stay loaded
-SEND_BUFFER_BYTES = 1 << 17  # Linux reserves twice as much
 
 log = logging.getLogger("plait.server")
 
@@ -55,7 +52,7 @@ def serve(
             from plait.runtime.server.uvicorn_server import run
 
             settings = msgspec.structs.replace(settings, max_running=runtime.client.model.max_batch_rows)
-            return run(runtime, settings, listener, _address(settings, listener), directory)
+            return run(runtime, settings, listener, url_of(settings.host, listener), directory)
         finally:
             runtime.shutdown()
 
@@ -83,7 +80,7 @@ def serve_models(
         try:
             from plait.runtime.server.uvicorn_server import run
 
-            return run(pool, settings, listener, _address(settings, listener), directory)
+            return run(pool, settings, listener, url_of(settings.host, listener), directory)
         finally:
             pool.shutdown()
 
@@ -95,48 +92,13 @@ def _open_directory(settings: ServerSettings) -> StateDirectory | None:
 
 def _listening(settings: ServerSettings, log_format: LogFormat) -> socket.socket:
     """Binds the address, before a model is loaded, so that a port in use is reported at once. Sets up log and spans."""
-    listener = _bind(settings)
+    listener = bind_listener(settings.host, settings.port, settings.write_timeout_s)
     set_up_log(log_format)
     export_spans()
-    if not settings.api_keys and not _is_local(listener):
+    if not settings.api_keys and not is_loopback(listener):
         log.warning("the server has no API key: anyone who can reach its address can use it")
     return listener
 
 
 def _import_server() -> None:
     import plait.runtime.server.uvicorn_server  # noqa: F401
-
-
-def _bind(settings: ServerSettings) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _limit_unread_bytes(listener, settings.write_timeout_s)
-        listener.bind(address)
-        listener.listen(BACKLOG)  # at once: with SO_REUSEADDR two servers could both bind until one of them listens
-    except (OSError, UnicodeError) as error:
-        errno = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(errno) if errno is not None and errno > 0 else str(error)
-        raise InputError(f"cannot listen at {settings.host} port {settings.port}: {reason}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def _limit_unread_bytes(listener: socket.socket, timeout_s: float) -> None:
-    """Limits what the kernel keeps of a response that its client does not read, and for how long.
-
-    Accepted connections inherit both options. Without them the kernel keeps up to 4 MiB as long as the client lives.
-    """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
-
-
-def _address(settings: ServerSettings, listener: socket.socket) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{listener.getsockname()[1]}"
-
-
-def _is_local(listener: socket.socket) -> bool:
-    return ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback

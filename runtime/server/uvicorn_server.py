@@ -13,12 +13,13 @@ from typing import Any
 import uvicorn
 
 from plait.runtime.executor.host_machine import trim_heap
-from plait.runtime.server.app import create_app
+from plait.runtime.server.app import Application, create_app
 from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.http.connection_limits import make_http_protocol
+from plait.runtime.server.replicated_runtime import ReplicaGroup
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
@@ -37,7 +38,7 @@ def run(
     """
     gc.collect()
     gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(runtime, settings, listener, address, directory))
 
 
@@ -50,6 +51,24 @@ async def _serve(
 ) -> int:
     app = create_app(runtime, settings, directory)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
+    server = make_server(app, settings, runtime, address)
+    runtime.attach_to_loop()
+    batches = app.state.plait.batches
+    try:
+        if batches is not None:
+            batches.start()
+        await server.serve(sockets=[listener])
+        if batches is not None:
+            await batches.stop()
+    finally:
+        runtime.detach_from_loop()
+    return server.exit_code
+
+
+def make_server(
+    app: Application, settings: ServerSettings, engine: Engine | EnginePool | ReplicaGroup, address: str
+) -> GracefulServer:
+    """Returns the server of an application, which prints `address` when it accepts connections."""
     config = uvicorn.Config(
         app,
         http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s, app.early_refusals.response),
@@ -64,21 +83,11 @@ async def _serve(
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         backlog=BACKLOG,
     )
-    server = GracefulServer(config, app.state.plait, runtime, address)
-    runtime.attach_to_loop()
-    batches = app.state.plait.batches
-    try:
-        if batches is not None:
-            batches.start()
-        await server.serve(sockets=[listener])
-        if batches is not None:
-            await batches.stop()
-    finally:
-        runtime.detach_from_loop()
-    return server.exit_code
+    return GracefulServer(config, app.state.plait, engine, address)
 
 
-def _loop_factory() -> Any:
+def loop_factory() -> Any:
+    """Returns a function that makes an event loop."""
     try:
         import uvloop
     except ImportError:  # not available on every system; asyncio's own loop is slower and otherwise equivalent

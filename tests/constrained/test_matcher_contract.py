@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 from matchers import allowed_tokens, compile_in_process
 
-from plait.constrained import Choices, Grammar, GrammarError, Matcher, Regex, Vocabulary, mask_words
+from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
+from plait.constrained.guidance import mask_cache
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, regex_source
+from plait.constrained.json_schema.compiler import compile_json
 from plait.constrained.specs import Spec
 
 
@@ -96,10 +99,40 @@ def test_a_lexer_that_exceeds_its_limit_fails_only_its_matcher(smollm: Vocabular
             matcher.fill_mask(row)
             assert matcher.accept(token)
 
+    unmasked = grammar.matcher()
+    assert unmasked.accept(token)
     with pytest.raises(GrammarError):
         accept_2000_tokens(grammar.matcher())
+    assert unmasked.accept(token)
+    assert not unmasked.accept(smollm.token_bytes.index(b"b"))
     other.fill_mask(row)
     assert other.accept(token)
     fresh = grammar.matcher()
     fresh.fill_mask(row)
     assert fresh.accept(token)
+
+
+def test_a_mask_that_is_kept_is_the_one_that_would_be_computed(smollm: Vocabulary) -> None:
+    schema = {"properties": {"a": {"type": "string", "maxLength": 9}, "b": {"pattern": "^[a-z]+$"}, "c": {}}}
+    keeping, computing = (LlguidanceGrammar(compile_json(JsonSchema(schema), smollm), smollm) for _ in range(2))
+    keeping.masks.slow_s, computing.masks.slow_s = 0.0, math.inf
+    rng, num_kept = random.Random(3), 0
+    row, computed = np.zeros((2, mask_words(len(smollm))), np.int32)
+    for _ in range(12):
+        matcher, other, tokens = keeping.matcher(), computing.matcher(), list[int]()
+        for _ in range(30):
+            num_kept += bool(tokens) and keeping.masks.get(tokens) is not None
+            matcher.fill_mask(row)
+            other.fill_mask(computed)
+            assert np.array_equal(row, computed)
+            tokens.append(int(rng.choice(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[:3])))
+            assert matcher.accept(tokens[-1])
+            assert other.accept(tokens[-1])
+            if matcher.is_terminated:
+                break
+            if rng.random() < 0.2:
+                matcher.rollback(1)
+                other.rollback(1)
+                tokens.pop()
+    assert num_kept > 10
+    assert len(keeping.masks._masks) < mask_cache.MAX_MASKS

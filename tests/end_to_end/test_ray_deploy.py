@@ -1,13 +1,13 @@
-"""`plait deploy` on a Ray of this machine: the embedded model on two replicas, faults, and autoscaling.
+"""`plait deploy` on a Ray of this machine: the embedded model on one or two replicas, faults, and autoscaling.
 
-One Ray and one deployment for the whole file; the tests run in order and leave two replicas that answer.
+One Ray and one deployment for the whole file; the tests run in order and leave a replica that answers. Faults of the
+runtimes themselves are in tests/server/deployment/, without Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import socket
 import threading
 import time
@@ -25,8 +25,8 @@ from plait.runtime.server.deployment.deploy_config import DeployConfig, config_o
 LIMIT_S = 60.0
 TEXT = "The harbour master counted the boats twice each evening. " * 20
 SETTINGS: dict[str, Any] = {
-    "min-replicas": 2,
-    "max-replicas": 3,
+    "min-replicas": 1,
+    "max-replicas": 2,
     "target-kv-share": 0.4,
     "upscale-delay": 0,
     "downscale-delay": 1,
@@ -75,7 +75,7 @@ class Deployed:
                     found.append(process)
         return found
 
-    def wait_until_ready(self, num_replicas: int = 2) -> None:
+    def wait_until_ready(self, num_replicas: int = 1) -> None:
         def is_ready() -> bool:
             replicas = self.status()["replicas"]
             return len(replicas) == num_replicas and all(replica["state"] == "ready" for replica in replicas)
@@ -137,72 +137,24 @@ def run_side_by_side(works: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def test_requests_with_one_prefix_go_to_one_replica_and_are_counted(deployed):
+def test_requests_are_answered_and_counted(deployed):
     first = deployed.complete().json()
     again = deployed.complete().json()
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190
-    replicas = deployed.status()["replicas"]
-    assert sorted(replica["placed"] for replica in replicas) == [0, 2]
-    wait_for(lambda: sum(deployed.metric("plait_prompt_tokens_total").values()) >= 2 * 190)
-    assert {'replica="0"', 'replica="1"'} <= set(deployed.metric("plait_prompt_tokens_total"))
+    assert [replica["placed"] for replica in deployed.status()["replicas"]] == [2]
+    wait_for(lambda: deployed.metric("plait_prompt_tokens_total").get('replica="0"', 0) >= 2 * 190)
     assert sum(deployed.metric("plait_router_load_tokens").values()) == 0
 
 
-def test_a_flushed_cache_is_known_to_the_router_and_costs_no_answer(deployed):
-    text = deployed.complete().json()["choices"][0]["text"]
-    assert deployed.http.post("/flush_cache").status_code == 200
-    flushed = deployed.complete().json()
-    assert flushed["choices"][0]["text"] == text
-    assert flushed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def test_a_killed_replica_costs_only_the_streams_that_had_begun_there(deployed):
-    deployed.wait_until_ready()
-    streams = [deployed.events(request_of(f"Stream {i}. {TEXT}", max_tokens=600, stream=True)) for i in range(2)]
-    for stream in streams:
-        next(stream)
-    assert sorted(replica["load"] > 0 for replica in deployed.status()["replicas"]) == [True, True]
-    victim = deployed.processes("engine")[0]
-
-    def kill() -> None:
-        time.sleep(0.2)
-        victim.kill()
-
-    prompts = [f"Boat {index}. {TEXT}" for index in range(6)]
-    works = [lambda prompt=prompt: deployed.complete(prompt, max_tokens=60) for prompt in prompts]
-    *answers, first, second, _ = run_side_by_side([*works, *[lambda s=stream: list(s) for stream in streams], kill])
-    assert [answer.status_code for answer in answers] == [200] * 6, [answer.text for answer in answers]
-    lost, kept = sorted((first, second), key=lambda events: events[-1] == "[DONE]")
-    assert json.loads(lost[-1])["error"]["code"] == "runtime_gone" and kept[-1] == "[DONE]"
-    deployed.wait_until_ready()
-    assert victim.pid not in [process.pid for process in deployed.processes("engine")]
-
-
-def test_requests_of_a_stopped_replica_run_on_the_other_one(deployed):
-    deployed.wait_until_ready()
-    stopped = deployed.processes("engine")[0]
-    stopped.send_signal(signal.SIGSTOP)
-    try:
-        prompts = [f"Stopped {index}. {TEXT}" for index in range(4)]
-        answers = run_side_by_side([lambda prompt=prompt: deployed.complete(prompt) for prompt in prompts])
-        assert [answer.status_code for answer in answers] == [200] * 4
-        assert "unanswered" in [replica["state"] for replica in deployed.status()["replicas"]]
-    finally:
-        with contextlib.suppress(psutil.Error):
-            stopped.send_signal(signal.SIGCONT)
-    deployed.wait_until_ready()
-
-
-def test_the_ingress_is_restarted_and_finds_the_replicas_again(deployed):
-    text = deployed.complete().json()["choices"][0]["text"]
+def test_only_the_address_of_the_file_is_listened_at(deployed):
+    """Ray Serve has no proxies, and the replicas of one machine no TCP ports of their own."""
     (ingress,) = deployed.processes("ingress")
-    ingress.kill()
-    wait_for(lambda: deployed.complete().status_code == 200)
-    again = deployed.complete().json()
-    assert again["choices"][0]["text"] == text
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190  # it asked what the replicas have
-    deployed.wait_until_ready()
+    listening = {tuple(c.laddr) for c in ingress.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert ("127.0.0.1", deployed.config.server.port) in listening
+    runtimes = [child for engine in deployed.processes("engine") for child in engine.children()]
+    assert runtimes and not any(runtime.net_connections("tcp") for runtime in runtimes)
+    assert not [process for process in psutil.Process().children(recursive=True) if "ProxyActor" in process.name()]
 
 
 def test_the_calls_of_a_client_that_left_are_ended(deployed):
@@ -216,31 +168,48 @@ def test_the_calls_of_a_client_that_left_are_ended(deployed):
     assert deployed.status()["runtime"]["held_pages"] == 0
 
 
-def test_replicas_follow_the_load_and_no_request_is_lost(deployed):
-    deployed.wait_until_ready()
+def test_replicas_follow_the_load_one_is_killed_and_no_request_is_lost(deployed):
+    """A stream that began on the killed replica gets its error; all other requests get their answer."""
     answers: list[httpx.Response] = []
     enough = threading.Event()
 
     def keep_asking(index: int) -> None:
         while not enough.is_set():
-            answers.append(deployed.complete(f"Load {index}. {TEXT}", max_tokens=300))
+            answers.append(deployed.complete(f"Load {index}. {TEXT}", max_tokens=200))
 
-    threads = [threading.Thread(target=keep_asking, args=(index,)) for index in range(12)]
+    threads = [threading.Thread(target=keep_asking, args=(index,)) for index in range(8)]
     for thread in threads:
         thread.start()
     try:
-        wait_for(lambda: [replica["state"] for replica in deployed.status()["replicas"]] == ["ready"] * 3)
-        wait_for(lambda: deployed.status()["replicas"][2]["placed"] > 0)
+        wait_for(lambda: [replica["state"] for replica in deployed.status()["replicas"]] == ["ready"] * 2)
+        wait_for(lambda: all(replica["load"] > 0 for replica in deployed.status()["replicas"]))
+        requests = [request_of(f"Stream {index}. {TEXT}", max_tokens=500, stream=True) for index in range(4)]
+        streams = [deployed.events(request) for request in requests]
+        for stream in streams:
+            next(stream)
+        before = {process.pid for process in deployed.processes("engine")}
+        deployed.processes("engine")[0].kill()
+        for events in run_side_by_side([lambda s=stream: list(s) for stream in streams]):
+            assert events[-1] == "[DONE]" or json.loads(events[-1])["error"]["code"] == "runtime_gone"
+        wait_for(lambda: {process.pid for process in deployed.processes("engine")} - before)
+        wait_for(lambda: [replica["state"] for replica in deployed.status()["replicas"]] == ["ready"] * 2)
     finally:
         enough.set()
         for thread in threads:
             thread.join(LIMIT_S)
-    requests = [request_of(f"Drained {index}. {TEXT}", max_tokens=600, stream=True) for index in range(3)]
-    streams = run_side_by_side([lambda r=request: list(deployed.events(r)) for request in requests])  # one on each
-    assert [events[-1] for events in streams] == ["[DONE]"] * 3
     assert {answer.status_code for answer in answers} == {200}
-    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {300}
-    deployed.wait_until_ready(2)
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {200}
+
+
+def test_the_ingress_is_restarted_and_finds_the_replicas_again(deployed):
+    text = deployed.complete().json()["choices"][0]["text"]
+    (ingress,) = deployed.processes("ingress")
+    ingress.kill()
+    wait_for(lambda: deployed.complete().status_code == 200)
+    deployed.wait_until_ready()  # the second one of the last test has left
+    again = [deployed.complete().json() for _ in range(2)]
+    assert [answer["choices"][0]["text"] for answer in again] == [text] * 2
+    assert again[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 190  # it asked what the replicas have
 
 
 def test_a_port_that_is_taken_is_an_error_before_anything_starts(deployed):
@@ -248,9 +217,11 @@ def test_a_port_that_is_taken_is_an_error_before_anything_starts(deployed):
     assert deployed.refusal_of_taken_port.endswith(": Address already in use")
 
 
-def test_a_deployment_describes_itself_and_refuses_another_address(deployed):
+def test_a_deployment_describes_itself_and_refuses_the_address_of_another_machine(deployed):
     state = describe(deployed.config.name)
-    assert state is not None and state.status == "RUNNING" and state.replicas["engine"]["RUNNING"] == 2
+    assert state is not None and state.status == "RUNNING" and state.replicas["engine"]["RUNNING"] == 1
     assert describe("another") is None
-    with pytest.raises(InputError, match=r"listens at 127\.0\.0\.1 port"):
-        deploy(config_of(SETTINGS | {"port": free_port()}), 5, lambda state: None)
+    with pytest.raises(
+        InputError, match=r"no machine of the cluster has the address 192\.0\.2\.1; they have 127\.0\.0\.1"
+    ):
+        deploy(config_of(SETTINGS | {"host": "192.0.2.1"}), 5, lambda state: None)

@@ -17,8 +17,7 @@ from tiny_llama_gguf import write_small_model
 
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server import restarting_runtime
-from plait.runtime.server.serve import _bind
-from plait.runtime.server.settings import server_settings
+from plait.runtime.server.listener import bind_listener, port_of
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
@@ -223,5 +222,5 @@ def test_replacement_is_attached_unless_the_loop_was_detached(monkeypatch, detac
 
 
 def test_port_in_use_is_refused_before_a_model_is_loaded() -> None:
-    with _bind(server_settings(port=0)) as first, pytest.raises(InputError, match="cannot listen"):
-        _bind(server_settings(port=first.getsockname()[1]))
+    with bind_listener("127.0.0.1", 0, 15.0) as first, pytest.raises(InputError, match="cannot listen"):
+        bind_listener("127.0.0.1", port_of(first), 15.0)

@@ -79,7 +79,7 @@ class CallTracker:
         if isinstance(call, Selection):
             requests = (*call.requests, *call.unconditional_requests)
         else:
-            requests = (isinstance(call, GenerationRequest) and call.particle_requests) or (call,)
+            requests = (isinstance(call, GenerationRequest) and call.prefix_requests) or (call,)
         waiting = self.batch_scheduler.waiting
         return all(request in waiting and not request.metrics.admission_time for request in requests)
 
@@ -183,17 +183,15 @@ class CallTracker:
             for request in (*call.requests, *call.unconditional_requests):
                 self._release_scoring_request(request)
         else:
-            for particle_request in call.particle_requests if isinstance(call, GenerationRequest) else ():
-                self.batch_scheduler.remove(particle_request)
-                self.cache.free(particle_request.seq)
+            for prefix_request in call.prefix_requests if isinstance(call, GenerationRequest) else ():
+                self.batch_scheduler.remove(prefix_request)
+                self.cache.free(prefix_request.seq)
             self.batch_scheduler.remove(call)
             if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
             if isinstance(call, GenerationRequest) and call.healing is not None:
                 self._restore_prompt(call.seq, call.healing)
-            if isinstance(call, GenerationRequest) and call.params.exact and isinstance(reply, Failed):
-                self.cache.truncate_idle(call.seq, call.output_start)  # the prefix of a search is not output
             followed = call.followed_value if isinstance(call, GenerationRequest) else None
             if followed is not None and followed.end is None:  # the text after the value follows even without a value
                 call.seq.tokens.extend(followed.following.tokens)

@@ -34,12 +34,14 @@ from plait.runtime.messages import (
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import CompletionDoesNotFit, OutputProcessor
-from plait.runtime.scheduler.particle_sampling import ParticleSampling
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
 from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOverflow
 from plait.runtime.scheduler.sessions.validation import validate_call
+from plait.runtime.scheduler.whole_values.exact_sampling import ExactSampling
+from plait.runtime.scheduler.whole_values.particle_sampling import ParticleSampling
+from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequests
 from plait.runtime.tokenizer.token_healing import num_healed_tokens
 from plait.runtime.transport.base import ClientId
 
@@ -69,9 +71,9 @@ class SessionManager:
         self.output_processor = output_processor
         self.max_length, self.model = output_processor.max_length, model
         self.error_log = error_log
-        self.particles = ParticleSampling(
-            batch_scheduler, vocabulary, output_processor.token_masks, output_processor.max_length
-        )
+        requests = PrefixRequests(batch_scheduler, vocabulary)
+        drawing = (requests, vocabulary, output_processor.token_masks, output_processor.max_length)
+        self.particles, self.exact = ParticleSampling(*drawing), ExactSampling(*drawing)
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._ready: list[Session] = []  # the stack of sessions that `_advance` works through
@@ -84,7 +86,7 @@ class SessionManager:
         """Returns all sequences of sessions and requests, for the integrity check."""
         session_seqs = [session.seq for session in self._sessions.values()]
         calls = [session.active_call for session in self._sessions.values()]
-        particles = [other for call in calls if isinstance(call, GenerationRequest) for other in call.particle_requests]
+        particles = [other for call in calls if isinstance(call, GenerationRequest) for other in call.prefix_requests]
         in_batches = (*self.batch_scheduler.running, *self.batch_scheduler.waiting)
         request_seqs = [request.seq for request in (*in_batches, *particles)]
         return list({id(seq): seq for seq in (*session_seqs, *request_seqs)}.values())
@@ -321,9 +323,8 @@ class SessionManager:
         if outcome.warnings:
             request.warnings = outcome.warnings
             self.error_log.warn(outcome.warnings)
-        if request.params.particles is not None:
-            if (finish_info := self.particles.start(request, outcome)) is not None:
-                self.calls.finish_generation(request, finish_info)
+        if request.params.draws_whole_values:
+            self._start_whole_value(request, outcome)
             return
         try:
             finish_info = self.output_processor.start(request, outcome.matcher())
@@ -333,6 +334,15 @@ class SessionManager:
         if finish_info is None:
             self.batch_scheduler.add(request)
         else:
+            self.calls.finish_generation(request, finish_info)
+
+    def _start_whole_value(self, request: GenerationRequest, grammar: Grammar) -> None:
+        try:
+            finish_info = (self.exact if request.params.exact else self.particles).start(request, grammar)
+        except RuntimeError as error:
+            self.calls.fail(request, "constraint", str(error))
+            return
+        if finish_info is not None:
             self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:

@@ -83,6 +83,6 @@ class BackgroundMiddleware:
         assert record is not None
         record.tenant, record.is_background = scope["state"]["tenant"], True
         record.route = f"batch {record.path}"
-        record.reserve_calls = lambda num_calls, num_tokens: set_calls(num_calls)
+        record.reserve_calls = lambda size: set_calls(size.num_rows)
         self.in_flight.admit(record)
         await self.app(scope, receive, send)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from typing import Any
 from plait.runtime.cluster.ray_package import import_ray, on_loopback
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server.deployment.deploy_config import DeployConfig
-from plait.runtime.server.deployment.serve_application import NEEDED_BY, build_application
+from plait.runtime.server.deployment.serve_application import NEEDED_BY, build_application, ingress_node
+from plait.runtime.server.listener import bind_listener
 
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.25
@@ -50,6 +52,7 @@ def connected(address: str) -> Iterator[Any]:
     settings: dict[str, Any] = {"address": address, "logging_level": "error", "log_to_driver": False}
     try:
         if address == LOCAL:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # by default its processes give way to all others
             with on_loopback(ray):
                 ray.init(include_dashboard=False, **settings)
         else:
@@ -82,8 +85,9 @@ def deploy(config: DeployConfig, timeout_s: float, on_state: Callable[[Deploymen
     """
     serve = import_ray(NEEDED_BY, "ray.serve")
     application = build_application(config)
-    _start_http(serve, config)
-    target = serve.RunTarget(target=application, name=config.name, route_prefix="/")
+    _check_address(config)
+    serve.start(proxy_location="Disabled")  # the ingress listens itself
+    target = serve.RunTarget(target=application, name=config.name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
     deadline, last = time.monotonic() + timeout_s, None
     while (state := describe(config.name)) is None or state.status != "RUNNING":
@@ -100,34 +104,17 @@ def deploy(config: DeployConfig, timeout_s: float, on_state: Callable[[Deploymen
     return f"http://{host}:{config.server.port}"
 
 
-def _start_http(serve: Any, config: DeployConfig) -> None:
-    """Starts Ray Serve with the address of `config`. Raises InputError if it runs with another one, or the port is
-    taken."""
-    from ray.serve.context import _get_global_client
-
-    host, port = config.server.host, config.server.port
-    running = _get_global_client(raise_if_no_controller_running=False)
-    if running is not None:
-        http = running.http_config
-        if (http.host, http.port) != (host, port):
-            raise InputError(
-                f"Ray Serve runs on this cluster already and listens at {http.host} port {http.port}, not at {host} "
-                f"port {port}; write these in the file, or end it with `serve shutdown`"
-            )
-        return
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except (OSError, UnicodeError) as error:
-        errno = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(errno) if errno is not None and errno > 0 else str(error)
-        raise InputError(f"cannot listen at {host} port {port}: {reason}") from None
-    from ray.serve.config import HTTPOptions
-
-    serve.start(http_options=HTTPOptions(host=host, port=port))
+def _check_address(config: DeployConfig) -> None:
+    """Raises InputError if no machine of the cluster has the address, or if the address is in use on this machine by
+    anything but the deployment of this name."""
+    ray, host, node = import_ray(NEEDED_BY), config.server.host, ingress_node(config.server.host)
+    machines = {machine["NodeID"]: machine["Resources"] for machine in ray.nodes() if machine["Alive"]}
+    if not any(node in resources for resources in machines.values()):
+        names = {name for resources in machines.values() for name in resources if re.match("node:[0-9a-fA-F]", name)}
+        known = ", ".join(sorted(name.removeprefix("node:") for name in names))
+        raise InputError(f"no machine of the cluster has the address {host}; they have {known}")
+    if node in machines.get(ray.get_runtime_context().get_node_id(), {}) and describe(config.name) is None:
+        bind_listener(host, config.server.port, config.server.write_timeout_s).close()
 
 
 def describe(name: str) -> DeploymentState | None:

@@ -27,6 +27,7 @@ from plait.runtime.server.settings import ServerSettings, server_settings
 from plait.runtime.similar_names import did_you_mean
 
 MAX_REPLICAS = 256
+DRAIN_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # A device and the number of replicas are resources of Ray here, and replicas cannot share one file that they write.
 NOT_HERE = ("replicas", "device", "constraint-file")
@@ -39,8 +40,8 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: of Ray Serve's application. model: as `plait serve MODEL` takes it, found on the machine of each replica; None
     is the embedded model. replicas: how many, or `min_replicas` to `max_replicas`, so that running and waiting requests
     need `target_kv_share` of the KV tokens. upscale_delay_s, downscale_delay_s: for how long a change must be due.
-    cpus, gpus: of a replica, for each of its ranks. drain_timeout_s: of a replica that stops, for its
-    requests. engine: settings of `Runtime`. server: of the ingress, which has no files and batches.
+    cpus, gpus: of a replica, for each of its ranks. engine: settings of `Runtime`. server: of the ingress, which has no
+    files and batches; its drain timeout is that of replicas too.
     """
 
     name: str = "plait"
@@ -54,9 +55,8 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpus: float = 1.0
     gpus: float = 0.0
     ingress_cpus: float = 1.0
-    drain_timeout_s: float = 60.0
     engine: dict[str, Any] = {}
-    server: ServerSettings = ServerSettings()
+    server: ServerSettings = ServerSettings(drain_timeout_s=DRAIN_TIMEOUT_S)
 
     @property
     def is_autoscaled(self) -> bool:
@@ -112,7 +112,6 @@ _DEPLOYMENT: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "cpus": ("cpus", _number(float, 0, 4096)),
     "gpus": ("gpus", _number(float, 0, 1024)),
     "ingress-cpus": ("ingress_cpus", _number(float, 0, 4096)),
-    "drain-timeout": ("drain_timeout_s", _number(float, 0, 86_400)),
 }
 _SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "host": ("host", _text),
@@ -125,12 +124,16 @@ _SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "max-queue": ("max_queue", _number(int, 0, 1 << 20)),
     "max-queue-time": ("max_queue_time_s", _number(float, 0, 86_400)),
     "max-requests-per-key": ("max_requests_per_key", _number(int, 0, 1 << 20)),
+    "drain-timeout": ("drain_timeout_s", _number(float, 0, 86_400)),
     "body-timeout": ("body_timeout_s", _number(float, 0.001, 86_400)),
+    "idle-timeout": ("idle_timeout_s", _number(float, 0.001, 86_400)),
+    "write-timeout": ("write_timeout_s", _number(float, 0.001, 86_400)),
     "stuck-after": ("stuck_after_s", _number(float, 0.001, 86_400)),
     "retry-after": ("retry_after_s", _number(int, 1, 3600)),
 }
 _LISTS = {"cors-origin": "cors_origins", "allowed-host": "allowed_hosts"}
 KEY_FILE = "api-key-file"
+LISTENER_KEYS = ("host", "port", "idle-timeout", "write-timeout")  # have no effect behind Ray Serve's proxies
 KEYS = (*_DEPLOYMENT, *ENGINE_KEYS, *_SERVER, *_LISTS, KEY_FILE)
 
 
@@ -169,7 +172,7 @@ def config_of(values: Mapping[str, Any]) -> DeployConfig:
     begins with the key."""
     fields: dict[str, Any] = {}
     engine: dict[str, Any] = {}
-    server: dict[str, Any] = {}
+    server: dict[str, Any] = {"drain_timeout_s": DRAIN_TIMEOUT_S}
     for key, value in values.items():
         _check_key(key)
         if key in _LISTS:

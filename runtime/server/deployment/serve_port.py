@@ -3,21 +3,19 @@ is imported by; they are imported where a deployment is built or runs."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable
-from contextvars import Context
+import asyncio
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
 from plait.runtime.server.deployment.listed_replicas import tell_replicas
+from plait.runtime.server.deployment.replica_address import ReplicaAddress, decode_address
 
 
 class ChosenReplicaRouter(RequestRouter):  # type: ignore[misc]
-    """The request router of Ray Serve for calls whose first argument is the id of the replica that runs them.
+    """The request router of Ray Serve for calls whose first argument is the id of the replica that answers them.
 
-    A replica that has left is replaced by any other, whose answer is as good; what only that replica can do, it
-    refuses.
+    A replica that has left is replaced by any other, which refuses.
     """
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
@@ -34,37 +32,22 @@ class ChosenReplicaRouter(RequestRouter):  # type: ignore[misc]
 
 
 class ServePort:
-    """A `ReplicaPort` over a handle of the engines' deployment.
+    """Asks replicas where their runtimes are. handle: of the engines' deployment. node_id: of the ingress.
 
-    Every call has a context of its own: Ray Serve 2.60 mixes up calls that are made within one HTTP request, since all
-    of them have its id (`RequestRouter._pending_requests_by_id`).
+    loop: of Ray Serve, in which the handle is used, whatever loop asks.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self._stream = handle.options(stream=True)
-        self._unary = handle
+    def __init__(self, handle: Any, node_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._handle, self._node_id, self._loop = handle, node_id, loop
+        # A first call: before it, Ray Serve does not tell which replicas there are.
+        self._first_call = asyncio.run_coroutine_threadsafe(self._ask(""), loop)
 
-    async def start(self) -> None:
-        """Makes a first call. Before it, Ray Serve does not tell which replicas there are."""
-        await self.renew("", "", snapshot=False)
+    async def find_address(self, replica: str) -> ReplicaAddress:
+        """Returns where the runtime of a replica is. Raises LookupError for one that has left, and Ray's errors."""
+        data = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(replica), self._loop))
+        if not data:
+            raise LookupError(f"replica {replica} has left")
+        return decode_address(data)
 
-    async def answer(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(self._frames(self._stream.answer.remote, replica, data)) as frames:
-            async for frame in frames:
-                yield frame
-
-    async def watch(self, replica: str, watch: str) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(self._frames(self._stream.watch.remote, replica, watch)) as frames:
-            async for frame in frames:
-                yield frame
-
-    async def _frames(self, call: Callable[..., Any], *arguments: Any) -> AsyncGenerator[bytes, None]:
-        response = Context().run(call, *arguments)
-        try:
-            async for frame in response:
-                yield frame
-        finally:
-            response.cancel()
-
-    async def renew(self, replica: str, watch: str, snapshot: bool) -> None:
-        await Context().run(self._unary.renew.remote, replica, watch, snapshot)
+    async def _ask(self, replica: str) -> bytes:
+        return bytes(await self._handle.address.remote(replica, self._node_id))

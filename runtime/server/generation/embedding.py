@@ -20,7 +20,7 @@ from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
-from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.in_flight import RequestSize, current_request
 
 MAX_INPUTS = 2048  # per request, as OpenAI's limit
 MAX_TOKENS = 300_000  # of all inputs, as OpenAI's limit; the context length if that is more
@@ -139,7 +139,8 @@ async def embed_prompts(
         sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
     handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
-        record.reserve_calls(min(MAX_CONCURRENT_INPUTS, len(prompts)), sum(map(len, prompts)))
+        num_calls = min(MAX_CONCURRENT_INPUTS, len(prompts))
+        record.reserve_calls(RequestSize(num_calls, sum(map(len, prompts)), num_calls))
         record.handles.append(handle)
         request_timeout_s = record.limit_timeout(request_timeout_s)
     results: list[CallResult] = []

@@ -24,7 +24,7 @@ from plait.runtime.errors import ContextOverflow
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
-from plait.runtime.server.in_flight import RequestRecord, current_request
+from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_request
 
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
@@ -120,8 +120,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     """Starts all submissions. On exit closes their sessions, or aborts them if a call is still running."""
     handle = RequestHandle()
     if (record := current_request()) is not None:
-        num_tokens = sum(len(submission.prompt_ids) for submission in submissions)
-        record.reserve_calls(sum(submission.n for submission in submissions), num_tokens)
+        record.reserve_calls(_size(submissions))
         record.handles.append(handle)
     try:
         for submission in submissions:
@@ -134,6 +133,16 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
         for session in handle.sessions:
             session.close() if finished else session.abort()
+
+
+def _size(submissions: Sequence[Submission]) -> RequestSize:
+    """How the submissions count against the limits."""
+    num_tokens = sum(len(submission.prompt_ids) for submission in submissions)
+    num_rows = sum(submission.n * submission.sampling.max_rows for submission in submissions)
+    has_particles = any(submission.sampling.particles for submission in submissions)
+    return RequestSize(
+        sum(submission.n for submission in submissions), num_tokens, num_rows, num_rows if has_particles else 1
+    )
 
 
 def _with_time_left(submission: Submission, record: RequestRecord) -> Submission:

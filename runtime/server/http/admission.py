@@ -22,7 +22,7 @@ from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.queue_control import Refusal
 from plait.runtime.server.http.request_queue import RequestQueue, observe_body
 from plait.runtime.server.http.static_page import PAGE_FILES
-from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
+from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, RequestSize, current_request
 from plait.runtime.server.settings import ServerSettings
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
@@ -131,32 +131,46 @@ class AdmissionControl:
         else:
             self.num_without_queue -= 1
 
-    def reserve_calls(self, record: RequestRecord, num_calls: int, num_tokens: int) -> None:
-        """Counts an admitted request as `num_calls` calls: its prompts times its choices.
+    def reserve_calls(self, record: RequestRecord, size: RequestSize) -> None:
+        """Counts an admitted request as the rows that its calls can occupy.
 
-        num_tokens: of all its prompts. Raises ApiError 503 or 429 if the calls exceed the capacity beside other
-        requests. A request that is alone is admitted whatever its size.
+        Raises ApiError 503 or 429 if they exceed a limit beside other requests, and 400 if particles do so alone.
+        Calls without particles that are alone may have any number of rows.
         """
-        self._reserve(record, num_calls).set_size(record, num_calls, num_tokens)
+        if size.num_key_requests > 1:
+            self._check_alone(record, size.num_rows, "particles", "the particles of this request can be")
+            self._check_key(record, size.num_key_requests, "this request needs")
+        queue = self._reserve(record, size.num_rows)
+        self.in_flight.set_num_key_requests(record, size.num_key_requests)
+        queue.set_size(record, size.num_calls, size.num_tokens)
 
     def reserve_program(self, record: RequestRecord, num_calls: int) -> None:
         """Counts an admitted program as `num_calls` calls, and as that many requests of its key.
 
         Raises ApiError 400 if the program alone exceeds a limit, 429 or 503 if it does so beside other requests.
         """
-        limit, queue = self.settings.max_requests_per_key, record.queue
-        assert queue is not None
-        for largest, owner in ((limit or num_calls, "one key"), (queue.control.capacity, "this server")):
-            if num_calls > largest:
-                text = f"the program can have {num_calls} calls in flight at once; {owner} can have {largest}"
-                raise ApiError(400, text, param="program", code="too_many_calls")
-        others = self.in_flight.num_of_tenant(record.tenant) - record.num_key_requests
-        if limit and others + num_calls > limit:
-            text = f"this key has {others} requests running, and this program needs {num_calls}; its limit is {limit}"
-            raise self._key_limit_reached(text)
-        self._reserve(record, num_calls)
+        self._check_alone(record, num_calls, "program", "the program can have")
+        self._check_key(record, num_calls, "this program needs")
+        queue = self._reserve(record, num_calls)
         self.in_flight.set_num_key_requests(record, num_calls)
         queue.set_size(record, 1)
+
+    def _check_alone(self, record: RequestRecord, num_calls: int, param: str, owner: str) -> None:
+        """Raises ApiError 400 if the request exceeds a limit without any other request."""
+        assert record.queue is not None
+        limit, capacity = self.settings.max_requests_per_key, record.queue.control.capacity
+        for largest, whose in ((limit or num_calls, "one key"), (capacity, "this server")):
+            if num_calls > largest:
+                text = f"{owner} {num_calls} calls in flight at once; {whose} can have {largest}"
+                raise ApiError(400, text, param=param, code="too_many_calls")
+
+    def _check_key(self, record: RequestRecord, num_requests: int, need: str) -> None:
+        """Raises ApiError 429 if the request exceeds the limit of its key beside other requests."""
+        limit = self.settings.max_requests_per_key
+        others = self.in_flight.num_of_tenant(record.tenant) - record.num_key_requests
+        if limit and others + num_requests > limit:
+            text = f"this key has {others} requests running, and {need} {num_requests}; its limit is {limit}"
+            raise self._key_limit_reached(text)
 
     def _reserve(self, record: RequestRecord, num_calls: int) -> RequestQueue:
         """Counts the request as `num_calls` calls and returns its queue. Raises ApiError 503 or 429."""

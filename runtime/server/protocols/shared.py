@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.constrained.specs import GrammarError
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
@@ -107,6 +110,41 @@ def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], pa
     if not names:
         raise invalid(f"'{param}' is empty", param)
     return frozenset(names)
+
+
+# -- weights of drawn values ----------------------------------------------------------------------
+
+
+class DrawnWeight(msgspec.Struct):
+    """How a value with `particles` or `exact` was drawn: an extension field of an answer. Natural logarithms.
+
+    log_weight: of the probability that unconstrained text is a valid value: with `particles` an unbiased estimate Z,
+    which is the importance weight of the value; with `exact` the middle of the known bounds. logprob: of the value
+    without the constraint. constrained_logprob: of the value given that the text is valid, logprob - log_weight.
+    model_steps: prefixes that the model computed. effective_sample_size: of the particles.
+    """
+
+    log_weight: float
+    logprob: float
+    constrained_logprob: float
+    model_steps: int
+    effective_sample_size: float | UnsetType = UNSET
+
+
+def drawn_weight(result: CallResult) -> DrawnWeight | UnsetType:
+    """The weight of a call's value; UNSET for a value that was sampled token by token."""
+    if (particles := result.particles) is not None:
+        return DrawnWeight(
+            particles.log_weight,
+            particles.logprob,
+            particles.logprob - particles.log_weight,
+            particles.model_steps,
+            particles.effective_sample_size,
+        )
+    if (exact := result.exact) is None:
+        return UNSET
+    log_weight = sum(math.log(mass) for mass in exact.mass_bounds) / 2
+    return DrawnWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
 
 
 # -- logprobs, as OpenAI and Ollama write them ----------------------------------------------------

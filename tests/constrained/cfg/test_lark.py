@@ -7,7 +7,8 @@ import re
 import pytest
 from byte_grammars import accepts, refusal
 
-from plait.constrained import Lark
+from plait.constrained import GrammarError, Lark
+from plait.constrained.cfg.lark_depth import MAX_DEPTH, check_depth
 
 
 def test_accepted_texts() -> None:
@@ -56,6 +57,7 @@ def test_accepted_texts() -> None:
         ('start: "a"{3,2}', 7, "3 to 2 times"),
         ("%import foo.BAR\nstart: BAR", 0, "foo.BAR cannot be imported; known are common"),
         ('start.2: "a"', 9, "priorities"),
+        ("start: " + "(" * 50 + '"a"' + ")" * 50, 36, "more than 28 deep"),
         ("", None, "no rule named start"),
         ('rule: "a"', None, "start"),
         ("start: s\ns: s", None, "can be written|infinite|rule|start"),
@@ -83,3 +85,45 @@ def test_a_rule_ends_after_max_tokens(body: str, allowed: list[str], refused: li
         for second in [*allowed, *refused]:
             is_allowed = first in allowed and second in allowed
             assert accepts(grammar, f"<<{first}> {second}>") == [is_allowed], (first, second)
+
+
+def _chain(head: str, body: str, length: int) -> str:
+    rules = [f"{head}{i}: " + body.replace("next", f"{head}{i + 1}") for i in range(length)]
+    return "\n".join([f"start: {head}0", *rules, f'{head}{length}: "x"'])
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "levels"),
+    [
+        ("r", "next", 1),
+        ("r", '"a" next | "b"', 1),
+        ("r", 'next? "a" // (((("', 1),
+        ("r", '((("a" next)?)?)?', 4),
+        ("r", '["a" next]', 2),
+        ("T", '("a" next)? "b"', 2),
+        ("T", "/[(]/ next & /[a-z(]*/", 1),
+    ],
+)
+def test_definitions_nest_to_a_limit_that_is_far_from_the_end_of_the_stack(head: str, body: str, levels: int) -> None:
+    """A chain of thousands would end the process that compiles it."""
+    longest = (MAX_DEPTH - 2) // levels
+    check_depth(_chain(head, body, longest))
+    for length in (longest + 1, 5000, 50_000):
+        with pytest.raises(GrammarError, match=f"more than {MAX_DEPTH} deep") as caught:
+            check_depth(_chain(head, body, length))
+        assert isinstance(caught.value.where, int)
+
+
+def test_the_limit_counts_what_is_nested_and_not_how_many_definitions_there_are() -> None:
+    wide = "\n".join(["start: " + " | ".join(f"r{i}" for i in range(3000)), *(f'r{i}: "{i}"' for i in range(3000))])
+    check_depth(wide)
+    referred_to_twice = "\n".join(
+        ["start: r0", *(f"r{i}: r{i + 1} r{i + 1} (r{i})?" for i in range(300)), 'r300: "x"', '// r300: "x" (((']
+    )
+    check_depth(referred_to_twice)
+    attributes = "\n".join(
+        ["start: r0", *(f'r{i}[capture="a[(", lazy]: r{i + 1}' for i in range(600)), 'r600[lazy]: "x"']
+    )
+    for grammar in (attributes, _chain("T", "next", 600).replace("start: T0", 'start: "a"\n%ignore T0')):
+        with pytest.raises(GrammarError, match="deep"):
+            check_depth(grammar)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from threading import current_thread
+from threading import current_thread, get_native_id
 from time import monotonic, sleep
 
 import psutil
@@ -29,7 +29,7 @@ from plait.constrained import (
     Vocabulary,
     compile_grammar,
 )
-from plait.constrained.compile_service.pool import _grammar
+from plait.constrained.compile_service.grammar_builds import NICENESS, grammar_of
 from plait.constrained.compile_service.worker_set import MAX_GROWTH_BYTES
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
@@ -274,12 +274,17 @@ def test_memory_is_bounded_after_expensive_specs(small: Vocabulary) -> None:
         pool.close()
 
 
+def _niceness() -> int:
+    """The niceness of the current thread, on Linux; elsewhere that of the process."""
+    return os.getpriority(os.PRIO_PROCESS, get_native_id() if sys.platform == "linux" else 0)
+
+
 def test_an_expensive_grammar_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    monkeypatch.setattr("plait.constrained.compile_service.pool.BACKGROUND_BUILD_S", 0.0)
+    monkeypatch.setattr("plait.constrained.compile_service.grammar_builds.QUICK_S", 0.0)
     monkeypatch.setattr(
-        "plait.constrained.compile_service.pool._grammar",
-        lambda *form: built.append(current_thread()) or _grammar(*form),
+        "plait.constrained.compile_service.grammar_builds.grammar_of",
+        lambda *form: built.append((current_thread(), _niceness())) or grammar_of(*form),
     )
     pool = CompilePool(small)
     pool.start()
@@ -288,7 +293,9 @@ def test_an_expensive_grammar_is_built_in_a_thread(small: Vocabulary, monkeypatc
         answers = wait_for(pool, tickets := [pool.submit(spec), pool.submit(spec)])
         assert isinstance(answers[tickets[0]], LlguidanceGrammar)
         assert answers[tickets[0]] is answers[tickets[1]]
-        assert built[0] is not current_thread()
+        thread, niceness = built[0]
+        assert thread is not current_thread()
+        assert niceness == (min(_niceness() + NICENESS, 19) if sys.platform == "linux" else _niceness())
         assert pool.cache.get(spec) is answers[tickets[0]]
         pool.submit(JsonSchema({"type": "array"}))
     finally:

@@ -26,6 +26,7 @@ from plait.constrained import (
     Regex,
     Vocabulary,
 )
+from plait.constrained.compile_service import pending_spec
 from plait.constrained.compile_service import pool as pool_module
 from plait.constrained.compile_service.messages import CompileRefused, CompileResult
 from plait.constrained.compile_service.pending_spec import PendingSpec
@@ -110,7 +111,7 @@ def make_pool(
     pool = CompilePool(vocabulary, workers=workers, spares=1, cache_bytes=cache_bytes, start_eagerly=False)
     listed = ListedWorkers(workers + 1)
     pool._workers = listed  # type: ignore[assignment]
-    pool._is_warm = True
+    pool._builds._is_warm = True
     pool.start()
     return pool, listed
 
@@ -228,7 +229,7 @@ def test_a_compile_that_nobody_waits_for_is_ended(small: Vocabulary) -> None:
     assert pool.collect() == []
     assert pool.next_deadline() is None
     assert not pool._pending
-    assert not pool._num_pending
+    assert not pool._pending._num_specs
     pool.close()
 
 
@@ -247,8 +248,8 @@ def test_a_spec_of_two_tenants_has_the_turn_of_either(small: Vocabulary) -> None
 
 
 def test_the_queue_of_a_tenant_is_bounded(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_SPECS_OF_TENANT", 3)
-    monkeypatch.setattr(pool_module, "MAX_BYTES_OF_TENANT", 1000)
+    monkeypatch.setattr(pending_spec, "MAX_SPECS_OF_TENANT", 3)
+    monkeypatch.setattr(pending_spec, "MAX_BYTES_OF_TENANT", 1000)
     pool, workers = make_pool(small)
     accepted = [pool.submit(Regex(f"a{{{n}}}"), "a") for n in (1, 2, 3)]
     refused = pool.submit(Regex("b"), "a")

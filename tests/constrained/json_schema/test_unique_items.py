@@ -23,7 +23,7 @@ from schema_strategies import (
 
 from plait.constrained import Grammar, GrammarError, JsonSchema, Structural, Vocabulary, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.constrained.guidance.llguidance_grammar import LlguidanceMatcher
+from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher
 
 LONG = (
     '",',

@@ -11,8 +11,8 @@ import pytest
 from small_languages import END, Language, distance
 
 from plait.runtime.sampling import prefix_tree
-from plait.runtime.sampling.exact_search import NothingAdmissible, SearchLimitReached
-from plait.runtime.sampling.prefix_tree import PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
+from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, SearchLimitReached
+from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
 
 NUM_DRAWS = 20_000
 
@@ -43,6 +43,34 @@ def test_a_seed_gives_the_same_text_whatever_the_tree_knows():
         results.append((alone.num_model_steps, beside.num_model_steps))
     steps_alone, steps_beside = (sum(column) for column in zip(*results, strict=True))
     assert steps_beside < steps_alone / 4
+
+
+def test_a_seed_gives_the_same_text_however_many_prefixes_are_computed_at_once_and_in_which_order():
+    for language in (SMALL, WIDE):
+        for seed in range(150):
+            one = language.sample(PrefixTree(), seed, max_pending=1)
+            for max_pending, order in ((4, iter), (4, reversed), (16, reversed)):
+                several = language.sample(PrefixTree(), seed, max_pending, order)
+                assert (several.value, several.logprob) == (one.value, one.logprob)
+
+
+def test_several_prefixes_are_named_only_after_losses():
+    search = ExactSearch(PrefixTree(), SMALL, seed=1, max_pending=4)
+    assert search.advance() == [()] and search.advance() == []
+    likely = Language([(1, 2, 3)], 6, seed=2)
+    for path, token in {(): 1, (1,): 2, (1, 2): 3, (1, 2, 3): END}.items():
+        likely._rows[path] = np.eye(6)[token]
+    assert likely.sample(PrefixTree(), 1, max_pending=4).num_model_steps == 4, "nothing was lost"
+    most = 0
+    for seed in range(50):
+        search = ExactSearch(PrefixTree(), SMALL, seed, max_pending=4)
+        search.advance()
+        while search.value is None:
+            most = max(most, len(search.pending))
+            path = next(reversed(search.pending))
+            search.feed(path, AllowedTokens.of(SMALL.probabilities(path), SMALL.allowed(path)))
+            search.advance()
+    assert most == 4
 
 
 def test_the_known_bounds_close_around_the_constraints_probability():
@@ -105,7 +133,8 @@ def test_tokens_are_drawn_by_the_cumulative_distribution():
     weights = np.random.default_rng(0).random(500)
     weights[::3] = 0.0
     weights /= 2 * weights.sum()
-    distribution = TokenDistribution(weights)
+    allowed = AllowedTokens.of(weights, weights > 0)
+    distribution = TokenDistribution(allowed)
     assert distribution.allowed_mass == pytest.approx(0.5)
     in_tail = int(np.setdiff1d(np.flatnonzero(weights), distribution.ids)[0])
 
@@ -115,7 +144,7 @@ def test_tokens_are_drawn_by_the_cumulative_distribution():
         tokens.take_from_tail(in_tail, float(weights[in_tail]))
         return tokens
 
-    counts = Counter(distribution.draw(left(), (i + 0.5) / 5000, weights)[0] for i in range(5000))
+    counts = Counter(distribution.draw(left(), (i + 0.5) / 5000, allowed)[0] for i in range(5000))
     expected = np.where(np.isin(np.arange(500), [distribution.ids[0], in_tail]), 0.0, weights)
     assert left().mass == pytest.approx(expected.sum())
     assert all(abs(counts[token] - 5000 * expected[token] / expected.sum()) <= 1.01 for token in range(500))

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_languages import Language, distance
 
-from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilter
+from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilter, _Particles
 from plait.runtime.sampling.token_rejection import MAX_REJECTED, TokenRejection
 
 TEXTS = [(1, 1, 1), (1, 2), (2,), (2, 2, 3, 3, 1), (3, 1, 2), (3, 3), (3, 3, 3), (4, 4, 4, 4)]
 SMALL = Language(TEXTS, 6, seed=2)
 FORCED = Language(TEXTS, 6, seed=2)
 FORCED.forces = True
+GUESSED = Language(TEXTS, 6, seed=2)
+GUESSED.unlikely = {(1,), (2,), (3, 1), (2, 2, 3)}  # wrong guesses: such texts have a good part of the probability
 
 
 def is_near(mean, spread, count, expected, sigmas=4.5):
@@ -42,9 +44,7 @@ def cases(draw):
 
 
 def rejection(probabilities, admissible, generator):
-    return TokenRejection(
-        probabilities, lambda token: bool(admissible[token]), lambda: admissible.astype(float), generator.random
-    )
+    return TokenRejection(probabilities, lambda token: bool(admissible[token]), lambda: admissible, generator.random)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -85,7 +85,9 @@ def test_a_likely_admissible_token_costs_few_checks():
 # -- texts ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("language", "num_particles"), [(SMALL, 1), (SMALL, 4), (SMALL, 16), (FORCED, 1), (FORCED, 8)])
+@pytest.mark.parametrize(
+    ("language", "num_particles"), [(SMALL, 1), (SMALL, 4), (SMALL, 16), (FORCED, 1), (FORCED, 8), (GUESSED, 8)]
+)
 def test_weights_are_unbiased_for_every_text(language, num_particles):
     expected, mass = language.enumerated()
     samples = [language.sample_particles(num_particles, seed) for seed in range(600)]
@@ -98,6 +100,29 @@ def test_weights_are_unbiased_for_every_text(language, num_particles):
     for sample in samples[:50]:
         assert math.exp(sample.logprob) / mass == pytest.approx(expected[sample.value])
     assert any(sample.num_resamplings for sample in samples) == (num_particles > 1)
+
+
+def test_particles_of_negligible_weight_end_and_their_expected_weights_stay():
+    weights = np.array([1.0, 0.3, 0.02, 0.004, 1e-9])
+    nums = np.array([3, 2, 4, 5, 2])
+    sums, num_kept = np.zeros(5), []
+    for seed in range(3000):
+        particles = ParticleFilter(SMALL, 16, seed)
+        drawn = [
+            _Particles((index,), int(num), math.log(weight), 0.0, False)
+            for index, (num, weight) in enumerate(zip(nums, weights, strict=True))
+        ]
+        kept = particles._thin(drawn)
+        assert [old.num for old in kept[:2]] == [3, 2], "the others are as they were"
+        for old in kept:
+            sums[old.path[0]] += old.num * math.exp(old.log_weight)
+        num_kept.append(len(kept))
+    expected = weights * nums
+    threshold = 0.1 * expected.sum() / 16
+    assert weights[2] < threshold < weights[1], "the example has no negligible particle"
+    spread = np.sqrt(np.maximum(expected, threshold) * threshold / 3000)
+    assert (abs(sums / 3000 - expected)[:4] <= 4 * spread[:4]).all() and sums[4] <= 3 * threshold
+    assert np.mean(num_kept) < 4.5
 
 
 def test_the_distribution_tends_to_the_models_own():

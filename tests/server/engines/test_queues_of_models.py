@@ -7,7 +7,7 @@ import pytest
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.http.request_queue import RequestQueue
-from plait.runtime.server.in_flight import InFlightRequests, RequestRecord
+from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, RequestSize
 from plait.runtime.server.settings import server_settings
 
 
@@ -65,11 +65,11 @@ def test_requests_whose_model_is_not_known_are_bounded(admission) -> None:
 
 def test_calls_of_a_request_count_in_its_own_queue(admission) -> None:
     other, record = admit(admission, 0), admit(admission, 1)
-    record.reserve_calls(2, 10)
+    record.reserve_calls(RequestSize(2, 10, 2))
     with pytest.raises(ApiError, match="2 calls are running or waiting"):
         admission.enter_queue(admit(admission), admission.queues[1])
     second = admit(admission, 0)
     with pytest.raises(ApiError, match="this request needs 2"):
-        second.reserve_calls(2, 10)
+        second.reserve_calls(RequestSize(2, 10, 2))
     assert [queue.control.num_calls for queue in admission.queues] == [2, 2]
     end(admission, other, record)

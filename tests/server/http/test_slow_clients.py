@@ -17,8 +17,7 @@ from plait.runtime.client import stream
 from plait.runtime.server.generation import submission
 from plait.runtime.server.http import connection_limits, response_transport
 from plait.runtime.server.http.connection_limits import make_http_protocol
-from plait.runtime.server.serve import SEND_BUFFER_BYTES, _bind
-from plait.runtime.server.settings import server_settings
+from plait.runtime.server.listener import SEND_BUFFER_BYTES, bind_listener
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 GIANT = 13 << 20
@@ -193,7 +192,7 @@ def test_an_unread_stream_is_aborted_and_holds_little(serve, engine, idle, monke
 
 
 def test_accepted_connections_inherit_the_limits_of_unread_bytes() -> None:
-    with _bind(server_settings(port=0, write_timeout_s=7)) as listener:
+    with bind_listener("127.0.0.1", 0, 7.0) as listener:
         listener.setblocking(True)
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)

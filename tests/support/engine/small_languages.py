@@ -8,6 +8,7 @@ import numpy as np
 
 from plait.runtime.sampling.exact_search import ExactSearch
 from plait.runtime.sampling.particle_filter import ParticleFilter
+from plait.runtime.sampling.prefix_tree import AllowedTokens
 
 END = 0
 
@@ -15,7 +16,7 @@ END = 0
 class Language:
     """A model of random probabilities over `width` tokens, and the admissible texts, each closed by END."""
 
-    end_logit, spread, forces = 0.0, 1.0, False
+    end_logit, spread, forces, unlikely = 0.0, 1.0, False, ()
 
     def __init__(self, texts, width, seed=1):
         self.texts, self.width, self.seed = [(*text, END) for text in texts], width, seed
@@ -41,6 +42,9 @@ class Language:
             tokens += (following[0],)
         return tokens
 
+    def is_unlikely(self, path):
+        return path in self.unlikely
+
     def probabilities(self, path):
         if path not in self._rows:
             noise = np.random.default_rng([self.seed, *path]).gumbel(size=self.width) * self.spread
@@ -49,16 +53,20 @@ class Language:
         return self._rows[path]
 
     def allowed(self, path):
-        return np.array([(*path, token) in self.prefixes for token in range(self.width)], float)
+        return np.array([(*path, token) in self.prefixes for token in range(self.width)], bool)
 
     def enumerated(self):
         mass = {text: math.prod(self.probabilities(text[:i])[t] for i, t in enumerate(text)) for text in self.texts}
         return {text: probability / sum(mass.values()) for text, probability in mass.items()}, sum(mass.values())
 
-    def sample(self, tree, seed):
-        search = ExactSearch(tree, self, seed)
-        while (path := search.advance()) is not None:
-            search.feed(self.probabilities(path) * self.allowed(path))
+    def sample(self, tree, seed, max_pending=4, order=reversed):
+        """`order`: of the prefixes that are pending at once; only the first one is fed before the next step."""
+        search = ExactSearch(tree, self, seed, max_pending)
+        search.advance()
+        while search.value is None:
+            path = next(iter(order(search.pending)))
+            search.feed(path, AllowedTokens.of(self.probabilities(path), self.allowed(path)))
+            search.advance()
         return search
 
     def sample_particles(self, num_particles, seed):

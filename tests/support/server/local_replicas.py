@@ -1,101 +1,117 @@
-"""Replicas of a deployment in this process, over one engine, that fail on demand; and an ingress in front of them."""
+"""An ingress over replicas of this machine without Ray: "a" is reached by its Unix sockets, "b" through a tunnel."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import AsyncGenerator
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import msgspec
+import httpx
+import psutil
+import uvicorn
+from asgi_server import wait_until
 
-from plait.runtime.messages import BlockBatch
-from plait.runtime.server.app import create_app
 from plait.runtime.server.deployment.deploy_config import DeployConfig
-from plait.runtime.server.deployment.forwarded import decode_request
-from plait.runtime.server.deployment.ingress import ingress_application
-from plait.runtime.server.deployment.replica_directory import ReplicaDirectory
-from plait.runtime.server.deployment.replica_run import ReplicaRun
-from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.deployment.ingress import connected_application
+from plait.runtime.server.deployment.listed_replicas import tell_replicas
+from plait.runtime.server.deployment.replica_address import ReplicaAddress
+from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.settings import server_settings
+from plait.runtime.transport.tunnel import SECRET_BYTES, TunnelServer
 
-HEARTBEAT_S = 0.05
-encode = msgspec.msgpack.encode
+THROUGH_TUNNEL = "b"
 
 
 class LocalReplicas:
-    """A `ReplicaPort`. faults: of each replica: "dead" (at the next request), "silent", "cut" (its answers end after
-    the first part), or the seconds that each of its frames takes. models: fingerprints of replicas with other files."""
+    """The replicas, and the ingress that serves them in a thread. models: of replicas with another one than `model`."""
 
-    def __init__(self, engine: Any, settings: ServerSettings, models: dict[str, str] | None = None) -> None:
-        self.engine, self.app = engine, create_app(engine, settings)
-        self.models = models or {}
-        self.faults: dict[str, str | float] = {}
-        self.has_died: set[str] = set()
-        self.asked: Counter[str] = Counter()
-        self.open: Counter[str] = Counter()
+    def __init__(self, model: str | None, models: dict[str, str], ids: Sequence[str], **settings: Any) -> None:
+        self.runtimes = {
+            name: RestartingRuntime(models.get(name, model), name=name, progress=False, **settings) for name in ids
+        }
+        self.tunnels: list[TunnelServer] = []
+        self.is_tunnel_open = True
+        self._stop, self._loop = asyncio.Event(), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
+        self._server: uvicorn.Server | None = None
+        tell_replicas(ids)
+        self._thread.start()
+        assert wait_until(lambda: self._server is not None and self._server.started)
+        assert self._server is not None
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.http = httpx.Client(base_url=self.url, timeout=120)
 
-    async def answer(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        self.asked[replica] += 1
-        self.open[replica] += 1
-        try:
-            fault = self.faults.get(replica)
-            if fault == "dead":
-                self.has_died.add(replica)
-                raise OSError("The actor died unexpectedly before finishing this task.")
-            if fault == "silent":
-                await asyncio.get_running_loop().create_future()
-            run = ReplicaRun(self._call_endpoint, self.app.state.plait, decode_request(data))
-            num_bodies = 0
-            async with contextlib.aclosing(run.frames()) as frames:
-                async for frame in frames:
-                    if isinstance(fault, float):
-                        await asyncio.sleep(fault)
-                    yield frame
-                    num_bodies += b"Body" in frame
-                    if fault == "cut" and num_bodies:
-                        raise OSError("The actor died unexpectedly before finishing this task.")
-        finally:
-            self.open[replica] -= 1
+    async def _serve(self) -> None:
+        config = DeployConfig(server=server_settings(max_queue_time_s=0, stuck_after_s=60))
+        self.app, self.directory = await connected_application(config, self._find_address, None)
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        )
+        await self._server.serve()
+        await self.directory.close()
+        for tunnel in self.tunnels:
+            await tunnel.close()
 
-    async def _call_endpoint(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["app"] = self.app
-        await self.app.endpoint_table(scope, receive, send)
+    async def _find_address(self, name: str) -> ReplicaAddress:
+        runtime = self.runtimes[name]
+        if name != THROUGH_TUNNEL:
+            return ReplicaAddress(runtime.address)
+        if not self.is_tunnel_open:
+            raise ConnectionError("the machine is not reachable")
+        tunnel = TunnelServer(lambda: runtime.address, secret := os.urandom(SECRET_BYTES))
+        self.tunnels.append(tunnel)
+        return ReplicaAddress("", "127.0.0.1", await tunnel.start("127.0.0.1"), secret)
 
-    async def watch(self, replica: str, watch: str) -> AsyncGenerator[bytes, None]:
-        model = self.engine.client.model
-        if replica in self.models:
-            model = msgspec.structs.replace(model, model_fingerprint=self.models[replica])
-        yield encode([model])
-        for sequence in range(1, 1_000_000):
-            while self.faults.get(replica) == "silent":
-                await asyncio.sleep(HEARTBEAT_S)
-            if self.faults.get(replica) == "dead" and replica in self.has_died:
-                raise OSError("The actor died.")
-            yield encode([self.engine.client.status(), BlockBatch(1, sequence, [], [])])
-            await asyncio.sleep(HEARTBEAT_S)
+    def process(self, name: str) -> psutil.Process:
+        """The runtime process of a replica."""
+        return psutil.Process(self.runtimes[name].client.model.server_pid)
 
-    async def renew(self, replica: str, watch: str, snapshot: bool) -> None:
-        return
+    def ask(self, prompt: str, **fields: Any) -> httpx.Response:
+        """A greedy completion of eight tokens."""
+        body = {"model": "default", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
+        return self.http.post("/v1/completions", json=body)
+
+    def stream(self, prompt: str, **fields: Any) -> Iterator[str]:
+        """The events of a streamed completion."""
+        body = {"model": "default", "prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **fields}
+        with self.http.stream("POST", "/v1/completions", json=body) as answer:
+            yield from (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+
+    def reports(self) -> list[dict[str, Any]]:
+        return self.http.get("/status").json()["replicas"]
+
+    def placed(self) -> list[int]:
+        return [replica["placed"] for replica in self.reports()]
+
+    def states(self) -> list[str]:
+        return [replica["state"] for replica in self.reports()]
+
+    def is_idle(self) -> bool:
+        reports = self.reports()
+        return len(reports) == len(self.runtimes) and all(
+            report["state"] == "ready" and not report["load"] and not report["runtime"]["held_pages"]
+            for report in reports
+        )
+
+    def close(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(60)
+        tell_replicas([])
+        for runtime in self.runtimes.values():
+            runtime.shutdown()
 
 
-class IngressApp:
-    """The ASGI application of an ingress over `replicas`, built in the loop that serves it."""
-
-    def __init__(self, replicas: LocalReplicas, settings: ServerSettings, ids: list[str]) -> None:
-        self.replicas, self.settings, self.ids = replicas, settings, ids
-        self._app: Any = None
-        self._lock = asyncio.Lock()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._lock:
-            if self._app is None:
-                directory = self.directory = ReplicaDirectory(self.replicas)
-                config = DeployConfig(server=self.settings)
-                self._app = ingress_application(config, directory, self.replicas)
-                directory.update(self.ids)
-                assert await directory.wait_until_connected(60)
-                expected = [replica for replica in self.ids if replica not in self.replicas.models]
-                while len(directory.listed()) < len(expected):
-                    await asyncio.sleep(0.01)
-        await self._app(scope, receive, send)
+@contextmanager
+def local_replicas(
+    model: str | None = None, models: dict[str, str] | None = None, ids: Sequence[str] = ("a", "b"), **settings: Any
+) -> Iterator[LocalReplicas]:
+    """Starts replicas, and an ingress over them, for the block."""
+    replicas = LocalReplicas(model, models or {}, ids, **settings)
+    try:
+        yield replicas
+    finally:
+        replicas.close()

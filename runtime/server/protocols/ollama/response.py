@@ -20,7 +20,7 @@ from plait.runtime.server.protocols.ollama.types import (
     OllamaGenerated,
     OllamaMessage,
 )
-from plait.runtime.server.protocols.shared import ContentLogprob, token_logprobs
+from plait.runtime.server.protocols.shared import ContentLogprob, drawn_weight, token_logprobs
 
 EndpointKind = Literal["chat", "generate"]
 Line = OllamaChat | OllamaGenerated
@@ -76,6 +76,7 @@ class OllamaResponseWriter:
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
             warnings=list(result.warnings) or UNSET,
+            weight=drawn_weight(result),
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 

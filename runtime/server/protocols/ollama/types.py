@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import ContentLogprob, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct, UnsupportedFields
 
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs")  # beside `options`, not in it
 
@@ -186,9 +186,9 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds) and warnings.
+    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds), warnings and weight.
 
-    `warnings` is an extension.
+    `warnings` and `weight` are extensions.
     """
 
     model: str
@@ -203,6 +203,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    weight: DrawnWeight | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):

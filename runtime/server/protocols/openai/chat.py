@@ -44,6 +44,7 @@ from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
     check_unsupported,
     checked_count,
+    drawn_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
@@ -132,7 +133,8 @@ def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result
     for part in output.parse_result(result):
         message.add(part)
     assert output.finish_reason is not None
-    return ChatChoice(index, message.build(), _take_logprobs(checked, client, output), output.finish_reason)
+    logprobs = _take_logprobs(checked, client, output)
+    return ChatChoice(index, message.build(), logprobs, output.finish_reason, drawn_weight(result))
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -158,8 +160,8 @@ class _ChunkWriter:
         chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
         chunks += [self._chunk(delta, logprobs, None) for delta in deltas[-1:]]
         if update.finished:
-            warnings = list(self._output.call.result(0).warnings)
-            chunks.append(self._chunk(Delta(), None if deltas else logprobs, self._output.finish_reason, warnings))
+            result = self._output.call.result(0)
+            chunks.append(self._chunk(Delta(), None if deltas else logprobs, self._output.finish_reason, result))
         return b"".join(chunks)
 
     def _chunk(
@@ -167,11 +169,14 @@ class _ChunkWriter:
         delta: Delta,
         logprobs: ChoiceLogprobs | None,
         reason: FinishReason | None,
-        warnings: list[str] | None = None,
+        result: CallResult | None = None,
     ) -> bytes:
-        choice = ChunkChoice(self._index, delta, logprobs, reason)
+        """An event; `result`: of the choice that it ends."""
+        weight = UNSET if result is None else drawn_weight(result)
+        warnings = UNSET if result is None else list(result.warnings) or UNSET
+        choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
         usage = None if self._checked.includes_usage else UNSET
-        return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings or UNSET))
+        return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))
 
 
 class _ChatStream(StreamWriter):

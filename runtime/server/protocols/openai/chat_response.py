@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.openai.chat_types import FunctionCall
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
-from plait.runtime.server.protocols.shared import ContentLogprob
+from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
 
 class ResponseHead(NamedTuple):
@@ -49,10 +49,13 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
+    """`weight` is an extension."""
+
     index: int
     message: ChatMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
+    weight: DrawnWeight | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -96,6 +99,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
+    weight: DrawnWeight | UnsetType = UNSET  # in the last chunk of a choice
 
 
 class ChatChunk(msgspec.Struct):

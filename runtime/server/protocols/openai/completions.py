@@ -46,7 +46,14 @@ from plait.runtime.server.protocols.openai.fields import (
     check_stream_options,
     constraint_of,
 )
-from plait.runtime.server.protocols.shared import check_token_ids, checked_count, remaining_context, timeout_of
+from plait.runtime.server.protocols.shared import (
+    DrawnWeight,
+    check_token_ids,
+    checked_count,
+    drawn_weight,
+    remaining_context,
+    timeout_of,
+)
 
 router = APIRouter()
 
@@ -78,10 +85,13 @@ class TextLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
+    """`weight` is an extension; in a stream, the last chunk of a choice has it."""
+
     text: str
     index: int
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
+    weight: DrawnWeight | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -229,7 +239,8 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
                 is_large = is_large and checked.logprobs is not None
                 writer = _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
                 text, logprobs = await run_aside(is_large, writer.write_result, result)
-                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason))
+                weight = drawn_weight(result)
+                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, weight))
         usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
         return Completion(*checked.head, choices, usage, warnings=warnings)
 
@@ -269,8 +280,9 @@ class _CompletionStream(StreamWriter):
             result = self._handle.calls[index].result(0) if update.finished else None
             reason = None if result is None else result.finish_reason
             warnings = UNSET if result is None else list(result.warnings) or UNSET
+            weight = UNSET if result is None else drawn_weight(result)
             if text or reason or logprobs:
-                choice = CompletionChoice(text, index, logprobs, reason)
+                choice = CompletionChoice(text, index, logprobs, reason, weight)
                 chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)
 

@@ -36,7 +36,13 @@ from plait.runtime.server.protocols.openai.responses_object import (
 )
 from plait.runtime.server.protocols.openai.responses_request import conversation_of
 from plait.runtime.server.protocols.openai.responses_types import UNSUPPORTED_FIELDS, ResponsesRequest
-from plait.runtime.server.protocols.shared import check_unsupported, remaining_context, timeout_of, token_logprobs
+from plait.runtime.server.protocols.shared import (
+    check_unsupported,
+    drawn_weight,
+    remaining_context,
+    timeout_of,
+    token_logprobs,
+)
 
 router = APIRouter()
 
@@ -117,6 +123,7 @@ def _finished(
         output=items.output,
         usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
         warnings=list(output.call.result(0).warnings) or UNSET,
+        weight=drawn_weight(output.call.result(0)),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
-from plait.runtime.server.protocols.shared import ContentLogprob
+from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -116,7 +116,7 @@ class ResponseError(msgspec.Struct):
 class ResponseBody(msgspec.Struct, kw_only=True):
     """OpenAI's response object. `output` has items of type message, reasoning and function_call.
 
-    `warnings` is an extension.
+    `warnings` and `weight` are extensions.
     """
 
     id: str
@@ -147,3 +147,4 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None
     warnings: list[str] | UnsetType = UNSET
+    weight: DrawnWeight | UnsetType = UNSET

@@ -1,5 +1,7 @@
 """Counts the calls that a program can have in flight at once, from its steps, before it runs.
 
+A gen with `particles` or `exact` counts as the rows of a batch that it can occupy.
+
 A call is in flight while it runs or waits for a place in a batch. A session has at most one: its calls run in order. A
 program starts calls without waiting for earlier ones, so the calls of a fork's branches, and the samples of a gen, may
 still be in flight when later steps start theirs. They have ended for certain after a `var` of the last call of their
@@ -61,6 +63,7 @@ class _CallCounter:
     def __init__(self) -> None:
         self._num_sessions = 0
         self._num_calls: Counter[int] = Counter()  # of each session, so far
+        self._num_rows: dict[int, int] = {}  # of each session: the most of one of its calls, so far
 
     def count(self, steps: Sequence[Step], variables: dict[str, VariableCalls]) -> int:
         main = _Branch(self._new_session(), variables)
@@ -86,11 +89,16 @@ class _CallCounter:
         num_samples = step.n if isinstance(step, GenStep) else 1
         sessions = [branch.session, *(self._new_session() for _ in range(num_samples - 1))]
         self._num_calls.update(sessions)
+        num_rows = step.sampling.max_rows if isinstance(step, GenStep) else 1
+        self._num_rows |= {session: max(num_rows, self._num_rows.get(session, 1)) for session in sessions}
         branch.active.update(sessions)
-        branch.most = max(branch.most, len(branch.active))
+        branch.most = max(branch.most, self._count_rows(branch.active))
         if step.name is not None:
             calls: list[VariableCalls] = [CallOfSession(session, self._num_calls[session]) for session in sessions]
             branch.variables[step.name] = calls if num_samples > 1 else calls[0]
+
+    def _count_rows(self, sessions: set[int]) -> int:
+        return sum(self._num_rows[session] for session in sessions)
 
     def _wait_for(self, step: VariableStep, branch: _Branch) -> None:
         value = branch.variables[step.name]
@@ -107,7 +115,7 @@ class _CallCounter:
         for child_steps, child in zip(step.branches, children, strict=True):
             self._run(child_steps, child)
         most_of_children = sum(child.most for child in children)
-        branch.most = max(branch.most, len(branch.active - {branch.session}) + most_of_children)
+        branch.most = max(branch.most, self._count_rows(branch.active - {branch.session}) + most_of_children)
         if most_of_children:
             branch.active.discard(branch.session)
         for child in children:

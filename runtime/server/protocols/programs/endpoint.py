@@ -42,7 +42,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
-from plait.runtime.server.protocols.shared import timeout_of
+from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
 from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
@@ -179,6 +179,7 @@ class _Execution:
             logprobs,
             usage,
             list(result.warnings) or msgspec.UNSET,
+            drawn_weight(result),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -14,7 +14,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import StrictStruct
+from plait.runtime.server.protocols.shared import DrawnWeight, StrictStruct
 
 MAX_TEXT = 1 << 20  # characters of one text
 
@@ -141,7 +141,7 @@ class TokenLogprobBody(msgspec.Struct):
 class CallAnswer(msgspec.Struct):
     """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice.
 
-    `warnings`: what the constraint does not enforce.
+    `warnings`: what the constraint does not enforce. `weight`: of a gen with `particles` or `exact`.
     """
 
     name: str | None
@@ -155,6 +155,7 @@ class CallAnswer(msgspec.Struct):
     logprobs: list[TokenLogprobBody] | None
     usage: CallUsage
     warnings: list[str] | UnsetType = UNSET
+    weight: DrawnWeight | UnsetType = UNSET
 
 
 class TurnAnswer(msgspec.Struct):

@@ -19,6 +19,7 @@ from plait.runtime.server.generation.aside import LARGE_TOKENS
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
+from plait.runtime.server.protocols.shared import drawn_weight
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 
@@ -73,6 +74,7 @@ class SglangResponseWriter:
             e2e_latency=UNSET if result is None else result.usage.wall_s,
             warnings=UNSET if result is None else list(result.warnings) or UNSET,
             particles=UNSET if result is None or result.particles is None else result.particles.report(),
+            weight=UNSET if result is None else drawn_weight(result),
         )
         if self._prompt_request.with_logprobs:
             self._add_output_logprobs(meta_info)

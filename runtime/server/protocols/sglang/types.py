@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import DrawnWeight, StrictStruct, UnsupportedFields
 
 # these stand at the top of a request, not in its sampling_params
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
@@ -119,8 +119,8 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 class MetaInfo(msgspec.Struct):
     """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
 
-    `warnings` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the meta info
-    of a gen; its numbers are described in docs/constraints.md.
+    `warnings`, `weight` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the
+    meta info of a gen; its numbers are described in docs/constraints.md.
     """
 
     id: str
@@ -135,6 +135,7 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     particles: dict[str, float] | UnsetType = UNSET
+    weight: DrawnWeight | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):

@@ -10,7 +10,7 @@ from fake_engine import EOS, assert_no_held_pages, generate, greedy, logprob, ma
 
 from plait.constrained import Choices, Regex, compile_grammar
 from plait.runtime.errors import InputError
-from plait.runtime.messages import Append, Close, Generate, Open
+from plait.runtime.messages import Abort, Append, Close, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 
 WORDS = Choices(("ant", "to", "tom", "zoo", "act"))
@@ -104,10 +104,40 @@ def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(gr
 def test_forced_tokens_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
     values = []
     for max_forced in (0, 16):
-        monkeypatch.setattr("plait.runtime.scheduler.exact_sampling.MAX_FORCED", max_forced)
+        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_FORCED", max_forced)
         words, ends, runner = draw(grammars, 12, rows=1)
         values.append((words, [end.exact.logprob for end in ends], len(runner.batches)))
     assert values[0][:2] == values[1][:2] and values[1][2] < values[0][2]
+
+
+def test_several_prefixes_of_a_search_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
+    values = []
+    for max_rows in (1, 4):
+        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_SEARCH_ROWS", max_rows)
+        drawn = []
+        for seed in range(12):
+            engine_loop, transport, runner = make_engine_loop(grammars=grammars)
+            request = exact(1, 1, seed=seed, temperature=3.0)
+            calls = run_until_idle(engine_loop, transport, Open(1), Append(1, PROMPT), request)
+            assert_no_held_pages(engine_loop)
+            drawn.append((calls[1].tokens, calls[1].end.exact.logprob, len(runner.batches)))
+        values.append(drawn)
+    assert [drawn[:2] for drawn in values[0]] == [drawn[:2] for drawn in values[1]]
+    assert sum(drawn[2] for drawn in values[1]) < 0.8 * sum(drawn[2] for drawn in values[0])
+
+
+def test_an_aborted_search_frees_what_its_prefixes_hold(grammars):
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars)
+    requests = [exact(i, i, ENDLESS, seed=i, max_tokens=60, temperature=8.0) for i in range(6)]
+    for i, request in enumerate(requests):
+        transport.inbox += [(b"c", message) for message in (Open(i), Append(i, PROMPT), request)]
+    for _ in range(5):
+        engine_loop.step()
+    running = len(engine_loop.batch_scheduler.running) + len(engine_loop.batch_scheduler.waiting)
+    assert running >= 1
+    calls = run_until_idle(engine_loop, transport, *(Abort(i) for i in range(6)))
+    assert all(call.end is not None for call in calls.values()) and not engine_loop.batch_scheduler.has_work
+    assert_no_held_pages(engine_loop)
 
 
 def test_a_prompt_that_is_computed_already_gives_the_same_value(grammars):

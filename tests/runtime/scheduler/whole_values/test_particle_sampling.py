@@ -25,7 +25,7 @@ from plait.constrained import Choices, Regex, compile_grammar
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Generate, Open
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.particle_sampling import PooledConstraint
+from plait.runtime.scheduler.whole_values.particle_sampling import PooledConstraint
 
 WORDS = Choices(("ant", "to", "tom", "zoo", "act"))
 ENDLESS = Regex("[a-z]+")
@@ -129,7 +129,7 @@ def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(gr
 def test_forced_tokens_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
     values = []
     for max_forced in (0, 16):
-        monkeypatch.setattr("plait.runtime.scheduler.exact_sampling.MAX_FORCED", max_forced)
+        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_FORCED", max_forced)
         words, ends, runner = draw(grammars, 40, rows=1)
         weights = np.array([math.exp(end.particles.log_weight) for end in ends])
         values.append((len(runner.batches), weights.mean(), Counter(words)))
@@ -193,8 +193,8 @@ def test_a_failed_step_ends_the_call_of_its_request(grammars):
 
 
 def test_a_pool_of_matchers_answers_as_one_matcher(grammars):
-    from plait.runtime.scheduler.exact_sampling import MatcherConstraint
     from plait.runtime.scheduler.token_mask import TokenMaskBuilder
+    from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 
     words, masks = vocabulary(), TokenMaskBuilder(vocabulary())
     pool = PooledConstraint(grammars[WORDS], words, masks, 12, 3)
@@ -208,6 +208,31 @@ def test_a_pool_of_matchers_answers_as_one_matcher(grammars):
         assert pool.allowed(path).tolist() == allowed.tolist()
         assert [pool.accepts(path, token) for token in range(VOCAB)] == (allowed > 0).tolist()
     assert len(pool._pool) == 3
+
+
+def test_forced_tokens_behind_a_text_that_the_tokenizer_spells_otherwise_are_not_computed_at_once():
+    from fake_engine import vocabulary
+
+    from plait.constrained import Vocabulary
+    from plait.runtime.scheduler.token_mask import TokenMaskBuilder
+    from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
+
+    plain = vocabulary()
+    ant = plain.encode("a") + plain.encode("n") + plain.encode("t")
+    merged = Vocabulary((*plain.token_bytes, b"an"), plain.eos_ids, lambda text: _merge(plain, text))
+    for words, expected in ((plain, tuple(ant[1:])), (merged, ())):
+        grammar = compile_grammar(Choices(("ant", "to")), words)
+        constraint = MatcherConstraint(grammar.matcher(), words, TokenMaskBuilder(words), 12)
+        assert constraint.forced((ant[0],)) == expected
+
+
+def _merge(plain, text):
+    """Encodes with one more token, "an"."""
+    parts = text.split("an")
+    tokens = list(plain.encode(parts[0]))
+    for part in parts[1:]:
+        tokens += [len(plain.token_bytes), *plain.encode(part)]
+    return tokens
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""Builds the grammars of compiled constraints in the caller's process, in a thread if that takes long."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Generic, TypeVar
+
+from plait.constrained.compile_service.background_calls import BackgroundCalls
+from plait.constrained.compile_service.messages import TokenDfaArrays, unpack_dfa
+from plait.constrained.compiler import build_grammar
+from plait.constrained.grammar import Grammar
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
+from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.regex.char_classes import warm_up_classes
+from plait.constrained.specs import GrammarError
+from plait.constrained.vocabulary import Vocabulary
+
+QUICK_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
+NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants
+
+Key = TypeVar("Key")
+
+
+class GrammarBuilds(Generic[Key]):
+    """The builds of one vocabulary that run in threads. `running`: the keys of those that the caller waits for.
+
+    >>> builds = GrammarBuilds[str](vocabulary)                           # doctest: +SKIP
+    >>> builds.open()                                                     # doctest: +SKIP
+    >>> builds.begin("a", source)                                         # doctest: +SKIP
+    >>> builds.collect()                                                  # doctest: +SKIP
+    [('a', <LlguidanceGrammar>)]
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._warm_up_lock, self._is_warm = Lock(), False
+        self._calls: BackgroundCalls[Key, Grammar | GrammarError] | None = None  # set while open
+        self.running: set[Key] = set()
+
+    def open(self) -> None:
+        """Allows builds until `close`."""
+        self._calls = self._calls or BackgroundCalls(NICENESS)
+
+    def close(self) -> None:
+        """Forgets the running builds."""
+        self.running.clear()
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
+
+    def filenos(self) -> list[int]:
+        """Returns the descriptors that are readable when there is something to `collect`."""
+        return [] if self._calls is None else [self._calls.fileno()]
+
+    def warm_up(self) -> None:
+        """Builds the tables that all grammars share; waits if another thread is building them."""
+        with self._warm_up_lock:
+            if not self._is_warm:
+                self._vocabulary.warm_up()
+                warm_up(self._vocabulary)
+                warm_up_classes()
+                self._is_warm = True
+
+    def is_quick(self, answer: TokenDfaArrays | LlguidanceSource, spent_s: float) -> bool:
+        """Returns whether the caller may build a grammar in its loop that a worker compiled in `spent_s` seconds.
+
+        So may a caller for whom `open` was not called.
+        """
+        if self._calls is None:
+            return True
+        if not self._is_warm:
+            return False
+        if isinstance(answer, LlguidanceSource):
+            return spent_s <= QUICK_S
+        return all(partition in self._vocabulary.token_tries for partition in answer.partitions)
+
+    def begin(self, key: Key, answer: TokenDfaArrays | LlguidanceSource) -> None:
+        """Starts to build a grammar in a thread. Raises RuntimeError if not open."""
+        if self._calls is None:
+            raise RuntimeError("the builds are closed")
+        self.running.add(key)
+        self._calls.begin(key, lambda: self._build(answer))
+
+    def collect(self) -> list[tuple[Key, Grammar | GrammarError]]:
+        """Returns the grammars that are built, those included whose key was removed from `running`."""
+        built = [] if self._calls is None else self._calls.collect()
+        self.running.difference_update(key for key, _ in built)
+        return built
+
+    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
+        self.warm_up()
+        return grammar_of(answer, self._vocabulary)
+
+
+def grammar_of(answer: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:
+    """Builds the grammar of a worker's answer, or returns why it cannot be built.
+
+    >>> grammar_of(LlguidanceSource(LLMatcher.grammar_from_regex("[0-9]+")), vocabulary)          # doctest: +SKIP
+    """
+    try:
+        return build_grammar(answer if isinstance(answer, LlguidanceSource) else unpack_dfa(answer), vocabulary)
+    except GrammarError as error:
+        return error

@@ -1,0 +1,201 @@
+"""Carries the two Unix sockets of a runtime to another machine over TCP. Bytes pass unread in both directions.
+
+`TunnelServer` listens beside the runtime. `TunnelClient` puts the same two sockets into a directory of the client's
+machine, which `ZmqClientTransport` uses like that of a runtime. When either end of a connection closes, the other one
+is closed too, so a lifeline means through a tunnel what it means without.
+
+Both ends of a connection prove that they know a secret: an HMAC-SHA256 over random numbers of both, compared in
+constant time. Only a TLS context encrypts what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from plait.runtime.transport.zmq_server import FRAMES_SOCKET, LIFELINE_SOCKET
+
+SOCKETS = (FRAMES_SOCKET, LIFELINE_SOCKET)
+SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
+PROOF_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 10.0
+MAX_UNPROVEN = 64  # connections that have not proved the secret; a further one is closed
+CHUNK_BYTES = 1 << 16
+DEAD_AFTER_S = 20  # without an answer of the other machine
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class TunnelServer:
+    """Forwards proven connections to the sockets in `directory()`, which is called for each of them.
+
+    secret: SECRET_BYTES random bytes. tls: a server's context that demands a certificate of the client.
+    """
+
+    def __init__(self, directory: Callable[[], str], secret: bytes, tls: ssl.SSLContext | None = None) -> None:
+        self._directory, self._secret, self._tls = directory, _checked(secret), tls
+        self._num_unproven = 0
+        self._server: asyncio.Server | None = None
+        self._connections = _Tasks()
+
+    async def start(self, host: str) -> int:
+        """Listens at an address of this machine, at a port that the system chooses, and returns the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0, ssl=self._tls, limit=CHUNK_BYTES)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Stops listening and closes all connections."""
+        if self._server is not None:
+            self._server.close()
+        await self._connections.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.start(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = None
+        if self._num_unproven < MAX_UNPROVEN:
+            self._num_unproven += 1
+            try:
+                async with asyncio.timeout(PROOF_TIMEOUT_S):
+                    name = await self._prove(reader, writer)
+            except (OSError, EOFError, TimeoutError):
+                name = None
+            finally:
+                self._num_unproven -= 1
+        try:
+            if name is not None:
+                _notice_dead_peers(writer)
+                local = await asyncio.open_unix_connection(str(Path(self._directory()) / name), limit=CHUNK_BYTES)
+                await _join((reader, writer), local)
+        except OSError:
+            return  # no runtime listens there now: the client sees the end of the connection
+        finally:
+            writer.close()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
+        """Returns the socket that the client asks for; None if it does not know the secret."""
+        mine = os.urandom(NONCE_BYTES)
+        writer.write(mine)
+        data = await reader.readexactly(1 + NONCE_BYTES + PROOF_BYTES)
+        numbers, proof = mine + data[: 1 + NONCE_BYTES], data[1 + NONCE_BYTES :]
+        if not hmac.compare_digest(proof, _proof(self._secret, b"client", numbers)) or data[0] >= len(SOCKETS):
+            return None
+        writer.write(_proof(self._secret, b"server", numbers))
+        await writer.drain()
+        return SOCKETS[data[0]]
+
+
+class TunnelClient:
+    """Puts the sockets of the runtime behind the `TunnelServer` at host and port into `directory`, which only this user
+    may reach."""
+
+    def __init__(self, directory: str, host: str, port: int, secret: bytes, tls: ssl.SSLContext | None = None) -> None:
+        self.directory, self._host, self._port, self._secret, self._tls = directory, host, port, _checked(secret), tls
+        self._servers: list[asyncio.Server] = []
+        self._connections = _Tasks()
+
+    async def start(self) -> None:
+        """Listens at the two sockets."""
+        for index, name in enumerate(SOCKETS):
+
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, index: int = index) -> None:
+                self._connections.start(self._forward(index, (reader, writer)))
+
+            path = str(Path(self.directory) / name)
+            self._servers.append(await asyncio.start_unix_server(accept, path, limit=CHUNK_BYTES))
+
+    async def close(self) -> None:
+        """Stops listening and closes all connections."""
+        for server in self._servers:
+            server.close()
+        await self._connections.cancel()
+
+    async def _forward(self, index: int, local: Streams) -> None:
+        writers = [local[1]]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                remote = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=CHUNK_BYTES)
+                writers.append(remote[1])
+                await self._prove(index, *remote)
+            _notice_dead_peers(remote[1])
+            await _join(local, remote)
+        except (OSError, EOFError, TimeoutError):
+            return  # the client sees the end of its connection
+        finally:
+            for writer in writers:
+                writer.close()
+
+    async def _prove(self, index: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Raises ConnectionError if the other end does not know the secret."""
+        theirs, mine = await reader.readexactly(NONCE_BYTES), os.urandom(NONCE_BYTES)
+        numbers = theirs + bytes([index]) + mine
+        writer.write(bytes([index]) + mine + _proof(self._secret, b"client", numbers))
+        proof = await reader.readexactly(PROOF_BYTES)
+        if not hmac.compare_digest(proof, _proof(self._secret, b"server", numbers)):
+            raise ConnectionError("the other end of the tunnel does not know the secret")
+
+
+class _Tasks:
+    """The tasks of connections; the event loop keeps no reference to them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checked(secret: bytes) -> bytes:
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"the secret of a tunnel has {SECRET_BYTES} bytes, not {len(secret)}")
+    return secret
+
+
+def _proof(secret: bytes, side: bytes, numbers: bytes) -> bytes:
+    return hmac.digest(secret, side + numbers, "sha256")
+
+
+def _notice_dead_peers(writer: asyncio.StreamWriter) -> None:
+    """Ends a connection whose other machine has not answered for DEAD_AFTER_S."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", DEAD_AFTER_S * 1000)):
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _join(one: Streams, other: Streams) -> None:
+    """Copies in both directions until either end closes; then closes both."""
+    pumps = [asyncio.ensure_future(_pump(one[0], other[1])), asyncio.ensure_future(_pump(other[0], one[1]))]
+    try:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for writer in (one[1], other[1]):
+            with contextlib.suppress(OSError):
+                writer.close()  # sends what is written before
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()

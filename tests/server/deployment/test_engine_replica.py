@@ -1,0 +1,67 @@
+"""`EngineReplica` without Ray: where it says that its runtime is, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from plait.runtime.errors import RuntimeGone
+from plait.runtime.messages import Welcome
+from plait.runtime.server.deployment.autoscaling import KV_DEMAND
+from plait.runtime.server.deployment.deploy_config import config_of
+from plait.runtime.server.deployment.engine_replica import EngineReplica, ReplicaPlace
+from plait.runtime.server.deployment.replica_address import decode_address
+from plait.runtime.server.deployment.replica_connection import connect_replica
+from plait.runtime.transport.zmq_client import ZmqClientTransport
+
+
+@pytest.fixture
+def replica(small_model):
+    config = config_of({"model": str(small_model), "context-length": 512, "drain-timeout": 30})
+    return EngineReplica(msgspec.json.encode(config), lambda: ReplicaPlace("r1", "node 1", "127.0.0.1"))
+
+
+def test_an_ingress_of_the_same_machine_gets_the_sockets_and_another_one_a_tunnel(replica) -> None:
+    async def run() -> None:
+        try:
+            assert await replica.address("r2", "node 1") == b""
+            here = decode_address(await replica.address("r1", "node 1"))
+            assert (here.host, here.port, here.secret) == ("", 0, b"") and replica._tunnel is None
+            away = decode_address(await replica.address("r1", "node 2"))
+            assert (away.directory, away.host) == ("", "127.0.0.1") and len(away.secret) == 32
+            assert decode_address(await replica.address("r1", "node 3")) == away
+            for address in (here, away):
+                connection = await connect_replica(address, 60.0)
+                assert isinstance(connection.welcome, Welcome) and connection.welcome.context_length == 512
+                await connection.close()
+            with pytest.raises(RuntimeGone):
+                await connect_replica(msgspec.structs.replace(away, secret=bytes(32)), 60.0)
+        finally:
+            await replica.__del__()
+        with pytest.raises(RuntimeGone):
+            await connect_replica(away, 60.0)
+
+    asyncio.run(run())
+
+
+def test_it_ends_when_the_last_session_has_ended(replica) -> None:
+    async def run() -> None:
+        assert await replica.record_autoscaling_stats() == {KV_DEMAND: 0.0}
+        await replica.check_health()
+        client = replica._runtime.client
+        session = client.open_session()
+        session.append("One, two,")
+        assert (await client.astatus()).sessions == 1
+        ending = asyncio.create_task(replica.__del__())
+        assert replica.__del__() is None
+        done, _ = await asyncio.wait({ending}, timeout=1.0)
+        assert not done and not client.is_closed
+        session.close()
+        await asyncio.wait_for(ending, 30)
+        assert client.is_closed
+        with pytest.raises(RuntimeGone):
+            ZmqClientTransport(replica._runtime.address)
+
+    asyncio.run(run())

@@ -1,0 +1,19 @@
+"""A replica with other model files than the first one gets no requests."""
+
+from __future__ import annotations
+
+import shutil
+
+from asgi_server import wait_until
+from local_replicas import local_replicas
+from tiny_llama_gguf import write_small_model
+
+
+def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> None:
+    other = write_small_model(tmp_path / "other.gguf", context=4096)
+    shutil.copy(small_model, tmp_path / "model.gguf")
+    with local_replicas(str(tmp_path / "model.gguf"), {"c": str(other)}, ("a", "c"), max_pages=2000) as replicas:
+        assert wait_until(lambda: "refused" in replicas.states())
+        answers = [replicas.ask(f"A tale of {number} boats:") for number in range(4)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert sorted(replicas.placed()) == [0, 4]
