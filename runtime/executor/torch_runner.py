@@ -39,7 +39,8 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 
 DEFAULT_GPU_BATCH_TOKENS = 8192
 LARGE_TILE_TOKENS = 64  # attention uses larger tiles for rows with more new tokens
-QUANTIZED_WARM_UP_COUNTS = (24, 48, 640)  # one batch size for each kernel configuration of quantized products
+# Tiles of quantized products are chosen by tokens and output channels: each doubling may be another one.
+QUANTIZED_WARM_UP_COUNTS = (24, 48, 96, 192, 384, 768, 1536, 3072, 6144)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -150,9 +151,10 @@ class TorchRunner(TorchOutputs):
         if self.device.type != "cuda":
             return (2,)
         # Decode tiles of all heights, short prompts, long prompts. A tile's height is a power of two.
-        return (1, 2, 4, 8, 9, 2 * LARGE_TILE_TOKENS) + (
-            QUANTIZED_WARM_UP_COUNTS if self.weight_format != "bf16" else ()
-        )
+        counts = (1, 2, 4, 8, 9, 2 * LARGE_TILE_TOKENS)
+        if self.weight_format != "bf16":
+            counts += tuple(count for count in QUANTIZED_WARM_UP_COUNTS if count <= self.max_batch_tokens)
+        return counts
 
     def _check_kv_dtype(self, kind: str) -> str:
         fused = self.kernels.fused

@@ -188,7 +188,7 @@ def prefill_launch(
         CACHE=inputs.kind,
         WINDOW=shape.window is not None,
         SOFTCAP=inputs.softcap,
-        OVERLAP=blocks.overlaps,
+        OVERLAP=blocks.overlaps and inputs.caches[0].dtype == inputs.q.dtype,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

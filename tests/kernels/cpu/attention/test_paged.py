@@ -28,7 +28,7 @@ from plait.kernels.cpu.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.reference import ops as reference
 
-EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "100"))  # test_on_avx2 asks for fewer
+EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "50"))  # test_on_avx2 asks for fewer
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 

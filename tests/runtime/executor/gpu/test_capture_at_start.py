@@ -11,7 +11,9 @@ from shared_prefix_reference import LEADER_READS
 from tiny_hf_models import randomized
 
 from plait.kernels.layout import AttentionShape
-from plait.kernels.triton.attention.tile_config import decode_tile_rows
+from plait.kernels.triton.attention.tile_config import GpuSpec, decode_tile_rows
+from plait.kernels.triton.linear.float8_matmul import float8_matmul_config
+from plait.kernels.triton.linear.quantized_linear import MAX_WIDENED_FLOAT8_ROWS
 from plait.runtime.config import engine_config
 from plait.runtime.executor import torch_device, torch_runner
 from plait.runtime.executor.gpu.cuda_graphs import MAX_PAGE_TABLE_ENTRIES, MAX_Q_LEN, max_graph_rows
@@ -91,6 +93,18 @@ def test_warm_up_runs_every_height_of_decode_tile(runner, monkeypatch):
         shape = AttentionShape(group, 1, 64, torch.bfloat16)
         heights = {decode_tile_rows(shape, tokens) for tokens in range(1, MAX_Q_LEN + 1)}
         assert {decode_tile_rows(shape, count) for count in counts} == heights
+
+
+@pytest.mark.parametrize("num_sms", [58, 108, 132, 148])
+def test_warm_up_runs_every_tile_of_fp8_products(runner, monkeypatch, num_sms):
+    monkeypatch.setattr(runner, "device", torch.device("cuda"))
+    monkeypatch.setattr(runner, "weight_format", "as-stored")
+    monkeypatch.setattr(runner, "max_batch_tokens", 8192)
+    counts = [count for count in runner._warm_up_counts() if count > MAX_WIDENED_FLOAT8_ROWS]
+    gpu = GpuSpec(90, num_sms)
+    for out_features in [*range(1024, 16384, 512), 128_256]:
+        used = {float8_matmul_config(rows, out_features, gpu) for rows in range(MAX_WIDENED_FLOAT8_ROWS + 1, 8193)}
+        assert {float8_matmul_config(rows, out_features, gpu) for rows in counts} == used, out_features
 
 
 def test_a_cuda_device_becomes_the_current_one_of_a_thread(runner, monkeypatch):
