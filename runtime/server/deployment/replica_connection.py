@@ -46,8 +46,15 @@ class ReplicaConnection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the runtime has ended or cannot be reached."""
-        return self.calls.is_closed or (self._control is not None and self._control.is_closed)
+        """Whether the runtime has ended or cannot be reached, or messages may have been lost on the way to it."""
+        is_cut = self._tunnel is not None and self._tunnel.has_lost_connection
+        return is_cut or self.calls.is_closed or (self._control is not None and self._control.is_closed)
+
+    @property
+    def end_reason(self) -> str:
+        """Why it is closed."""
+        reason = None if self._control is None else self._control.disconnect_reason
+        return reason or "a connection to it has ended"
 
     async def close(self) -> None:
         """Disconnects; what was placed on the replica has failed then."""
@@ -65,13 +72,12 @@ async def connect_replica(
 
     tls: of a tunnel's client, with its certificate.
     """
-    directory, tunnel = address.directory, None
+    if not address.host:
+        return ReplicaConnection(*await asyncio.to_thread(_connect_twice, address.directory), None, stuck_after_s)
+    tunnel = TunnelClient(make_runtime_directory(), address.host, address.port, address.secret, tls)
     try:
-        if address.host:
-            directory = make_runtime_directory()
-            tunnel = TunnelClient(directory, address.host, address.port, address.secret, tls)
-            await tunnel.start()
-        calls, control = await asyncio.to_thread(_connect_twice, directory)
+        await tunnel.start()
+        calls, control = await asyncio.to_thread(_connect_twice, tunnel.directory)
     except BaseException:
         await _close_tunnel(tunnel)
         raise

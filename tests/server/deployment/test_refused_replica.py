@@ -1,4 +1,4 @@
-"""A replica with other model files than the first one gets no requests."""
+"""A replica with other model files than the first one gets no requests; an ingress with only such ones gives up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shutil
 from asgi_server import wait_until
 from local_replicas import local_replicas
 from tiny_llama_gguf import write_small_model
+
+from plait.runtime.server.deployment.listed_replicas import tell_replicas
 
 
 def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> None:
@@ -17,3 +19,9 @@ def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> N
         answers = [replicas.ask(f"A tale of {number} boats:") for number in range(4)]
         assert {answer.status_code for answer in answers} == {200}
         assert sorted(replicas.placed()) == [0, 4]
+        (refused,) = (record.id for record in replicas.directory._replicas.values() if record.refusal is not None)
+        (served,) = {"a", "c"} - {refused}
+        assert not replicas.directory.has_given_up
+        tell_replicas([refused])  # as after an update to another model
+        replicas.runtimes[served].shutdown()
+        assert wait_until(lambda: replicas.directory.has_given_up)
