@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Welcome
@@ -14,6 +15,9 @@ from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 from plait.runtime.transport.tunnel import TunnelClient
 from plait.runtime.transport.zmq_client import ZmqClientTransport
+
+# An attempt at a machine that does not answer takes seconds; requests need the threads of `asyncio.to_thread`.
+_threads = ThreadPoolExecutor(32, "plait-connect")
 
 
 class ReplicaConnection:
@@ -72,12 +76,14 @@ async def connect_replica(
 
     tls: of a tunnel's client, with its certificate.
     """
+    loop = asyncio.get_running_loop()
     if not address.host:
-        return ReplicaConnection(*await asyncio.to_thread(_connect_twice, address.directory), None, stuck_after_s)
+        transports = await loop.run_in_executor(_threads, _connect_twice, address.directory)
+        return ReplicaConnection(*transports, None, stuck_after_s)
     tunnel = TunnelClient(make_runtime_directory(), address.host, address.port, address.secret, tls)
     try:
         await tunnel.start()
-        calls, control = await asyncio.to_thread(_connect_twice, tunnel.directory)
+        calls, control = await loop.run_in_executor(_threads, _connect_twice, tunnel.directory)
     except BaseException:
         await _close_tunnel(tunnel)
         raise

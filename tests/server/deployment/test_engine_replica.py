@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -79,6 +81,25 @@ def test_a_connection_that_failed_leaves_no_directory(tmp_path, monkeypatch) -> 
     with pytest.raises(RuntimeGone):
         asyncio.run(connect_replica(ReplicaAddress("", "127.0.0.1", 1, bytes(32)), 60.0))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_attempt_at_a_replica_that_does_not_answer_takes_no_thread_of_requests() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            address = ReplicaAddress("", *silent.getsockname(), bytes(32))
+            attempt = asyncio.create_task(connect_replica(address, 60.0))
+            connection, _ = await loop.sock_accept(silent)  # the attempt is in its thread
+            request = asyncio.create_task(asyncio.to_thread(int))
+            await asyncio.wait({attempt, request}, return_when=asyncio.FIRST_COMPLETED)
+            assert request.done() and not attempt.done()
+            connection.close()
+        with pytest.raises(RuntimeGone):
+            await attempt
+
+    asyncio.run(run())
 
 
 def test_it_ends_when_the_last_session_has_ended(replica) -> None:
