@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import os
 import socket
 import ssl
@@ -29,7 +30,6 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_UNPROVEN = 64  # connections that have not proved the secret; a further one closes the oldest of them
 CHUNK_BYTES = 1 << 16
 DEAD_AFTER_S = 20  # without an answer of the other machine
-ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -51,8 +51,8 @@ class TunnelServer:
 
         Raises ValueError for a host that means all addresses.
         """
-        if host in ALL_ADDRESSES:
-            raise ValueError(f"a tunnel listens at one address of a machine, not at all of them ({host!r})")
+        if _means_all_addresses(host):
+            raise ValueError(f"a tunnel listens at one address of a machine, not at all of them: {host!r}")
         handshake_s = None if self._tls is None else PROOF_TIMEOUT_S
         self._server = await asyncio.start_server(
             self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=handshake_s, limit=CHUNK_BYTES
@@ -172,6 +172,13 @@ class _Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _means_all_addresses(host: str) -> bool:
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def _checked(secret: bytes) -> bytes:
