@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import os
 import socket
 import ssl
@@ -26,7 +27,7 @@ SOCKETS = (FRAMES_SOCKET, LIFELINE_SOCKET)
 SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 PROOF_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
-MAX_UNPROVEN = 64  # connections that have not proved the secret; a further one is closed
+MAX_UNPROVEN = 64  # connections that have not proved the secret; a further one closes the oldest of them
 CHUNK_BYTES = 1 << 16
 DEAD_AFTER_S = 20  # without an answer of the other machine
 
@@ -41,13 +42,21 @@ class TunnelServer:
 
     def __init__(self, directory: Callable[[], str], secret: bytes, tls: ssl.SSLContext | None = None) -> None:
         self._directory, self._secret, self._tls = directory, _checked(secret), tls
-        self._num_unproven = 0
+        self._unproven: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._connections = _Tasks()
 
     async def start(self, host: str) -> int:
-        """Listens at an address of this machine, at a port that the system chooses, and returns the port."""
-        self._server = await asyncio.start_server(self._accept, host, 0, ssl=self._tls, limit=CHUNK_BYTES)
+        """Listens at one address of this machine, at a port that the system chooses, and returns the port.
+
+        Raises ValueError for a host that means all addresses.
+        """
+        if _means_all_addresses(host):
+            raise ValueError(f"a tunnel listens at one address of a machine, not at all of them: {host!r}")
+        handshake_s = None if self._tls is None else PROOF_TIMEOUT_S
+        self._server = await asyncio.start_server(
+            self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=handshake_s, limit=CHUNK_BYTES
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -57,28 +66,24 @@ class TunnelServer:
         await self._connections.cancel()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.start(self._serve(reader, writer))
+        if len(self._unproven) >= MAX_UNPROVEN:
+            self._unproven.pop(next(iter(self._unproven))).cancel()  # the oldest
+        self._unproven[writer] = self._connections.start(self._serve(reader, writer), writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = None
-        if self._num_unproven < MAX_UNPROVEN:
-            self._num_unproven += 1
-            try:
-                async with asyncio.timeout(PROOF_TIMEOUT_S):
-                    name = await self._prove(reader, writer)
-            except (OSError, EOFError, TimeoutError):
-                name = None
-            finally:
-                self._num_unproven -= 1
         try:
-            if name is not None:
-                _notice_dead_peers(writer)
-                local = await asyncio.open_unix_connection(str(Path(self._directory()) / name), limit=CHUNK_BYTES)
-                await _join((reader, writer), local)
-        except OSError:
-            return  # no runtime listens there now: the client sees the end of the connection
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                name = await self._prove(reader, writer)
+        except (OSError, EOFError, TimeoutError):
+            return
         finally:
-            writer.close()
+            self._unproven.pop(writer, None)
+        if name is None:
+            return
+        with contextlib.suppress(OSError):  # no runtime listens there now: the client sees the end of the connection
+            _notice_dead_peers(writer)
+            local = await asyncio.open_unix_connection(str(Path(self._directory()) / name), limit=CHUNK_BYTES)
+            await _join((reader, writer), local)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
         """Returns the socket that the client asks for; None if it does not know the secret."""
@@ -95,19 +100,24 @@ class TunnelServer:
 
 class TunnelClient:
     """Puts the sockets of the runtime behind the `TunnelServer` at host and port into `directory`, which only this user
-    may reach."""
+    may reach.
+
+    has_lost_connection: whether any connection has ended. The client of the runtime must then close all of its own:
+    ZeroMQ connects again by itself, and does not know that messages were lost between.
+    """
 
     def __init__(self, directory: str, host: str, port: int, secret: bytes, tls: ssl.SSLContext | None = None) -> None:
         self.directory, self._host, self._port, self._secret, self._tls = directory, host, port, _checked(secret), tls
         self._servers: list[asyncio.Server] = []
         self._connections = _Tasks()
+        self.has_lost_connection = False
 
     async def start(self) -> None:
         """Listens at the two sockets."""
         for index, name in enumerate(SOCKETS):
 
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, index: int = index) -> None:
-                self._connections.start(self._forward(index, (reader, writer)))
+                self._connections.start(self._forward(index, (reader, writer)), writer)
 
             path = str(Path(self.directory) / name)
             self._servers.append(await asyncio.start_unix_server(accept, path, limit=CHUNK_BYTES))
@@ -119,19 +129,19 @@ class TunnelClient:
         await self._connections.cancel()
 
     async def _forward(self, index: int, local: Streams) -> None:
-        writers = [local[1]]
+        remote = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 remote = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=CHUNK_BYTES)
-                writers.append(remote[1])
                 await self._prove(index, *remote)
             _notice_dead_peers(remote[1])
             await _join(local, remote)
         except (OSError, EOFError, TimeoutError):
             return  # the client sees the end of its connection
         finally:
-            for writer in writers:
-                writer.close()
+            self.has_lost_connection = True
+            if remote is not None:
+                remote[1].close()
 
     async def _prove(self, index: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Raises ConnectionError if the other end does not know the secret."""
@@ -144,21 +154,31 @@ class TunnelClient:
 
 
 class _Tasks:
-    """The tasks of connections; the event loop keeps no reference to them."""
+    """The tasks of connections; the event loop keeps no reference to them. A connection is closed when its task ends,
+    also if that never ran."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: writer.close())
+        return task
 
     async def cancel(self) -> None:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _means_all_addresses(host: str) -> bool:
+    try:
+        return not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def _checked(secret: bytes) -> bytes:

@@ -86,6 +86,11 @@ class ProxiedIngress:
         port = ServePort(engines, place.node_id, asyncio.get_running_loop())
         self._app, self._directory = await connected_application(settings, port.find_address, place.tls)
 
+    async def check_health(self) -> None:
+        """Raises RuntimeGone if it cannot use any replica that is left, so that Ray Serve replaces this ingress."""
+        if self._directory.has_given_up:
+            raise RuntimeGone("all replicas have another model than this ingress serves")
+
     def __serve_build_asgi_app__(self) -> Application:
         """Called by Ray Serve for the application that answers its requests."""
         return self._app
@@ -143,7 +148,8 @@ class ListeningIngress:
         server, self._server = getattr(self, "_server", None), None
         if server is None:
             return None
-        server.stop()
+        with contextlib.suppress(RuntimeError):  # its loop is closed: the server has ended
+            server.stop()
         return self._has_ended.wait()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Welcome
@@ -14,6 +15,9 @@ from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 from plait.runtime.transport.tunnel import TunnelClient
 from plait.runtime.transport.zmq_client import ZmqClientTransport
+
+# An attempt at a machine that does not answer takes seconds; requests need the threads of `asyncio.to_thread`.
+_threads = ThreadPoolExecutor(32, "plait-connect")
 
 
 class ReplicaConnection:
@@ -46,8 +50,15 @@ class ReplicaConnection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the runtime has ended or cannot be reached."""
-        return self.calls.is_closed or (self._control is not None and self._control.is_closed)
+        """Whether the runtime has ended or cannot be reached, or messages may have been lost on the way to it."""
+        is_cut = self._tunnel is not None and self._tunnel.has_lost_connection
+        return is_cut or self.calls.is_closed or (self._control is not None and self._control.is_closed)
+
+    @property
+    def end_reason(self) -> str:
+        """Why it is closed."""
+        reason = None if self._control is None else self._control.disconnect_reason
+        return reason or "a connection to it has ended"
 
     async def close(self) -> None:
         """Disconnects; what was placed on the replica has failed then."""
@@ -65,13 +76,14 @@ async def connect_replica(
 
     tls: of a tunnel's client, with its certificate.
     """
-    directory, tunnel = address.directory, None
+    loop = asyncio.get_running_loop()
+    if not address.host:
+        transports = await loop.run_in_executor(_threads, _connect_twice, address.directory)
+        return ReplicaConnection(*transports, None, stuck_after_s)
+    tunnel = TunnelClient(make_runtime_directory(), address.host, address.port, address.secret, tls)
     try:
-        if address.host:
-            directory = make_runtime_directory()
-            tunnel = TunnelClient(directory, address.host, address.port, address.secret, tls)
-            await tunnel.start()
-        calls, control = await asyncio.to_thread(_connect_twice, directory)
+        await tunnel.start()
+        calls, control = await loop.run_in_executor(_threads, _connect_twice, tunnel.directory)
     except BaseException:
         await _close_tunnel(tunnel)
         raise

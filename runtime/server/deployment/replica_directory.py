@@ -60,8 +60,6 @@ class ReplicaDirectory(ReplicaGroup):
     All methods run in one event loop.
     """
 
-    has_given_up = False  # Ray Serve starts replicas as long as the deployment exists
-
     def __init__(
         self,
         find_address: FindAddress,
@@ -86,6 +84,14 @@ class ReplicaDirectory(ReplicaGroup):
         if self._client is None:
             raise RuntimeGone(NO_REPLICA)
         return self._client
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether all replicas have another model than this ingress serves, as after an update: it must be replaced.
+
+        Otherwise Ray Serve starts replicas as long as the deployment exists.
+        """
+        return bool(self._replicas) and all(replica.refusal is not None for replica in self._replicas.values())
 
     @property
     def num_spread(self) -> int:
@@ -172,7 +178,7 @@ class ReplicaDirectory(ReplicaGroup):
             self._add(replica, connection)
             while not connection.is_closed:
                 await self._watch(replica, connection)
-            return f"its runtime has ended: {connection.control.disconnect_reason}"
+            return f"its runtime has ended: {connection.end_reason}"
         except Exception as error:
             return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
         finally:

@@ -114,22 +114,71 @@ def test_another_secret_reaches_nothing(tmp_path, side) -> None:
     asyncio.run(run())
 
 
-def test_a_connection_without_proof_is_closed_and_their_number_is_limited(tmp_path, monkeypatch) -> None:
+def test_a_connection_without_proof_is_closed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tunnel, "PROOF_TIMEOUT_S", 0.3)
+
+    async def run() -> None:
+        async with tunnelled(tmp_path) as (runtime, _, port, _):
+            connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for reader, _ in connections:
+                await reader.readexactly(NONCE_BYTES)
+                async with asyncio.timeout(20):
+                    assert await reader.read() == b""
+            assert not runtime.writers
+
+    asyncio.run(run())
+
+
+def test_connections_without_proof_are_limited_and_keep_no_other_one_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tunnel, "PROOF_TIMEOUT_S", 600.0)
     monkeypatch.setattr(tunnel, "MAX_UNPROVEN", 2)
 
     async def run() -> None:
-        async with tunnelled(tmp_path) as (runtime, _, port, client):
+        async with tunnelled(tmp_path) as (_, server, port, client):
             connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
             await asyncio.gather(*(reader.readexactly(NONCE_BYTES) for reader, _ in connections))
-            refused, _ = await asyncio.open_connection("127.0.0.1", port)
-            assert await refused.read() == b""  # not even a number
-            for reader, _ in connections:
-                async with asyncio.timeout(20):
-                    assert await reader.read() == b""
-            reader, _ = await opened(client, "frames")
-            assert await reader.readexactly(len("frames:")) == b"frames:"
-            assert len(runtime.writers) == 1
+            async with asyncio.timeout(20):
+                reader, _ = await opened(client, "frames")
+                assert await reader.readexactly(len("frames:")) == b"frames:"
+                assert await connections[0][0].read() == b""  # the oldest
+            await server.close()
+            async with asyncio.timeout(20):
+                assert await connections[1][0].read() == b""
+
+    asyncio.run(run())
+
+
+def test_a_client_says_that_one_of_its_connections_was_lost(tmp_path) -> None:
+    """Messages may be lost then, though the other connection goes on."""
+
+    async def run() -> None:
+        async with tunnelled(tmp_path) as (runtime, _, _, client), asyncio.timeout(20):
+            connections = [await opened(client, name) for name in SOCKETS]
+            for name, (reader, _) in zip(SOCKETS, connections, strict=True):
+                assert await reader.readexactly(len(name) + 1) == f"{name}:".encode()
+            assert not client.has_lost_connection
+            runtime.writers[0].close()
+            await until(lambda: client.has_lost_connection)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_no_tunnel_listens_at_all_addresses(host) -> None:
+    server = TunnelServer(lambda: "", SECRET)
+    with pytest.raises(ValueError, match="not at all of them"):
+        asyncio.run(server.start(host))
+
+
+def test_a_tls_handshake_has_the_time_of_a_proof(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tunnel, "PROOF_TIMEOUT_S", 0.3)
+    files = certificate(tmp_path, "ours")
+
+    async def run() -> None:
+        async with tunnelled(tmp_path, server_tls=context(files, ssl.Purpose.CLIENT_AUTH)) as (_, _, port, _):
+            reader, _writer = await asyncio.open_connection("127.0.0.1", port)
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
 
     asyncio.run(run())
 

@@ -1,12 +1,19 @@
-"""A replica with other model files than the first one gets no requests."""
+"""A replica with other model files than the first one gets no requests; an ingress with only such ones gives up."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
+import pytest
 from asgi_server import wait_until
 from local_replicas import local_replicas
 from tiny_llama_gguf import write_small_model
+
+from plait.runtime.errors import RuntimeGone
+from plait.runtime.server.deployment.ingress import ListeningIngress, ProxiedIngress
+from plait.runtime.server.deployment.listed_replicas import tell_replicas
+from plait.runtime.server.graceful_shutdown import GracefulServer
 
 
 def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> None:
@@ -17,3 +24,24 @@ def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> N
         answers = [replicas.ask(f"A tale of {number} boats:") for number in range(4)]
         assert {answer.status_code for answer in answers} == {200}
         assert sorted(replicas.placed()) == [0, 4]
+        (refused,) = (record.id for record in replicas.directory._replicas.values() if record.refusal is not None)
+        (served,) = {"a", "c"} - {refused}
+        ingress = ProxiedIngress.__new__(ProxiedIngress)
+        ingress._directory = replicas.directory
+        assert not replicas.directory.has_given_up
+        asyncio.run(ingress.check_health())
+        tell_replicas([refused])  # as after an update to another model
+        replicas.runtimes[served].shutdown()
+        assert wait_until(lambda: replicas.directory.has_given_up)
+        with pytest.raises(RuntimeGone):  # Ray Serve replaces it
+            asyncio.run(ingress.check_health())
+
+
+def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    ingress = ListeningIngress.__new__(ListeningIngress)
+    ingress._has_ended, ingress._server = asyncio.Event(), GracefulServer.__new__(GracefulServer)
+    ingress._has_ended.set()
+    ingress._server._loop = loop
+    assert asyncio.run(ingress.__del__())
