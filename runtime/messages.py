@@ -291,6 +291,12 @@ class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
         value_mass = math.exp(self.logprob)
         return max(self.mass_low, value_mass), max(self.mass_high, value_mass)
 
+    @property
+    def log_mass_bounds(self) -> tuple[float, float]:
+        """The natural logarithms of `mass_bounds`. They are finite, also where the bounds are too small for a float."""
+        low, high = (math.log(mass) if mass else self.logprob for mass in self.mass_bounds)
+        return low, high
+
 
 class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
     """How a value was drawn with `SamplingParams.particles`. Logarithms are natural.

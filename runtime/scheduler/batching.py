@@ -130,8 +130,8 @@ class BatchScheduler:
         prefilling: list[Request] = []
         drawing: list[Request] = []
         for request in self.running:
-            if is_shared and request.needs_probabilities:
-                drawing.append(request)
+            if is_shared and request.needs_probabilities and request.seq.pages.size >= request.logits_from:
+                drawing.append(request)  # its prompt is computed
             else:
                 (prefilling if request.num_pending > 1 else decoding).append(request)
         if self.background.num_requests:
