@@ -307,7 +307,8 @@ class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
     effective_sample_size: (sum w)^2 / (sum w^2) of the weights w of the complete particles.
     resamplings: how often the particles were drawn anew by their weights.
     model_steps: prefixes whose probabilities were computed.
-    constraint_checks, masks: single tokens that the constraint checked, and masks of all tokens that it filled.
+    constraint_checks, masks: single tokens that the constraint checked to draw, and masks of all tokens that it filled
+        to draw. To find unlikely prefixes it fills about one more for each prefix, where several are drawn.
     """
 
     log_weight: float
