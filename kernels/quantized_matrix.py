@@ -73,11 +73,19 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
 
 
 def select_output_grid(grid: Grid, outputs: int, ranges: Sequence[tuple[int, int]]) -> Grid:
-    """The grid of the rows of these ranges, concatenated, of a weight of `outputs` rows."""
+    """The grid of the rows of these ranges, concatenated, of a weight of `outputs` rows.
+
+    Rows share scales in blocks as before if the ranges cut no block but the last.
+    """
+    block = grid.row_block
     rows = np.concatenate([np.arange(begin, end) for begin, end in ranges])
-    scales = np.repeat(grid.scales, grid.row_block, axis=0)[:outputs][rows]
     zeros = grid.zeros if isinstance(grid.zeros, int) else grid.zeros[rows]
-    return replace(grid, scales=scales, zeros=zeros, row_block=1)
+    borders = [*(begin for begin, _ in ranges), *(end for _, end in ranges[:-1])]
+    if any(border % block for border in borders):
+        scales = np.repeat(grid.scales, block, axis=0)[:outputs][rows]
+        return replace(grid, scales=scales, zeros=zeros, row_block=1)
+    blocks = np.concatenate([np.arange(begin // block, -(-end // block)) for begin, end in ranges])
+    return replace(grid, scales=grid.scales[blocks], zeros=zeros)
 
 
 def select_input_grid(grid: Grid, inputs: int, begin: int, end: int) -> Grid:

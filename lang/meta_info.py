@@ -120,7 +120,8 @@ class GenMeta(CallMeta):
     - with `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`, the same of the prompt;
     - with a lenient constraint: `violation`, the reason why the text is not valid, or None;
     - with a schema that has unknown formats: `warnings`, sentences about them;
-    - with `exact`: an ExactMeta, the probability of the value; with `particles`: a ParticlesMeta;
+    - with `exact`: an ExactMeta, the probability of the value; with `particles`: a ParticlesMeta; through a
+      RuntimeEndpoint also `weight`, a dict with the logarithms that plait's server sends beside a drawn value;
     - with `retries`: `attempts`, a dict for each one with `text`, `error` (why it was refused, or None) and the counts.
       The other counts are sums over them.
 

@@ -149,11 +149,6 @@ def maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
-def minimum(b: Any, x: Any, y: Any) -> Any:
-    """Returns the smaller number of each lane; y where one is NaN."""
-    return b.select(b.fcmp_ordered("<", x, y), x, y)
-
-
 def reduce(b: Any, x: Any, combine: Any) -> Any:
     """Combines all lanes to a scalar, halves first."""
     width = x.type.count

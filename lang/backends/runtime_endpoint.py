@@ -163,8 +163,7 @@ class RuntimeEndpoint(RemoteClient):
                 VALUE_DOES_NOT_FIT,
             )
         extra_meta = parse_logprobs(params, meta) or {}
-        if isinstance(meta.get("particles"), dict):
-            extra_meta["particles"] = meta["particles"]
+        extra_meta |= {name: meta[name] for name in ("particles", "weight") if isinstance(meta.get(name), dict)}
         call.on_result(reason["type"], _usage(meta), reason.get("matched"), extra_meta or None)
 
     def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:

@@ -110,7 +110,7 @@ class Checkpoint(Protocol):
         """
 
     def close(self) -> None:
-        """Ends the threads that read, and frees their buffers. Reading again starts new ones."""
+        """Ends the threads that read, and gives up their buffers. Reading again starts new ones."""
 
 
 class CompleteCheckpoint(Checkpoint, Protocol):

@@ -108,16 +108,22 @@ class GGUFCheckpoint:
         values, size = block_shape(name, info.quantization)
         outputs, inputs = part.ranges(full)
         num_outputs, is_vector = full[-1 if len(full) == 1 else -2], len(full) == 1
+        heads, shape = self._num_permuted_heads(name), part.shape(full)
+        per_row = values if is_vector else 1  # of a vector each block is a row
+        if per_row > 1 and (heads or part.outputs is not None):
+            raise UnsupportedModel(
+                f"tensor {name!r} is stored as {info.quantization}; a vector in parts is F32, F16 or BF16"
+            )
         matrices = range(math.prod(full[:-2]))  # one, or an expert each
+        ranges = [(e * num_outputs + first, e * num_outputs + end) for e in matrices for first, end in outputs]
         stored = StoredRows(
             self.file.path,
             info.offset,
             size if is_vector else full[-1] // values * size,
-            tuple((e * num_outputs + first, e * num_outputs + end) for e in matrices for first, end in outputs),
+            tuple((first // per_row, end // per_row) for first, end in ranges),
             (inputs[0] // values * size, inputs[1] // values * size) if not is_vector else (0, size),
         )
         rows = self._readers.of(device).read_new([stored])
-        heads, shape = self._num_permuted_heads(name), part.shape(full)
         if heads:
             count = heads * stored.num_rows // num_outputs
             rows = rows.view(count, -1, 2, stored.width).transpose(1, 2).reshape(rows.shape)  # as `_unpermute_qk`

@@ -125,6 +125,6 @@ class Readers:
         return self._readers[device]
 
     def close(self) -> None:
-        """Ends the threads of all readers, and frees their buffers."""
+        """Ends the threads of all readers. Their buffers return to torch's allocator, which keeps pinned memory."""
         while self._readers:
             self._readers.popitem()[1].close()

@@ -45,7 +45,7 @@ def float8_matmul_config(rows: int, out_features: int, gpu: GpuSpec) -> Float8Ma
     return Float8MatmulConfig(64, 64, 4, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantize_activations(
     x_ptr, codes_ptr, scales_ptr, rows, channels, x_stride, codes_stride, STEP: tl.constexpr, IS_GROUPED: tl.constexpr
 ):
@@ -83,7 +83,7 @@ def _scale_of(bits):
     return scale, tl.math.div_rn(448.0, largest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # steps of any length, most of which no graph has, run the same kernels
 def _float8_matmul(
     x_ptr,
     x_scales_ptr,

@@ -44,6 +44,17 @@ def test_raw_blocks_have_the_row_order_of_transformers(tmp_path: Path) -> None:
         assert (dequantized - value).abs().max() <= value.abs().max() / 100
 
 
+def test_a_vector_stored_in_blocks_is_read(tmp_path: Path) -> None:
+    model, name = save_tiny_llama(tmp_path), "model.norm.weight"
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = gguf.quants.quantize(model.state_dict()[name].numpy(), kind)
+    write_gguf(model, tmp_path / "m.gguf", stored={name: (blocks, "Q8_0")})
+    weights, expected = open_checkpoint(tmp_path / "m.gguf"), gguf.quants.dequantize(blocks, kind)
+    assert weights.stored_type(name) == "Q8_0"
+    np.testing.assert_array_equal(weights.tensor(name, F32, "cpu").numpy(), expected)
+    np.testing.assert_array_equal(weights.float32_array(name), expected)
+
+
 def test_embedded_model_equals_the_gguf_package() -> None:
     path = locate_model()
     weights = open_checkpoint(path)

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from family_cases import FAMILY_CASES, GGUF_CASES, MODEL_CASES, case_id
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from quantized_checkpoints import CASES, save_quantized
 from tiny_hf_models import randomized, write_gguf
 
-from plait.kernels.quantized_matrix import QuantizedMatrix, dequantize
+from plait.kernels.quantized_matrix import Grid, QuantizedMatrix, dequantize, select_output_grid
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import WeightPart
 from plait.runtime.models.config import ModelConfig
@@ -133,6 +135,23 @@ def test_quantized_matrices_are_split_or_refused_by_name(case, tmp_path):
             else:
                 assert f": {name} is stored" in reason and "do not end where its blocks end" in reason
                 assert name.removesuffix(".weight").partition("layers.")[2].partition(".")[2] in INPUTS
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=3))
+def test_outputs_of_a_grid_keep_their_blocks_unless_a_border_cuts_one(block, ranges):
+    """Products of fp8 are faster where a tile's outputs share scales."""
+    chance, outputs = np.random.default_rng(3), 11
+    ranges = [tuple(sorted(borders)) for borders in ranges]
+    assume(any(first < end for first, end in ranges))
+    codes = chance.integers(0, 126, (outputs, 6)).astype(np.uint8)
+    grid = Grid("e4m3", chance.random((-(-outputs // block), 2), np.float32), 3, row_block=block)
+    rows = np.concatenate([np.arange(first, end) for first, end in ranges])
+    part = select_output_grid(grid, outputs, ranges)
+    found = dequantize(QuantizedMatrix(part, codes[rows]))
+    assert np.array_equal(found, dequantize(QuantizedMatrix(grid, codes))[rows])
+    borders = [first for first, _ in ranges] + [end for _, end in ranges[:-1]]
+    assert part.row_block == (block if all(border % block == 0 for border in borders) else 1)
 
 
 @pytest.mark.parametrize("case", CASES)

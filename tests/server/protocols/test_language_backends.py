@@ -137,6 +137,18 @@ def test_logprobs_are_those_of_the_server(endpoint):
     ] and "output_token_logprobs" not in state_without_logprobs.get_meta_info("x")
 
 
+@pytest.mark.parametrize("way", [{"exact": True}, {"particles": 3}], ids=["exact", "particles"])
+def test_weights_are_those_of_the_server(endpoint, way):
+    @plait.function
+    def program(s):
+        s += "Is Paris in France? Answer:" + plait.gen("answer", regex=" (yes|no)", seed=3, max_tokens=6, **way)
+
+    state = program.run(backend=endpoint)
+    sent = state.get_meta_info("answer")["weight"]
+    assert state.weight("answer") == sent["log_weight"] < 0
+    assert state.logprob("answer") == pytest.approx(sent["logprob"] - sent["log_weight"])
+
+
 def test_choice_score_is_the_mean_logprob_of_its_tokens(endpoint):
     choices = [" Paris", " London", " a city in Germany"]
     state = run_gen(select("c", choices), backend=endpoint)

@@ -253,14 +253,18 @@ def probs_writer(vectors: LaneVectors, value_scales: Any, out: Any) -> ProbsWrit
             ]
             v.store(b, shuffled(b, bytes_, bytes_, mask), target, 2 * lanes * position)
             return
-        pairs = [
-            b.bitcast(b.or_(integers[i], b.shl(integers[i + 1], v.constant(v.I32X16, 16))), BYTES64) for i in (0, 2)
-        ]
+        pairs = [_pair_bits(b, integers[i], integers[i + 1]) for i in (0, 2)]
         for plane in range(2):
             mask = [4 * lane + plane + i for lane in range(lanes) for i in (0, 2, 64, 66)]
             v.store(b, shuffled(b, pairs[0], pairs[1], mask), target, 2 * lanes * position + QUAD * lanes * plane)
 
     return ProbsWriter(group, write)
+
+
+def _pair_bits(b: Any, first: Any, second: Any) -> Any:
+    """Returns the lower 16 bits of two vectors of integers, side by side; the conversion of NaN to 2^31 gives 0."""
+    lower = b.and_(first, v.constant(v.I32X16, MAX_PROB))
+    return b.bitcast(b.or_(lower, b.shl(second, v.constant(v.I32X16, 16))), BYTES64)
 
 
 @literal_intrinsic

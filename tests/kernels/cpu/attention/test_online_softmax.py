@@ -10,6 +10,7 @@ from kernel_calls import compiled_kernel
 
 from plait.kernels.cpu.attention import online_softmax, online_softmax_lanes
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE
 from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI, PROB_BITS, PROB_MARGIN
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.vector_ops import address_of
@@ -89,13 +90,16 @@ def test_running_maximum_follows_rising_and_falling_scores(levels, seed):
     np.testing.assert_allclose(accumulators, exact, rtol=2**-7)
 
 
-def updated_int8(scores, running_max, scales):
-    """(integers [64, lanes], their units [lanes], state [2, lanes]) after one block of scores [64, lanes]."""
+def updated_int8(scores, running_max, scales, largest):
+    """(integers [64, lanes], their units [lanes], state [2, lanes]) after one block of scores [64, lanes].
+
+    `largest`: the largest scale of the positions that the lanes see.
+    """
     lanes = scores.shape[1]
     state = np.stack([running_max, np.zeros(lanes, np.float32)])
     out, factors = np.zeros((KV_BLOCK // 4, 2, lanes, 4), np.int8), np.zeros(lanes, np.float32)
-    largest = np.full(lanes, scales.max(), np.float32)
-    update_int8(scores.copy(), state, np.zeros((lanes, 16), np.float32), scales, largest, out, factors)
+    accumulators, largest = np.zeros((lanes, 16), np.float32), np.full(lanes, largest, np.float32)
+    update_int8(scores.copy(), state, accumulators, scales, largest, out, factors)
     integers = out.view(np.uint8).astype(np.int64).transpose(1, 0, 3, 2).reshape(2, KV_BLOCK, lanes)
     return integers[0] + 256 * integers[1], factors, state
 
@@ -109,13 +113,30 @@ def test_integer_probabilities_are_nearest_and_have_15_bits_at_least(level, belo
     scores = (level + rng.normal(0, spread, (KV_BLOCK, 16))).astype(np.float32)
     scales = np.exp2(rng.normal(0, spread, KV_BLOCK)).astype(np.float32)
     running_max = (scores.max(0) + np.float32(below)).astype(np.float32)
-    integers, units, state = updated_int8(scores, running_max, scales)
+    integers, units, state = updated_int8(scores, running_max, scales, scales.max())
     probs = np.exp2(scores.astype(np.float64) - state[0])
     exact = probs * scales[:, None]
     assert (np.abs(integers * units.astype(np.float64) - exact) <= 0.5 * units + 4e-6 * exact).all()
     bits = np.log2(probs.max(0) * scales.max() * PROB_MARGIN / units)
     assert ((bits > PROB_BITS - 1 - 1e-4) & (bits < PROB_BITS + 1e-4)).all()
     np.testing.assert_allclose(state[1], probs.sum(0), rtol=1e-5)
-    four = updated_int8(np.ascontiguousarray(scores[:, 4:8]), running_max[4:8], scales)
+    four = updated_int8(np.ascontiguousarray(scores[:, 4:8]), running_max[4:8], scales, scales.max())
     for wide, narrow in zip((integers, units, state), four, strict=True):
         assert np.array_equal(wide[..., 4:8], narrow)
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="2026-11-26: integer probabilities are for AVX-512 VNNI")
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_a_scale_that_is_not_a_number_changes_nothing_for_lanes_that_do_not_see_it(lanes):
+    """One token's values overflowed; tokens before it, which share its block, have the bits they would have without."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0, 2, (KV_BLOCK, lanes)).astype(np.float32)
+    scales = np.exp2(rng.normal(0, 1, KV_BLOCK)).astype(np.float32)
+    scores[40:] = MASKED_SCORE
+    results = []
+    for scale in (1.0, np.nan, np.inf):
+        scales[40:] = scale
+        results.append(updated_int8(scores, scores.max(0), scales, scales[:40].max()))
+    for spoiled in results[1:]:
+        for exact, found in zip(results[0], spoiled, strict=True):
+            assert np.array_equal(exact, found)

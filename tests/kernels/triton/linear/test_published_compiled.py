@@ -24,7 +24,8 @@ def test_no_product_spills_registers_or_lacks_tensor_cores() -> None:
     for arch, tensor_core in ((80, "mma"), (90, "wgmma"), (100, "tcgen05")):
         assert {r.tensor_core for r in widened if r.arch == arch} == {tensor_core}
     of_float8 = [r for r in products if r.kernel == "_float8_matmul"]
-    assert len(of_float8) == 3 * 9
+    assert len(of_float8) == 3 * 9  # the same kernels for `OTHER_SIZES`
+    assert len([r for r in reports if r.kernel == "_quantize_activations"]) == 3 * 4  # two grains, two dtypes
     for arch, tensor_core in ((89, "mma fp8"), (90, "wgmma fp8"), (100, "tcgen05 fp8")):
         assert {r.tensor_core for r in of_float8 if r.arch == arch} == {tensor_core}
     assert all(r.copies_of_16 and not r.copies_of_less for r in of_float8)
