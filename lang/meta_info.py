@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from plait.lang.choices import choice_probabilities
@@ -191,7 +190,7 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
 
 def _exact_meta(exact: ExactInfo) -> ExactMeta:
     low, high = exact.mass_bounds
-    bounds = [exact.logprob - math.log(mass) if mass else 0.0 for mass in (high, low)]
+    bounds = [exact.logprob - log_mass for log_mass in reversed(exact.log_mass_bounds)]
     return ExactMeta(
         logprob=exact.logprob,
         constrained_logprob=bounds,

@@ -33,7 +33,7 @@ def value_weight(meta: Any, text: str) -> Any:
     if (particles := meta.get("particles")) is not None:
         return ValueWeight(particles["log_weight"], particles["logprob"] - particles["log_weight"])
     if (exact := meta.get("exact")) is not None:
-        weight = sum(map(math.log, exact["constraint_mass"])) / 2
+        weight = exact["logprob"] - sum(exact["constrained_logprob"]) / 2
         return ValueWeight(weight, exact["logprob"] - weight)
     if (drawn := meta.get("weight")) is not None:
         return ValueWeight(drawn["log_weight"], drawn["constrained_logprob"])

@@ -291,6 +291,12 @@ class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
         value_mass = math.exp(self.logprob)
         return max(self.mass_low, value_mass), max(self.mass_high, value_mass)
 
+    @property
+    def log_mass_bounds(self) -> tuple[float, float]:
+        """The natural logarithms of `mass_bounds`. They are finite, also where the bounds are too small for a float."""
+        low, high = (math.log(mass) if mass else self.logprob for mass in self.mass_bounds)
+        return low, high
+
 
 class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
     """How a value was drawn with `SamplingParams.particles`. Logarithms are natural.
@@ -301,7 +307,8 @@ class ParticlesInfo(msgspec.Struct, frozen=True, array_like=True):
     effective_sample_size: (sum w)^2 / (sum w^2) of the weights w of the complete particles.
     resamplings: how often the particles were drawn anew by their weights.
     model_steps: prefixes whose probabilities were computed.
-    constraint_checks, masks: single tokens that the constraint checked, and masks of all tokens that it filled.
+    constraint_checks, masks: single tokens that the constraint checked to draw, and masks of all tokens that it filled
+        to draw. To find unlikely prefixes it fills about one more for each prefix, where several are drawn.
     """
 
     log_weight: float

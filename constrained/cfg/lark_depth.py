@@ -12,9 +12,10 @@ MAX_DEPTH = 500
 4 MB that a worker has (compile_service/worker.py), and of the 8 MB that a thread has by default on Linux."""
 _PART = re.compile(
     r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|(?P<directive>%\w+)|(?P<name>[A-Za-z_]\w*)'
-    r"|(?P<open>[(\[])|(?P<shut>[)\]])|(?P<colon>:)",
+    r"|<[^<>\s]+>|(?P<open>[(\[])|(?P<shut>[)\]])|(?P<colon>:)|(?P<brace>[{}])",
 )
 _IGNORE = "%ignore"
+_INLINE = {"%json", "%regex", "%lark"}  # directives that are a part of a definition, with what is in braces behind them
 _Reference = tuple[str, int, int]  # the name, the groups around it, and its index in the grammar
 
 
@@ -46,8 +47,12 @@ def check_depth(grammar: str) -> None:
 def _references(grammar: str) -> dict[str, list[_Reference]]:
     """Returns the names to which each definition refers, in order; `%ignore` counts as one definition."""
     references: dict[str, list[_Reference]] = {_IGNORE: []}
-    current, groups = list[_Reference](), 0
+    current, groups, braces = list[_Reference](), 0, 0
     for part in _PART.finditer(grammar):
+        if part.lastgroup == "brace":
+            braces += 1 if part[0] == "{" else -1
+        if braces:
+            continue
         match part.lastgroup:
             case "open":
                 groups += 1
@@ -55,7 +60,7 @@ def _references(grammar: str) -> dict[str, list[_Reference]]:
                 groups -= 1
             case "name":
                 current.append((part[0], groups, part.start()))
-            case "directive":
+            case "directive" if part[0] not in _INLINE:
                 current = references[_IGNORE] if part[0] == _IGNORE else []
             case "colon":  # ends the head of a definition: a name and perhaps attributes in brackets
                 head = next((i for i in reversed(range(len(current))) if current[i][1] == groups), None)

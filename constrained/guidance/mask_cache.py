@@ -12,7 +12,10 @@ SLOW_S = 50e-6  # a mask that took longer is kept; most take less than 5 us, and
 
 
 class MaskCache:
-    """The mask at the start of a text, and at most `MAX_MASKS` - 1 others of `num_words` int32, the last ones added.
+    """The mask at the start of a text, and at most `MAX_MASKS` - 1 others of `num_words` int32.
+
+    Those after fewer tokens are kept first: all texts that need a mask also need the ones before it. Of equal lengths
+    the last ones added are kept.
 
     An object with thousands of properties takes 20 ms for the mask of its first name. All texts of a grammar begin
     alike, so a mask is the same wherever the tokens before it are.
@@ -40,6 +43,9 @@ class MaskCache:
         if not tokens:
             self._initial = mask.copy()
         elif seconds > self.slow_s and len(tokens) <= MAX_TOKENS:
+            if len(self._masks) >= MAX_MASKS - 1:
+                longest = max(self._masks, key=len)
+                if len(longest) < len(tokens):
+                    return
+                del self._masks[longest]
             self._masks[tuple(tokens)] = mask.copy()
-            if len(self._masks) >= MAX_MASKS:
-                del self._masks[next(iter(self._masks))]

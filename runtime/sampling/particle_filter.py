@@ -108,7 +108,7 @@ class ParticleFilter:
 
     The result depends on the seed and the probabilities only. log_mass: log Z. logprob: of the value without the
     constraint. effective_sample_size: of the complete particles. num_nodes: prefixes computed. num_checks, num_masks:
-    tokens that the constraint checked, and masks that were filled.
+    tokens that the constraint checked, and masks that it filled, to draw tokens; `is_unlikely` may fill more.
     """
 
     def __init__(self, constraint: ParticleConstraint, num_particles: int, seed: int) -> None:
@@ -207,6 +207,8 @@ class ParticleFilter:
 
     def _thin_unlikely(self, drawn: list[_Particles]) -> list[_Particles]:
         """Ends most particles whose continuation is unlikely, where there are others; see `_thin`."""
+        if len(drawn) == 1:  # to ask about it may cost a mask
+            return drawn
         flags = [not old.is_finished and self._constraint.is_unlikely(old.path) for old in drawn]
         if all(flags):
             return drawn

@@ -6,8 +6,9 @@ number of requests runs, a request whose program has had far more service than t
 pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is
 retracted: it loses its pages and waits again.
 
-Beside other requests, those that compute prefixes of whole values share MAX_PREFIX_LOGITS positions of a step, in the
-order of `Fairness`, so that a step is not much longer than without them, however many particles a call has.
+Beside other requests that are not in the background, those that compute prefixes of whole values share
+MAX_PREFIX_LOGITS positions of a step, in the order of `Fairness`, so that a step is not much longer than without them,
+however many particles a call has.
 
 Background requests come last in all of this: `background.py`.
 """
@@ -114,7 +115,7 @@ class BatchScheduler:
 
     def next_batch(self) -> Batch | None:
         """Returns the next batch with all pages allocated, or None if there is nothing to run."""
-        is_shared = not all(request.needs_probabilities for request in self.running)
+        is_shared = not all(request.needs_probabilities or request.owner.is_background for request in self.running)
         batch = Batch(self.max_batch_tokens, self.max_logits, MAX_PREFIX_LOGITS if is_shared else self.max_logits)
         self.provisional_nodes.clear()
         self._now = time.monotonic()
@@ -130,8 +131,8 @@ class BatchScheduler:
         prefilling: list[Request] = []
         drawing: list[Request] = []
         for request in self.running:
-            if is_shared and request.needs_probabilities:
-                drawing.append(request)
+            if is_shared and request.needs_probabilities and request.seq.pages.size >= request.logits_from:
+                drawing.append(request)  # its prompt is computed
             else:
                 (prefilling if request.num_pending > 1 else decoding).append(request)
         if self.background.num_requests:

@@ -136,3 +136,25 @@ def test_a_mask_that_is_kept_is_the_one_that_would_be_computed(smollm: Vocabular
                 tokens.pop()
     assert num_kept > 10
     assert len(keeping.masks._masks) < mask_cache.MAX_MASKS
+
+
+def test_the_kept_masks_are_those_that_most_texts_need() -> None:
+    """Texts that have more slow masks than are kept, in turn, do not replace one another's."""
+    masks, row = mask_cache.MaskCache(1), np.zeros(1, np.int32)
+
+    def num_found(text: list[int]) -> int:
+        found = [masks.get(text[:n]) is not None for n in range(len(text))]
+        for n in range(len(text)):
+            if not found[n]:
+                masks.put(text[:n], row, seconds=1.0)
+        return sum(found)
+
+    texts = [[9, 9, *[kind] * 28] for kind in (1, 2)]
+    assert [num_found(text) for text in texts] == [0, 3]
+    for _ in range(3):
+        assert sum(map(num_found, texts)) >= mask_cache.MAX_MASKS
+    assert len(masks._masks) == mask_cache.MAX_MASKS - 1
+    for kind in range(3, 40):
+        num_found([kind, kind])
+    assert masks.get([39]) is not None, "masks of other texts take the place of old ones"
+    assert len(masks._masks) == mask_cache.MAX_MASKS - 1

@@ -110,9 +110,10 @@ class ExactSampling:
             return self._requests.finish(call, search.value)
         for path in list(state.rows)[: -MAX_KEPT_ROWS or None]:
             del state.rows[path]
-        for path in search.pending:
-            if path not in state.requests:
-                state.requests[path] = self._compute(call, path, state.constraint.forced(path), idle)
+        new = [path for path in search.pending if path not in state.requests]
+        forced = list(map(state.constraint.forced, new))  # before any request is made, which an error would leave
+        for path, tokens in zip(new, forced, strict=True):
+            state.requests[path] = self._compute(call, path, tokens, idle)
         for request in idle:
             self._requests.free(request)
         call.prefix_requests = list(state.requests.values())

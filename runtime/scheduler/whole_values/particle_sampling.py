@@ -19,7 +19,12 @@ from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilte
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
-from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, PrefixRequests, common_length
+from plait.runtime.scheduler.whole_values.prefix_requests import (
+    PrefixRequest,
+    PrefixRequests,
+    begins_with,
+    common_length,
+)
 
 MAX_SPELLED = 64  # tokens that may follow, of a prefix whose spelling is looked at
 NO_PARTICLE_LEFT = (
@@ -174,7 +179,7 @@ class PooledConstraint(MatcherConstraint):
 
     def _nearest(self, path: Path) -> tuple[Matcher, list[int]]:
         """The matcher with the longest part of `path`; a new one where another prefix would have to move back."""
-        before = [entry for entry in self._pool if common_length(entry[1], path) == len(entry[1])]
+        before = [entry for entry in self._pool if begins_with(path, entry[1])]
         if before:
             return max(before, key=lambda entry: len(entry[1]))
         if len(self._pool) < self._max_matchers:

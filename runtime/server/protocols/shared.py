@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -143,7 +142,7 @@ def drawn_weight(result: CallResult) -> DrawnWeight | UnsetType:
         )
     if (exact := result.exact) is None:
         return UNSET
-    log_weight = sum(math.log(mass) for mass in exact.mass_bounds) / 2
+    log_weight = sum(exact.log_mass_bounds) / 2
     return DrawnWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
 
 

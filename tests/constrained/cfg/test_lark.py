@@ -102,6 +102,9 @@ def _chain(head: str, body: str, length: int) -> str:
         ("r", '["a" next]', 2),
         ("T", '("a" next)? "b"', 2),
         ("T", "/[(]/ next & /[a-z(]*/", 1),
+        ("r", '%json {"type": "array", "items": {"const": null}} next', 1),
+        ("r", '%regex {"substring_words": "a (b"} next', 1),
+        ("r", '"a"{1,3} <|sep(|> next', 1),
     ],
 )
 def test_definitions_nest_to_a_limit_that_is_far_from_the_end_of_the_stack(head: str, body: str, levels: int) -> None:

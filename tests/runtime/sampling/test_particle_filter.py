@@ -125,6 +125,15 @@ def test_particles_of_negligible_weight_end_and_their_expected_weights_stay():
     assert np.mean(num_kept) < 4.5
 
 
+def test_a_single_prefix_is_never_asked_whether_it_is_unlikely(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Language, "is_unlikely", lambda self, path: asked.append(path) or False)
+    SMALL.sample_particles(1, seed=3)
+    assert not asked
+    SMALL.sample_particles(8, seed=3)
+    assert asked
+
+
 def test_the_distribution_tends_to_the_models_own():
     expected, _ = SMALL.enumerated()
     masked = distance(SMALL.masked_distribution(), expected)

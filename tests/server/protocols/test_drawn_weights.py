@@ -7,6 +7,12 @@ import math
 
 import pytest
 
+from plait.lang.meta_info import generation_meta
+from plait.lang.value_weight import value_weight
+from plait.runtime.client.call import CallResult
+from plait.runtime.messages import ExactInfo, Usage
+from plait.runtime.server.protocols.shared import drawn_weight
+
 VALUE = " (yes|no)"
 LIMIT = {"model": "default", "max_tokens": 8, "seed": 3}
 ASK = [{"role": "user", "content": "Say yes or no."}]
@@ -71,3 +77,14 @@ def test_openapi_documents_the_field(http) -> None:
     assert "constrained_logprob" in schemas["DrawnWeight"]["properties"]
     for name in ("ChatChoice", "CompletionChoice", "ResponseBody", "OllamaChat", "OllamaGenerated", "CallAnswer"):
         assert "weight" in schemas[name]["properties"], name
+
+
+def test_a_value_whose_probability_is_too_small_for_a_float_has_a_weight() -> None:
+    exact = ExactInfo(logprob=-2000.0, mass_low=0.0, mass_high=0.25, model_steps=9)
+    result = CallResult(text="", token_ids=[], finish_reason="stop", usage=Usage(), exact=exact)
+    weight = drawn_weight(result)
+    assert weight.log_weight == pytest.approx((math.log(0.25) - 2000) / 2)
+    assert weight.constrained_logprob == pytest.approx(weight.logprob - weight.log_weight)
+    meta = generation_meta(result, tokenizer=None)
+    assert meta["exact"]["constrained_logprob"] == [pytest.approx(-2000 - math.log(0.25)), 0.0]
+    assert value_weight(meta, "") == pytest.approx((weight.log_weight, weight.constrained_logprob))

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_engine import finish_order, greedy, make_engine_loop, post, run_until_idle
+from fake_engine import finish_order, greedy, make_engine_loop, post, run_until_idle, vocabulary
 
+from plait.constrained import Choices, compile_grammar
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler import batching, fairness
+
+WORDS = Choices(("ant", "to", "zoo"))
 
 
 def gen(session, call, n=1):
@@ -86,6 +89,22 @@ def test_a_short_prompt_interrupts_a_long_prefill(small_tiers):
     assert finish_order(transport) == [3]
     run_until_idle(engine_loop, transport)
     assert finish_order(transport) == [3, 1, 2], "two long prompts do not alternate"
+
+
+@pytest.mark.parametrize("how", [{"particles": 2}, {"exact": True}])
+def test_a_short_prompt_interrupts_the_long_one_of_a_value_drawn_as_a_whole(small_tiers, how):
+    grammars = {WORDS: compile_grammar(WORDS, vocabulary())}
+    engine_loop, transport, _ = make_engine_loop(pages=4096, rows=4, batch_tokens=16, grammars=grammars)
+    drawn = Generate(2, 2, sampling_params(max_tokens=8, temperature=3.0, seed=1, **how), WORDS)
+    prompt = (np.arange(900) % 50 + 1).tolist()
+    post(transport, *program_call(1, [9, 9], 200), Open(2, program=1002), Append(2, prompt), drawn)
+    for _ in range(12):
+        engine_loop.step(0.0)
+    post(transport, *program_call(3, [60] * 10))
+    for _ in range(2):
+        engine_loop.step(0.0)
+    assert finish_order(transport) == [3]
+    run_until_idle(engine_loop, transport)
 
 
 def test_a_paused_call_continues_when_it_starves(small_tiers, clock):

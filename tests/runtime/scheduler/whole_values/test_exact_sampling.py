@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from fake_engine import EOS, assert_no_held_pages, generate, greedy, logprob, make_engine_loop, run_until_idle, spell
 
-from plait.constrained import Choices, Regex, compile_grammar
+from plait.constrained import Choices, GrammarError, Regex, compile_grammar
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Generate, Open
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 
 WORDS = Choices(("ant", "to", "tom", "zoo", "act"))
 ENDLESS = Regex("[a-z]+")
@@ -193,3 +194,25 @@ def test_exact_needs_a_constraint(grammars):
 def test_what_cannot_be_combined_is_refused_by_name(field):
     with pytest.raises(InputError, match=rf"exact .*{next(iter(field))}"):
         sampling_params(exact=True, **field)
+
+
+@pytest.mark.parametrize("num_prefixes", range(1, 5))
+def test_a_constraint_that_fails_within_a_search_leaves_no_prefix_behind(grammars, monkeypatch, num_prefixes):
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars)
+    how = {"max_tokens": 60, "temperature": 8.0}
+    for seed in range(4):  # with what they learned, a search begins at several prefixes
+        request = exact(seed, seed, ENDLESS, seed=seed, **how)
+        run_until_idle(engine_loop, transport, Open(seed), Append(seed, PROMPT), request, Close(seed))
+    left, forced = iter(range(num_prefixes)), MatcherConstraint.forced
+
+    def failing(constraint, path):
+        if next(left, None) is None:
+            raise GrammarError("it is too large")
+        return forced(constraint, path)
+
+    monkeypatch.setattr(MatcherConstraint, "forced", failing)
+    request = exact(9, 9, ENDLESS, seed=21, **how)
+    calls = run_until_idle(engine_loop, transport, Open(9), Append(9, PROMPT), request)
+    assert calls[9].end.kind == "constraint" and "too large" in calls[9].end.text
+    assert not engine_loop.batch_scheduler.has_work and len(engine_loop.sessions.sequences()) == 1
+    assert_no_held_pages(engine_loop)

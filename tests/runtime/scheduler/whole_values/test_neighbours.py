@@ -71,3 +71,16 @@ def test_tenants_share_the_prefixes_of_a_step(grammars):
         engine_loop.step(timeout_s=0.0)
     few, many = (sum(counts.get(tenant, 0) for counts, _ in steps[:40]) for tenant in ("few", "many"))
     assert few > 0.6 * many, "one call of a tenant gets about as much as three of another"
+
+
+def test_calls_in_the_background_do_not_limit_the_prefixes_of_a_step(grammars):
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars, rows=128, batch_tokens=256)
+    steps = prefix_logits(engine_loop)
+    background = [Open(0, background=True), Append(0, [1, 2]), generate(0, 0, 200)]
+    post(transport, *background, Open(1), Append(1, [3, 1]), drawn(1, 30, particles=64))
+    while len(outcomes(transport)) < 2 or engine_loop.has_work:
+        engine_loop.step(timeout_s=0.0)
+    beside = [sum(counts.values()) for counts, is_shared in steps if is_shared]
+    assert max(beside[1:]) > MAX_PREFIX_LOGITS
+    assert outcomes(transport)[0].tokens == greedy([1, 2], 200)
+    assert_no_held_pages(engine_loop)
