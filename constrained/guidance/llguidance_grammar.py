@@ -73,12 +73,13 @@ class LlguidanceGrammar(Grammar):
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
         self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items))) if source.unique_items else None
-        self.masks = MaskCache(self.num_words)
         self._prototype = compile_inner_matcher(self._text, vocabulary)
         try:
             matcher = self.matcher()
-            if len(matcher.forced_bytes()) > MAX_LITERAL:
+            forced = matcher.forced_bytes()
+            if len(forced) > MAX_LITERAL:
                 raise GrammarError(f"it forces more than {MAX_LITERAL} bytes at once, which would slow down each token")
+            self.masks = MaskCache(self.num_words, forced, vocabulary.token_bytes)
             matcher.fill_mask(np.zeros(self.num_words, np.int32))  # stored as that of every text
         except GrammarError as error:
             raise GrammarError(EMPTY_LANGUAGE if error.reason == DEAD_END else error.reason) from None

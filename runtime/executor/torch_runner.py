@@ -151,7 +151,7 @@ class TorchRunner(TorchOutputs):
         if self.device.type != "cuda":
             return (2,)
         # Decode tiles of all heights, short prompts, long prompts. A tile's height is a power of two.
-        counts = (1, 2, 4, 8, 9, 2 * LARGE_TILE_TOKENS)
+        counts: tuple[int, ...] = (1, 2, 4, 8, 9, 2 * LARGE_TILE_TOKENS)
         if self.weight_format != "bf16":
             counts += tuple(count for count in QUANTIZED_WARM_UP_COUNTS if count <= self.max_batch_tokens)
         return counts

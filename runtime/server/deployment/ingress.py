@@ -110,6 +110,7 @@ class ListeningIngress:
         settings, place = msgspec.json.decode(config, type=DeployConfig), find_place()
         port = ServePort(engines, place.node_id, asyncio.get_running_loop())
         self._server: GracefulServer | None = None
+        self._server_loop: asyncio.AbstractEventLoop | None = None
         self._is_listening, self._has_ended = concurrent.futures.Future[None](), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -127,6 +128,7 @@ class ListeningIngress:
         await asyncio.wrap_future(self._is_listening)
 
     async def _serve(self, config: DeployConfig, find_address: FindAddress, tls: ssl.SSLContext | None) -> None:
+        self._server_loop = asyncio.get_running_loop()
         app, directory = await connected_application(config, find_address, tls)
         listener = await _bind(config.server)
         self._server = make_server(app, config.server, directory, url_of(config.server.host, listener))
@@ -138,9 +140,13 @@ class ListeningIngress:
         await directory.close()
 
     async def check_health(self) -> None:
-        """Raises RuntimeGone if the server has ended, so that Ray Serve replaces this ingress."""
-        if self._has_ended.is_set():
+        """Raises RuntimeGone if the server has ended, so that Ray Serve replaces this ingress.
+
+        Waits for a turn of the server's event loop: if that stands still, Ray Serve's timeout ends the check.
+        """
+        if self._has_ended.is_set() or self._server_loop is None:
             raise RuntimeGone("the HTTP server of the ingress has ended")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._server_loop))
 
     def __del__(self) -> Coroutine[Any, Any, bool] | None:
         """Called, and awaited, by Ray Serve when the ingress leaves: accepts no more connections, so that the next

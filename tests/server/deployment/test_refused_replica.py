@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 
+import msgspec
 import pytest
 from asgi_server import wait_until
 from local_replicas import local_replicas
@@ -37,6 +39,15 @@ def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> N
             asyncio.run(ingress.check_health())
 
 
+def test_a_replica_with_another_chat_template_is_refused(small_model) -> None:
+    """As while an update of the setting replaces replicas: the ingress writes all prompts by one template."""
+    with local_replicas(str(small_model), {}, ("a",), max_pages=2000) as replicas:
+        served = replicas.directory.client.model
+        welcome = msgspec.structs.replace(served, chat_template="{{ messages }}")
+        assert "another chat template" in (asyncio.run(replicas.directory._refusal(welcome)) or "")
+        assert asyncio.run(replicas.directory._refusal(served)) is None
+
+
 def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
@@ -45,3 +56,19 @@ def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
     ingress._has_ended.set()
     ingress._server._loop = loop
     assert asyncio.run(ingress.__del__())
+
+
+def test_an_ingress_whose_event_loop_stands_still_is_not_healthy() -> None:
+    loop, is_over = asyncio.new_event_loop(), threading.Event()
+    ingress = ListeningIngress.__new__(ListeningIngress)
+    ingress._has_ended, ingress._server_loop = asyncio.Event(), loop
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run(ingress.check_health())
+    loop.call_soon_threadsafe(is_over.wait, 60)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(ingress.check_health(), 0.1))
+    is_over.set()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
