@@ -12,6 +12,7 @@ import pytest
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
+from plait.runtime.server.deployment import engine_replica
 from plait.runtime.server.deployment.autoscaling import KV_DEMAND
 from plait.runtime.server.deployment.deploy_config import config_of
 from plait.runtime.server.deployment.engine_replica import EngineReplica, ReplicaPlace
@@ -22,7 +23,8 @@ from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 
 @pytest.fixture
-def replica(small_model):
+def replica(small_model, monkeypatch):
+    monkeypatch.setattr(engine_replica, "set_up_log", lambda log_format: None)  # it is for a process of its own
     config = config_of({"model": str(small_model), "context-length": 512, "drain-timeout": 30})
     return EngineReplica(msgspec.json.encode(config), lambda: ReplicaPlace("r1", "node 1", "127.0.0.1"))
 
