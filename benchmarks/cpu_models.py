@@ -139,7 +139,7 @@ def measure_plait(path: Path, average: Average) -> list[float]:
         raise SystemExit(f"{path} is not packed on this machine; `plait check --model {path}` says why")
     prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3, average)
     one = step_seconds(runner, 1, 1, 200, 25, average)
-    many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 9, average)
+    many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 25, average)
     limit = weight_bytes(runner) / read_bytes_per_second()
     return [1 / one, prompt, many, load, limit / one]
 
