@@ -58,12 +58,12 @@ class RequestRecord:
 
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
-    `num_key_requests` requests against the limit of its key. reserve_calls(size): counts it with that
-    size, or raises ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also
-    count against the limit of its key. is_background: it is a line of a batch, which counts
-    against no limit and runs behind all other requests. num_runs: one more for each time that it was run again
-    because its runtime ended. model, queue: where it runs; None until that is known. num_body_bytes: that have arrived.
-    on_end: called when it has ended. start_deadline: until when its calls must end, if it waited for its model.
+    `num_key_requests` requests against the limit of its key. reserve_calls(size): counts it with that size, or raises
+    ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also count against the
+    limit of its key. is_background: it is a line of a batch, which counts against no limit and runs behind all other
+    requests. num_runs: one more for each time that it was run again because its runtime ended. model, queue: where it
+    runs; None until that is known. num_body_bytes: that have arrived. on_end: called when it has ended. start_deadline:
+    until when its calls must end, if it waited for its model.
     """
 
     method: str

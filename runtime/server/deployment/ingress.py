@@ -72,6 +72,16 @@ async def connected_application(
     return app, directory
 
 
+def _read_arguments(
+    config: bytes, engines: Any, find_place: Callable[[], IngressPlace]
+) -> tuple[DeployConfig, FindAddress, ssl.SSLContext | None]:
+    """Returns what `connected_application` needs. Call it in the event loop of Ray Serve. Sets up the log."""
+    set_up_log("json")
+    place = find_place()
+    port = ServePort(engines, place.node_id, asyncio.get_running_loop())
+    return msgspec.json.decode(config, type=DeployConfig), port.find_address, place.tls
+
+
 class ProxiedIngress:
     """Is ready when the first replica has connected. config: a `DeployConfig` as JSON. engines: a handle of Ray Serve.
 
@@ -81,15 +91,13 @@ class ProxiedIngress:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: bytes, engines: Any, find_place: Callable[[], IngressPlace]
     ) -> None:
-        set_up_log("json")
-        settings, place = msgspec.json.decode(config, type=DeployConfig), find_place()
-        port = ServePort(engines, place.node_id, asyncio.get_running_loop())
-        self._app, self._directory = await connected_application(settings, port.find_address, place.tls)
+        settings, find_address, tls = _read_arguments(config, engines, find_place)
+        self._app, self._directory = await connected_application(settings, find_address, tls)
 
     async def check_health(self) -> None:
         """Raises RuntimeGone if it cannot use any replica that is left, so that Ray Serve replaces this ingress."""
         if self._directory.has_given_up:
-            raise RuntimeGone("all replicas have another model than this ingress serves")
+            raise RuntimeGone("all replicas have another model or chat template than this ingress serves")
 
     def __serve_build_asgi_app__(self) -> Application:
         """Called by Ray Serve for the application that answers its requests."""
@@ -106,9 +114,7 @@ class ListeningIngress:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, config: bytes, engines: Any, find_place: Callable[[], IngressPlace]
     ) -> None:
-        set_up_log("json")
-        settings, place = msgspec.json.decode(config, type=DeployConfig), find_place()
-        port = ServePort(engines, place.node_id, asyncio.get_running_loop())
+        arguments = _read_arguments(config, engines, find_place)
         self._server: GracefulServer | None = None
         self._server_loop: asyncio.AbstractEventLoop | None = None
         self._is_listening, self._has_ended = concurrent.futures.Future[None](), asyncio.Event()
@@ -117,7 +123,7 @@ class ListeningIngress:
         def run() -> None:
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                    runner.run(self._serve(settings, port.find_address, place.tls))
+                    runner.run(self._serve(*arguments))
             except BaseException as error:
                 if not self._is_listening.done():
                     self._is_listening.set_exception(error)
