@@ -144,7 +144,7 @@ def test_concurrent_requests_wait_for_one_start() -> None:
 
     async def check(pool, a) -> None:
         await asyncio.gather(*(use(pool, host, a) for _ in range(20)))
-        assert a.num_starts == 1 and a.queue.control.max_running == 3
+        assert a.num_starts == 1 and a.queue.max_running == 3
 
     run_with(host, "a", check)
 
