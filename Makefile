@@ -63,7 +63,7 @@ kernels: $(VENV)/.run  ## compile the CPU kernels for this processor
 	$(BIN)/python -P -m plait.kernels.cpu.precompile
 
 types: $(VENV)/.test  ## mypy --strict
-	MYPYPATH=.types $(BIN)/mypy -p plait
+	$(BIN)/mypy -p plait
 
 # The pages that are made: the language reference, and what the examples print.
 docs: $(VENV)/.test  ## regenerate docs/reference.md and docs/examples.md
@@ -75,7 +75,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build *.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
