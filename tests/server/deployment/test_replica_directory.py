@@ -120,10 +120,9 @@ def test_a_runtime_killed_as_for_memory_costs_only_the_streams_that_began_there(
 
 
 def test_a_runtime_without_memory_fails_only_the_requests_that_need_it(replicas, expected) -> None:
-    """The logits of a whole prompt are an array of 190 MB, and one runtime has room for 38 MB: MemoryError in a step.
+    """The logits of a whole prompt are one array of 190 MB, and a runtime has room for 38 MB: MemoryError in a step.
 
-    An array is that large because a prompt is one chunk. What else the runtime may free after its size was read, such as
-    the 67 MB of addresses that glibc reserves for a new thread, is not enough for it.
+    The array does not fit either where the size was read while a new thread had 67 MB of addresses reserved by glibc.
     """
     process = replicas.process("b")
     assert wait_until(process.children)  # the compile processes, which it starts after a moment
