@@ -209,11 +209,11 @@ class AdmissionControl:
         """Counts the request as `num_calls` calls. Raises ApiError 503 or 429."""
         place = record.place
         assert place is not None
-        is_alone = place.queue.num_calls == place.num_calls
-        if num_calls > place.num_calls and not is_alone:
-            if (refusal := place.queue.refusal(record.tenant, num_calls, place.num_calls)) is not None:
-                raise self._queue_full(refusal)
-        place.queue.set_size(place, max(num_calls, place.num_calls), num_rows)
+        queue, num_own = place.queue, place.num_calls
+        refusal = queue.refusal(record.tenant, num_calls, num_own) if num_calls > num_own else None
+        if refusal is not None and queue.num_calls > num_own:
+            raise self._queue_full(refusal)
+        queue.set_size(place, max(num_calls, num_own), num_rows)
 
     def _key_limit_reached(self, text: str) -> ApiError:
         text = f"{text}; try again later"
