@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import threading
 import warnings
 from collections import Counter
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
 _FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables only
+_LINE_START = b'{"key": "'
+_KEY = re.compile(r"[0-9a-f]{32}-\d+")
 
 
 class BatchCheckpoint:
@@ -138,18 +141,38 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise InputError(f"run_batch: resume: the file cannot be written: {error}") from None
     complete_lines = data[: data.rfind(b"\n") + 1]
+    *texts, tail = data.split(b"\n")
+    is_cut_off = tail[: len(_LINE_START)] == _LINE_START[: len(tail)] and not _is_whole(tail)
+    texts += [] if is_cut_off or _line(tail) is not None else [tail]
     done: dict[str, dict[str, Any]] = {}
-    for number, text in enumerate(complete_lines.splitlines(), 1):
-        try:
-            line = json.loads(text)
-            done[line["key"]] = line
-        except (ValueError, KeyError, TypeError):
+    for number, text in enumerate(texts, 1):
+        line = _line(text)
+        if line is None:
             message = f"{path}, line {number}, is not a line that run_batch(resume=...) wrote"
-            raise InputError(f"{message}; remove it, and its item runs again") from None
+            raise InputError(f"{message}; remove it, and its item runs again, or name another file")
+        done[line["key"]] = line
     if len(complete_lines) < len(data):
         with path.open("rb+") as file:
             file.truncate(len(complete_lines))
     return done
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """Returns a line of such a file, also of version 0.1.0, whose items run again; None for any other text."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    is_own = isinstance(line, dict) and _KEY.fullmatch(str(line.get("key"))) and ("run" in line or "variables" in line)
+    return line if is_own else None
+
+
+def _is_whole(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_json(value: Any) -> bool:

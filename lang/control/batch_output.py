@@ -19,6 +19,8 @@ from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
 
 TABLE_SUFFIX = ".parquet"
+ROW_FIELDS = frozenset({"index", "input", "output", "return", "error", "usage"})
+ROW_START = b'{"index": '
 USAGE_FIELDS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
@@ -39,19 +41,23 @@ class OutputFile:
         if path.exists() and not path.is_file():
             raise InputError(f"the output {path} is not a file")
         try:
-            for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if path.exists() else ():
+            *lines, tail = path.read_bytes().split(b"\n") if path.exists() else [b""]
+            for number, line in enumerate(lines, 1):
                 self._keep(number, line)
+            if tail and not (_is_cut_off(tail) and ROW_START[: len(tail)] == tail[: len(ROW_START)]):
+                self._keep(len(lines) + 1, tail)
             self._replace([*self.done.values()])  # without lines of errors, and an incomplete one that a kill left
         except OSError as error:
             raise InputError(f"the output cannot be written: {error}") from None
 
     def _keep(self, number: int, line: bytes) -> None:
+        """Takes a line of an earlier run. Raises InputError for any other line, before anything is written."""
         try:
             row = json.loads(line)
         except ValueError:
-            return
-        index = row.get("index", -1) if isinstance(row, dict) else -1
-        if index not in self._items or row.get("input") != self._items[index]:
+            row = None
+        index = row.get("index", -1) if isinstance(row, dict) and ROW_FIELDS <= row.keys() else -1
+        if index not in self._items or row["input"] != self._items[index]:
             text = f"{self._path}, line {number}, is not a result of this input"
             raise InputError(f"{text}; remove the file or name another")
         if row.get("error") is None:
@@ -109,6 +115,14 @@ def result_of(state: ProgramState) -> dict[str, Any]:
     usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
     variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
     return {"output": variables, "value": as_json(state.ret_value), "usage": usage}
+
+
+def _is_cut_off(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _encoded(row: dict[str, Any]) -> bytes:

@@ -109,6 +109,54 @@ def test_results_of_other_input_are_not_continued(job, capsys):
     assert "line 2, is not a result of this input; remove the file or name another" in capsys.readouterr().err
 
 
+ROW = '{"index": 0, "input": {"number": 1}, "output": {}, "return": 2, "error": null, "usage": null}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a text",
+        "a text\n",
+        '{\n  "index": 0,\n  "input": {"number": 1}\n}\n',
+        "index,input\n0,1\n",
+        "{}",
+        '{"index": 0, "input": {"number": 1}}\n',
+        ROW + "\nnotes of another program",
+        ROW + "\n\n",
+        ROW + '\n{"index": 1, "inp\n' + ROW + "\n",
+        '{"index": 1, "inp\n',
+    ],
+)
+def test_a_file_that_is_not_an_output_is_left_as_it_is(job, tmp_path, capsys, content):
+    command, write, _ = job
+    write({"number": 1}, {"number": 2})
+    (tmp_path / "out.jsonl").write_text(content)
+    before = os.stat(tmp_path / "out.jsonl")
+    assert main(command) == 1
+    assert "is not a result of this input" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == content
+    assert os.stat(tmp_path / "out.jsonl").st_ino == before.st_ino and not (tmp_path / "ran").exists()
+
+
+def test_the_program_itself_is_no_output(job, tmp_path, capsys):
+    command, write, _ = job
+    write({"number": 1})
+    program = (tmp_path / "program.py").read_text()
+    assert main([*command, f"--output={tmp_path / 'program.py'}"]) == 1
+    assert "program.py, line 1, is not a result" in capsys.readouterr().err
+    assert (tmp_path / "program.py").read_text() == program
+
+
+@pytest.mark.parametrize("content", ["", '{"ind', '{"index": 1, "inp', ROW, ROW + "\n", ROW + '\n{"index": 1, "inp'])
+def test_what_a_kill_leaves_is_continued(job, tmp_path, content):
+    command, write, read = job
+    write({"number": 1}, {"number": 2})
+    (tmp_path / "out.jsonl").write_text(content)
+    assert main(command) == 0
+    assert [row["return"] for row in read()] == [2, 4]
+    assert len((tmp_path / "ran").read_text().split()) == 2 - (ROW in content)
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
