@@ -56,7 +56,7 @@ class OutputFile:
             row = json.loads(line)
         except ValueError:
             row = None
-        index = row.get("index", -1) if isinstance(row, dict) and ROW_FIELDS <= row.keys() else -1
+        index = row.get("index", -1) if isinstance(row, dict) and row.keys() >= ROW_FIELDS else -1
         if index not in self._items or row["input"] != self._items[index]:
             text = f"{self._path}, line {number}, is not a result of this input"
             raise InputError(f"{text}; remove the file or name another")

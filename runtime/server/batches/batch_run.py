@@ -222,7 +222,9 @@ class BatchRun:
                 for slot in tasks.values():
                     await slot.wait_while_parked()
                 slot = await self._slots.acquire()
-                tasks[asyncio.create_task(self._lines.run(self.record, line, slot, writer))] = slot
+                task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
+                task.add_done_callback(partial(_release, slot))  # also of a task that is cancelled before it begins
+                tasks[task] = slot
                 for ended in [task for task in tasks if task.done()]:
                     del tasks[ended]
                     ended.result()
@@ -288,6 +290,10 @@ class BatchRun:
 
 def _is_filled(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
+
+
+def _release(slot: Slot, task: asyncio.Task[None]) -> None:
+    slot.release()
 
 
 def _append_not_run(results: ResultLog, path: Path, lines: list[Line], error: tuple[str, str]) -> None:

@@ -306,3 +306,34 @@ def test_what_has_expired_is_removed(tmp_path, monkeypatch) -> None:
             assert service.service.files._num_bytes[""] == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_full) -> None:
+    """The task of a line is made in the turn in which an earlier line fails, and so cancelled before it begins."""
+    keys = {"a": "0" * 64, "b": "1" * 64}
+
+    async def main() -> None:
+        items = [line(str(i), text="x" * 40) for i in range(30)]
+        async with Service(tmp_path, max_batch_calls=3, api_keys=keys) as service:
+            service.service.files._num_bytes["a"] = service.service.files.quota.max_bytes - len(as_lines(items)) - 600
+            real, num_writes = result_log.write_all, 0
+
+            def write_all(descriptor, data):
+                nonlocal num_writes
+                num_writes += 1
+                if num_writes > 2:
+                    raise OSError(errno.ENOSPC, "no space")
+                real(descriptor, data)
+
+            if is_disk_full:
+                monkeypatch.setattr(result_log, "write_all", write_all)
+            for _ in range(4):  # more lines than slots could be lost
+                failed = await service.end_of(await service.create(items, tenant="a"))
+                assert failed.status == "failed" and failed.counts.completed < 30
+                service.service.files._num_bytes["a"] -= len(as_lines(items))
+            assert service.service._slots.num_calls == 0
+            monkeypatch.setattr(result_log, "write_all", real)
+            assert (await service.end_of(await service.create([line("a")], tenant="b"))).status == "completed"
+
+    asyncio.run(main())
