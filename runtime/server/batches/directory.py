@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from plait.runtime.errors import InputError
+from plait.runtime.results.result_file import PRIVATE_MODE, sync_folder, write_all
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+FOLDER_MODE = 0o700
 
 
 class StateDirectory:
@@ -58,7 +59,7 @@ def _check_is_private(path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,14 +120,7 @@ def read_records(folder: Path, kind: type[T]) -> list[T]:
 
 def open_new(path: Path) -> int:
     """Opens an empty file for writing, with mode 0600. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of `data`. Raises OSError, such as ENOSPC, after a part of it may have been written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
 
 
 def move(source: Path, target: Path) -> None:
@@ -161,12 +155,3 @@ def remove_unfinished(folder: Path) -> None:
 def remove(path: Path) -> None:
     """Removes a file, if it is there. Raises OSError."""
     path.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

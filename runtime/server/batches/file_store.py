@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.runtime.results.result_file import sync_folder
 from plait.runtime.server.batches.directory import (
     StateDirectory,
     encode_record,
@@ -18,7 +19,6 @@ from plait.runtime.server.batches.directory import (
     open_new,
     read_records,
     remove,
-    sync_folder,
     write_record,
 )
 from plait.runtime.server.batches.records import FileRecord, Purpose, new_id

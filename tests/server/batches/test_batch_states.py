@@ -11,7 +11,8 @@ import pytest
 from batch_services import Service, as_lines, echo, line
 
 from plait.runtime.errors import InputError
-from plait.runtime.server.batches import batch_service, line_runner, result_log
+from plait.runtime.results import result_file
+from plait.runtime.server.batches import batch_service, line_runner
 from plait.runtime.server.batches.file_store import QuotaExceeded
 from plait.runtime.server.errors import ApiError
 
@@ -162,7 +163,7 @@ def test_a_line_that_a_shutdown_aborts_is_run_by_the_next_server(tmp_path) -> No
 
 
 def test_a_full_disk_fails_the_batch_and_keeps_what_is_stored(tmp_path, monkeypatch) -> None:
-    real, num_writes = result_log.write_all, 0
+    real, num_writes = result_file.write_all, 0
 
     def write_all(descriptor, data):
         nonlocal num_writes
@@ -172,7 +173,7 @@ def test_a_full_disk_fails_the_batch_and_keeps_what_is_stored(tmp_path, monkeypa
             raise OSError(errno.ENOSPC, "no space")
         real(descriptor, data)
 
-    monkeypatch.setattr(result_log, "write_all", write_all)
+    monkeypatch.setattr(result_file, "write_all", write_all)
     items = [line(str(i)) for i in range(6)]
     record, results = asyncio.run(run_one(tmp_path, items, max_batch_calls=1))
     assert record.status == "failed" and codes(record) == [(None, "disk_full", None)]
@@ -317,7 +318,7 @@ def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_
         items = [line(str(i), text="x" * 40) for i in range(30)]
         async with Service(tmp_path, max_batch_calls=3, api_keys=keys) as service:
             service.service.files._num_bytes["a"] = service.service.files.quota.max_bytes - len(as_lines(items)) - 600
-            real, num_writes = result_log.write_all, 0
+            real, num_writes = result_file.write_all, 0
 
             def write_all(descriptor, data):
                 nonlocal num_writes
@@ -327,13 +328,13 @@ def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_
                 real(descriptor, data)
 
             if is_disk_full:
-                monkeypatch.setattr(result_log, "write_all", write_all)
+                monkeypatch.setattr(result_file, "write_all", write_all)
             for _ in range(4):  # more lines than slots could be lost
                 failed = await service.end_of(await service.create(items, tenant="a"))
                 assert failed.status == "failed" and failed.counts.completed < 30
                 service.service.files._num_bytes["a"] -= len(as_lines(items))
             assert service.service._slots.num_calls == 0
-            monkeypatch.setattr(result_log, "write_all", real)
+            monkeypatch.setattr(result_file, "write_all", real)
             assert (await service.end_of(await service.create([line("a")], tenant="b"))).status == "completed"
 
     asyncio.run(main())

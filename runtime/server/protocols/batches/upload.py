@@ -13,8 +13,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
+from plait.runtime.results.result_file import write_all
 from plait.runtime.server.app_state import state_of, tenant_of
-from plait.runtime.server.batches.directory import run_to_end, write_all
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.records import FileRecord
 from plait.runtime.server.errors import ApiError, invalid
