@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from plait.constrained.compile_service.fair_queue import FairQueue
 from plait.constrained.specs import Spec
+from plait.constrained.tenant_shares import TenantQueue, TenantShares
 
 MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
@@ -74,10 +74,15 @@ class PendingSpecs:
 
 
 class Lanes:
-    """The queue of small specs and the queue of large ones, each fair to all tenants."""
+    """The queue of small specs and the queue of large ones. Tenants share the workers by weight and by time.
 
-    def __init__(self) -> None:
-        self._small, self._large = FairQueue[PendingSpec](), FairQueue[PendingSpec]()
+    A spec that was taken from a queue holds a worker until `settle` finds that it has ended.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._shares = TenantShares(weights)
+        self._small, self._large = TenantQueue[PendingSpec](self._shares), TenantQueue[PendingSpec](self._shares)
+        self._begun: dict[PendingSpec, tuple[str, float]] = {}  # (tenant, monotonic seconds)
 
     def __len__(self) -> int:
         return len(self._small) + len(self._large)
@@ -100,8 +105,19 @@ class Lanes:
         self._small.discard(pending, tenant)
         self._large.discard(pending, tenant)
 
-    def pop(self, *, may_be_large: bool) -> PendingSpec | None:
+    def pop(self, now: float, *, may_be_large: bool) -> PendingSpec | None:
         """Removes and returns the next large spec if `may_be_large`, else the next small one, else None."""
-        if may_be_large and len(self._large):
-            return self._large.pop()
-        return self._small.pop() if len(self._small) else None
+        lane = self._large if may_be_large and len(self._large) else self._small
+        if not len(lane):
+            return None
+        tenant, pending = lane.pop(now)
+        self._shares.take(tenant)
+        self._begun[pending] = tenant, now
+        return pending
+
+    def settle(self, running: Collection[PendingSpec], now: float) -> None:
+        """Takes back the workers of specs that no longer run, and charges their tenants for the time."""
+        for pending in [pending for pending in self._begun if pending not in running]:
+            tenant, began = self._begun.pop(pending)
+            self._shares.take(tenant, -1)
+            self._shares.charge(tenant, now - began, now)

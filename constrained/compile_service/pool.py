@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from threading import Thread
 from time import monotonic
 
@@ -39,8 +40,8 @@ class CompilePool:
     """Worker processes that compile specs for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
 
     - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
-      are served in turn. With two workers or more, one is reserved for small specs: those that `spec_cost` estimates to
-      be small and that compile within 0.1 s of CPU time.
+      share the workers' time by their `tenant_weights` (1 by default). With two workers or more, one is reserved for
+      small specs: those that `spec_cost` estimates to be small and that compile within 0.1 s of CPU time.
     - Time: a job is answered within about `deadline_s` of wall time. One that takes more than 0.9 of it fails, and its
       worker is killed; the rest is a margin for a caller that is busy when the time is over. A job that got hardly any
       CPU time fails with CompileQueueFull instead.
@@ -75,6 +76,7 @@ class CompilePool:
         start_eagerly: bool = True,
         in_place: bool = False,
         spec_file: SpecFile | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
         if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
@@ -91,7 +93,7 @@ class CompilePool:
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
         self._builds = GrammarBuilds[PendingSpec](vocabulary)
-        self._queue = Lanes()
+        self._queue = Lanes(tenant_weights)
         self._pending = PendingSpecs()
         self._waiting: dict[int, PendingSpec] = {}  # by ticket
         self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
@@ -279,10 +281,11 @@ class CompilePool:
             self._last_start_succeeded = True
             self._workers.maintain()
         self._fail_starts()
+        self._queue.settle(self._workers.jobs, monotonic())
         while len(self._queue) and self._workers.num_idle:
             if len(self._workers.jobs) >= self._num_workers:
                 return
-            pending = self._queue.pop(may_be_large=self._may_run_large())
+            pending = self._queue.pop(monotonic(), may_be_large=self._may_run_large())
             if pending is None:
                 return
             limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._job_limit_s
@@ -301,7 +304,7 @@ class CompilePool:
         """
         for _ in range(self._workers.take_failed_starts()):
             self._last_start_succeeded = False
-            pending = self._queue.pop(may_be_large=True)
+            pending = self._queue.pop(monotonic(), may_be_large=True)
             if pending is not None:
                 self._finish(pending, CompileQueueFull("the compiler process did not start"))
 

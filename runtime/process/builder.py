@@ -47,6 +47,7 @@ def build_engine_loop(
         deadline_s=config.compile_deadline_s,
         start_eagerly=False,
         in_place=True,
+        tenant_weights=config.tenant_weights,
         spec_file=SpecFile(Path(config.constraint_file)) if config.constraint_file else None,
     )
     compiler.start()
