@@ -11,13 +11,14 @@ program's, or damaged: it is refused, and stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import secrets
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PUBLIC_MODE, PRIVATE_MODE = 0o666, 0o600
@@ -128,8 +129,6 @@ class ResultFile:
 
         Raises OSError.
         """
-        target = self.path.resolve()
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         descriptor = self._open(os.O_RDONLY)
         try:
             if self._is_changed(descriptor):
@@ -137,17 +136,12 @@ class ResultFile:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
-        try:
-            with open(part, "xb") as file:
-                os.chmod(part, mode)
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-                info = os.fstat(file.fileno())
-            os.replace(part, target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        with replacing(self.path) as part, part.open("wb") as file:
+            os.chmod(part, mode)
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+            info = os.fstat(file.fileno())
         self.size, self._place = info.st_size, (info.st_dev, info.st_ino)
 
     def remove(self) -> None:
@@ -168,6 +162,23 @@ class ResultFile:
         if self._is_durable:
             return os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_MODE)
         return os.open(self.path, flags | os.O_CLOEXEC, PUBLIC_MODE)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a new, empty file that takes the place of `path` at the end of the block.
+
+    After a kill the old file or the new one is there. A link stays, and leads to the new file. Raises OSError.
+    """
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.open("xb").close()
+        yield part
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_all(descriptor: int, data: bytes) -> None:
