@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from plait.runtime.server.batches.directory import StateDirectory, encode_record, write_record
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
 from plait.runtime.server.batches.input_file import CheckedInput, Line, check_input, read_line
@@ -32,6 +34,8 @@ NOT_RUN = {
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
 LINES_AT_ONCE = 1000  # that get the error "not run"
+NUM_RESULT_FILES = 2  # that a batch may have
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # before the end of a batch is stored again, when the disk refused it
 
 log = logging.getLogger("plait.server")
 
@@ -68,23 +72,23 @@ class BatchRun:
 
     # -- state ------------------------------------------------------------------------------------
 
-    async def save(self) -> None:
-        """Writes the record, durably. Raises OSError."""
+    async def save(self, **changes: Any) -> None:
+        """Changes the record, first on disk: nobody sees a state that a crash takes back. Raises OSError."""
         async with self._saving:
-            encoded = encode_record(self.record)  # here, so that no other thread sees half of a change
-            await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
+            await self._save(changes)
+
+    async def _save(self, changes: dict[str, Any]) -> None:
+        encoded = encode_record(msgspec.structs.replace(self.record, **changes))
+        await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
+        for name, value in changes.items():
+            setattr(self.record, name, value)
 
     async def cancel(self) -> None:
-        """Ends the batch: lines that run are stopped. Raises OSError if this cannot be stored."""
-        before = self.record.status
-        self.record.status, self.record.cancelling_at = "cancelling", int(time.time())
-        try:
-            await self.save()
-        except OSError:
-            if self.record.status == "cancelling":
-                self.record.status, self.record.cancelling_at = before, None
-            raise
-        self._stop.set()
+        """Ends the batch, unless it ends already: lines that run are stopped. Raises OSError if it cannot be stored."""
+        async with self._saving:
+            if self.record.status in ("validating", "in_progress"):
+                await self._save({"status": "cancelling", "cancelling_at": int(time.time())})
+                self._stop.set()
 
     async def run(self) -> None:
         """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
@@ -111,9 +115,7 @@ class BatchRun:
             if checked is None:
                 return
             record.counts.total = len(checked.lines)
-            if record.status == "validating":
-                record.status, record.in_progress_at = "in_progress", int(time.time())
-                await self.save()
+            await self._start()
             if self._turn.locked():
                 checked = None  # a key may have many batches that wait: they hold neither lines nor open files
             has_turn = record.ending is None and await self._wait_for_turn()
@@ -125,9 +127,13 @@ class BatchRun:
             finally:
                 if has_turn:
                     self._turn.release()
-        await self._add_result_files()
         assert record.ending is not None
         await self._end(record.ending)
+
+    async def _start(self) -> None:
+        async with self._saving:
+            if self.record.status == "validating":
+                await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
 
     async def _checked_input(self) -> CheckedInput | None:
         """Reads and checks the input. Returns None if it is wrong, which has ended the batch."""
@@ -162,9 +168,7 @@ class BatchRun:
                 await self._start_finalizing()
             if record.ending in NOT_RUN:
                 await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
-            record.has_output, record.has_errors = results.has_lines(True), results.has_lines(False)
-            record.is_sealed = True
-            await self.save()
+            await self.save(is_sealed=True)
         finally:
             await writer.close()
             results.close()
@@ -186,9 +190,8 @@ class BatchRun:
 
     async def _start_finalizing(self) -> None:
         """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
-        if self.record.ending != "cancelled":
-            self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
-        await self.save()
+        is_cancelled = self.record.ending == "cancelled"
+        await self.save(**({} if is_cancelled else {"status": "finalizing", "finalizing_at": int(time.time())}))
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -245,47 +248,40 @@ class BatchRun:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    async def _add_result_files(self) -> None:
-        """Makes the results files of the key. Those that were added before a crash are left as they are."""
-        record = self.record
-        for is_there, file_id, name in (
-            (record.has_output, record.output_id, "output"),
-            (record.has_errors, record.error_id, "errors"),
-        ):
-            if is_there:
-                path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
-                await asyncio.to_thread(
-                    self._files.add_results,
-                    path,
-                    file_id,
-                    record.tenant,
-                    filename,
-                    record.results_expire_s,
-                    self._are_results_counted,
-                )
+    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None, has_results: bool = True) -> None:
+        """Ends the batch, with what is stored of its results as files of the key.
 
-    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None) -> None:
-        self.record.problems = problems or []
-        self.record.status = self.record.ending = ending
-        setattr(self.record, f"{ending}_at", int(time.time()))
-        await self.save()
+        Tries until that is on disk: a batch that has ended does not run again after a restart.
+        """
+        record, pause_s = self.record, FIRST_PAUSE_S
+        changes = {"status": ending, "ending": ending, "problems": problems or [], f"{ending}_at": int(time.time())}
+        while True:
+            try:
+                if has_results:
+                    await asyncio.to_thread(self._add_results)
+                await self.save(**changes)
+                break
+            except OSError as error:
+                log.error("the end of batch %s cannot be stored, and is tried again: %s", record.id, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        self._files.release(record.tenant, num_files=NUM_RESULT_FILES - record.has_output - record.has_errors)
+
+    def _add_results(self) -> None:
+        """Makes files of the results. Those that were moved or added before a crash are left as they are."""
+        record = self.record
+        for name, file_id in (("output", record.output_id), ("errors", record.error_id)):
+            path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
+            is_there = _is_filled(path) or _is_filled(self._files.content_path(file_id))
+            setattr(record, f"has_{name}", is_there)
+            if is_there:
+                is_counted, lifetime_s = self._are_results_counted, record.results_expire_s
+                self._files.add_results(path, file_id, record.tenant, filename, lifetime_s, is_counted)
 
     async def _fail(self, code: str, text: str) -> None:
-        """Ends the batch with an error of the server. Results that are stored become files, if that is possible."""
-        record = self.record
-        log.error("batch %s failed: %s", record.id, text)
-        problems = [BatchProblem(code=code, message=text)]
-        record.status, record.ending, record.problems, record.failed_at = "failed", "failed", problems, int(time.time())
-        folder = self._folder
-        record.has_output = _is_filled(folder / f"{record.id}.output") or self._files.has(record.output_id)
-        record.has_errors = _is_filled(folder / f"{record.id}.errors") or self._files.has(record.error_id)
-        try:
-            if code != "damaged_results":
-                await self._add_result_files()
-            await self.save()
-        except OSError as error:
-            log.error("the end of batch %s cannot be stored: %s", record.id, error)
-        record.has_output, record.has_errors = self._files.has(record.output_id), self._files.has(record.error_id)
+        """Ends the batch with an error of the server."""
+        log.error("batch %s failed: %s", self.record.id, text)
+        await self._end("failed", [BatchProblem(code=code, message=text)], has_results=code != "damaged_results")
 
 
 def _is_filled(path: Path) -> bool:

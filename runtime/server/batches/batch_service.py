@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.server.batches.batch_run import BatchRun, RunLimits
+from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun, RunLimits
 from plait.runtime.server.batches.directory import StateDirectory, read_records, remove, remove_unfinished
 from plait.runtime.server.batches.file_store import FileStore, Quota
 from plait.runtime.server.batches.line_runner import Ask, LineRunner
@@ -49,6 +49,9 @@ class BatchService:
         self.files = FileStore(directory, quota)
         self.files.user_of = self._unfinished_with_input
         self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
+        for record in self._unfinished():
+            num_results = NUM_RESULT_FILES - self.files.has(record.output_id) - self.files.has(record.error_id)
+            self.files.count(record.tenant, 0, num_results)
         self._slots = Slots(settings.max_batch_calls or settings.max_running, lambda: may_start() and not is_draining())
         self._limits = RunLimits(settings.max_body_bytes, settings.max_batch_lines)
         self._lines = LineRunner(self.files, ask, is_draining)
@@ -147,7 +150,7 @@ class BatchService:
         if num_unfinished >= MAX_UNFINISHED_PER_KEY:
             text = f"this key has {MAX_UNFINISHED_PER_KEY} batches that have not ended; try again when one has"
             raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded")
-        self.files.check_num_files(tenant, num_new=2 * (num_unfinished + 1))  # their results
+        self.files.reserve(tenant, num_files=NUM_RESULT_FILES)
         now = int(time.time())
         record = BatchRecord(
             id=new_id("batch_"),
@@ -170,6 +173,7 @@ class BatchService:
             await self._new_run(record).save()
         except BaseException:
             del self._records[record.id]
+            self.files.release(tenant, num_files=NUM_RESULT_FILES)
             raise
         self._run(record)
         return record

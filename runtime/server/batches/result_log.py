@@ -141,10 +141,6 @@ class ResultLog:
             if not file.size:
                 file.remove()
 
-    def has_lines(self, is_success: bool) -> bool:
-        """Whether the output file (True) or the error file has a line."""
-        return self._files[is_success].size > 0
-
     def _count(self, line: bytes) -> None:
         try:
             result = msgspec.json.decode(line, type=_ResultLine)

@@ -12,7 +12,7 @@ from batch_services import Service, as_lines, echo, line
 
 from plait.runtime.errors import InputError
 from plait.runtime.results import result_file
-from plait.runtime.server.batches import batch_service, line_runner
+from plait.runtime.server.batches import batch_run, batch_service, file_store, line_runner
 from plait.runtime.server.batches.file_store import QuotaExceeded
 from plait.runtime.server.errors import ApiError
 
@@ -336,5 +336,54 @@ def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_
             assert service.service._slots.num_calls == 0
             monkeypatch.setattr(result_file, "write_all", real)
             assert (await service.end_of(await service.create([line("a")], tenant="b"))).status == "completed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", ["results", "end"])
+def test_a_batch_that_has_ended_stays_ended_whatever_the_disk_does(tmp_path, monkeypatch, fails) -> None:
+    """The end is on disk before a client sees it, and the results are files by then."""
+    monkeypatch.setattr(batch_run, "FIRST_PAUSE_S", 0.01)
+    real_write, real_append, is_full, refusals = batch_run.write_record, result_file.write_all, False, 0
+
+    def write_record(path, encoded):
+        nonlocal refusals
+        if is_full:
+            refusals += 1
+            raise OSError(errno.ENOSPC, "no space")
+        real_write(path, encoded)
+
+    def write_all(descriptor, data):
+        nonlocal is_full
+        if fails == "results" and b'"2"' in data:
+            is_full = True
+            raise OSError(errno.ENOSPC, "no space")
+        real_append(descriptor, data)
+
+    async def main() -> None:
+        nonlocal is_full
+        for module in (batch_run, file_store):
+            monkeypatch.setattr(module, "write_record", write_record)
+        monkeypatch.setattr(result_file, "write_all", write_all)
+
+        async def ask(path, body, tenant, label, set_calls):
+            nonlocal is_full
+            is_full = is_full or (fails == "end" and b'"3"' in body)
+            return await echo(path, body, tenant, label, set_calls)
+
+        async with Service(tmp_path, ask, max_batch_calls=1) as service:
+            record = await service.create([line(str(i)) for i in range(4)])
+            while refusals < 5:
+                await asyncio.sleep(0.001)
+                assert not record.has_ended
+            is_full = False
+            await service.end_of(record)
+            assert record.status == "failed" and codes(record) == [(None, "disk_full", None)]
+            results = service.results(record)
+            assert len(results) == record.counts.completed == (2 if fails == "results" else 4)
+            assert service.service.files._num_files[""] == 2
+        async with Service(tmp_path) as service:
+            again = service.service.get("", record.id)
+            assert again == record and service.results(again) == results
 
     asyncio.run(main())

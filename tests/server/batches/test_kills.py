@@ -120,7 +120,7 @@ async def complete(path, batch_id: str | None) -> None:
             assert record.tokens.output == 2 * record.counts.completed
         stored = files.of_tenant("")
         assert len(stored) == 1 + 2 * len(records)
-        assert files._num_bytes[""] == sum(file.bytes for file in stored)
+        assert files._num_bytes[""] == sum(file.bytes for file in stored) and files._num_files[""] == len(stored)
         names = {path.stem for path in (path / "files").iterdir()}
         assert names == {file.id for file in stored}, "files are left over"
         assert {path.name for path in (path / "batches").iterdir()} <= {f"{record.id}.json" for record in records}

@@ -36,10 +36,10 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     Raises ApiError for a wrong body, QuotaExceeded, and OSError if the file cannot be written.
     """
     tenant = tenant_of(request)
-    files.check_num_files(tenant)
     form = _Form(_boundary(request))
     max_lines = state_of(request).settings.max_batch_lines
     num_bytes = 0
+    files.reserve(tenant, num_files=1)
     with files.new_upload() as (file_id, descriptor):
         try:
             async for piece in _pieces(request, form):
@@ -57,7 +57,7 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
             record = await run_to_end(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
         finally:
             if not files.has(file_id):
-                files.release(tenant, num_bytes)
+                files.release(tenant, num_bytes, 1)
     return record
 
 
