@@ -10,6 +10,7 @@ After a kill the same steps are taken again: lines that have a result are skippe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
@@ -20,9 +21,17 @@ from typing import Any
 
 import msgspec
 
-from plait.runtime.server.batches.directory import StateDirectory, encode_record, write_record
+from plait.runtime.server.batches.directory import INDEX_SUFFIX, StateDirectory, encode_record, remove, write_record
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
-from plait.runtime.server.batches.input_file import CheckedInput, Line, check_input, read_line
+from plait.runtime.server.batches.input_file import (
+    CheckedInput,
+    InputChanged,
+    Line,
+    check_input,
+    encode_lines,
+    read_line,
+    read_lines,
+)
 from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
 from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
@@ -58,12 +67,14 @@ class BatchRun:
         files: FileStore,
         limits: RunLimits,
         slots: Slots,
+        checks: Slots,
         turn: asyncio.Lock,
         lines: LineRunner,
     ) -> None:
         self.record = record
         self._folder, self._files, self._limits = directory.batches, files, limits
-        self._slots, self._turn, self._lines = slots, turn, lines
+        self._index = directory.batches / f"{record.id}{INDEX_SUFFIX}"
+        self._slots, self._checks, self._turn, self._lines = slots, checks, turn, lines
         self._stop = asyncio.Event()
         self._saving = asyncio.Lock()
         self._are_results_counted = False
@@ -98,6 +109,8 @@ class BatchRun:
             await self._fail(QUOTA, str(error))
         except DamagedResults as error:
             await self._fail("damaged_results", f"{error}; the batch cannot be continued")
+        except InputChanged as error:
+            await self._fail("input_changed", f"the input has changed since it was checked: {error}")
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             text = "the server's disk is full" if is_full else f"the server cannot store the batch: {error.strerror}"
@@ -111,46 +124,54 @@ class BatchRun:
         if not record.is_sealed:
             if record.in_progress_at is not None:
                 await asyncio.to_thread(self._count_results)  # of the server before this one
-            checked = await self._checked_input()
-            if checked is None:
+            if not await self._check():
                 return
-            record.counts.total = len(checked.lines)
-            await self._start()
-            if self._turn.locked():
-                checked = None  # a key may have many batches that wait: they hold neither lines nor open files
-            has_turn = record.ending is None and await self._wait_for_turn()
+            has_turn = await self._wait_for_turn()
             try:
-                checked = checked or await self._checked_input()
-                if checked is None:
-                    return
-                await self._run_lines(checked.lines)
+                await self._run_lines(await asyncio.to_thread(read_lines, self._index))
             finally:
                 if has_turn:
                     self._turn.release()
         assert record.ending is not None
         await self._end(record.ending)
 
-    async def _start(self) -> None:
-        async with self._saving:
-            if self.record.status == "validating":
-                await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
-
-    async def _checked_input(self) -> CheckedInput | None:
-        """Reads and checks the input. Returns None if it is wrong, which has ended the batch."""
-        record, limits = self.record, self._limits
-        async with self._slots.checks:
-            path = self._files.content_path(record.input_file_id)
-            checked = await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
-        if not checked.problems:
-            return checked
-        if record.in_progress_at is not None:  # it was right when the batch began
-            await self._fail("input_changed", f"the input is refused now: {checked.problems[0].message}")
-        else:
+    async def _check(self) -> bool:
+        """Checks the input, unless that was done. Returns False if the batch has ended before or by that."""
+        record = self.record
+        if record.in_progress_at is not None and self._index.exists():
+            return True
+        checking = asyncio.create_task(self._check_input())
+        ending = await self._unless_stopped(checking)
+        if ending is not None:
+            await self._end(ending)
+            return False
+        checked = checking.result()
+        if checked.problems:
+            if record.in_progress_at is not None:  # it was right when the batch began
+                raise InputChanged(checked.problems[0].message)
             await self._end("failed", checked.problems)
-        return None
+            return False
+        record.counts.total = len(checked.lines)
+        await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
+        async with self._saving:
+            if record.status == "validating":
+                await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
+        return True
+
+    async def _check_input(self) -> CheckedInput:
+        record, limits = self.record, self._limits
+        slot = await self._checks.acquire(record.tenant)
+        try:
+            slot.set_calls(1)
+            path = self._files.content_path(record.input_file_id)
+            return await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
+        finally:
+            slot.release()
 
     async def _wait_for_turn(self) -> bool:
         """Waits for all earlier batches of the key. Returns False if the batch is cancelled or expires before."""
+        if self.record.ending is not None:
+            return False
         self.record.ending = await self._unless_stopped(asyncio.create_task(self._turn.acquire()))
         return self.record.ending is None
 
@@ -224,7 +245,7 @@ class BatchRun:
             for line in lines:
                 for slot in tasks.values():
                     await slot.wait_while_parked()
-                slot = await self._slots.acquire()
+                slot = await self._slots.acquire(self.record.tenant)
                 task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
                 task.add_done_callback(partial(_release, slot))  # also of a task that is cancelled before it begins
                 tasks[task] = slot
@@ -265,6 +286,8 @@ class BatchRun:
                 log.error("the end of batch %s cannot be stored, and is tried again: %s", record.id, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        with contextlib.suppress(OSError):  # the next start removes it
+            await asyncio.to_thread(remove, self._index)
         self._files.release(record.tenant, num_files=NUM_RESULT_FILES - record.has_output - record.has_errors)
 
     def _add_results(self) -> None:

@@ -25,6 +25,7 @@ KEPT_S = 30 * DAY_S  # a batch after it was created
 KEPT_PER_KEY = 1000  # batches that have ended
 MAX_UNFINISHED_PER_KEY = 64
 HOUSEKEEPING_S = 60.0
+MAX_CHECKS = 4  # inputs at a time, each of which takes memory for its lines; of one key one, as its batches run in turn
 RATE_LIMIT_ERROR = "rate_limit_error"
 
 log = logging.getLogger("plait.server")
@@ -52,7 +53,12 @@ class BatchService:
         for record in self._unfinished():
             num_results = NUM_RESULT_FILES - self.files.has(record.output_id) - self.files.has(record.error_id)
             self.files.count(record.tenant, 0, num_results)
-        self._slots = Slots(settings.max_batch_calls or settings.max_running, lambda: may_start() and not is_draining())
+        self._slots = Slots(
+            settings.max_batch_calls or settings.max_running,
+            lambda: may_start() and not is_draining(),
+            settings.key_weights,
+        )
+        self._checks = Slots(MAX_CHECKS, lambda: True, settings.key_weights, max_per_key=1)
         self._limits = RunLimits(settings.max_body_bytes, settings.max_batch_lines)
         self._lines = LineRunner(self.files, ask, is_draining)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -72,7 +78,7 @@ class BatchService:
         unfinished = sorted(self._unfinished(), key=lambda record: (record.created_at, record.id))
         results = {file_id for record in unfinished for file_id in (record.output_id, record.error_id)}
         self.files.remove_leftovers(expected=results)
-        remove_unfinished(self._directory.batches)
+        remove_unfinished(self._directory.batches, running={record.id for record in unfinished})
         self._housekeeping = asyncio.create_task(self._keep_house())
         for record in unfinished:
             if record.tenant in (self._settings.api_keys or ("",)):
@@ -92,7 +98,7 @@ class BatchService:
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
         turn = self._turns[record.tenant]
-        return BatchRun(record, self._directory, self.files, self._limits, self._slots, turn, self._lines)
+        return BatchRun(record, self._directory, self.files, self._limits, self._slots, self._checks, turn, self._lines)
 
     def _run(self, record: BatchRecord) -> None:
         run = self._runs[record.id] = self._new_run(record)
@@ -130,7 +136,7 @@ class BatchService:
     def _remove_files(self, *records: BatchRecord) -> None:
         """Removes all of batches that are forgotten, in a thread. Raises OSError."""
         for record in records:
-            for name in ("output", "errors", "json"):
+            for name in ("output", "errors", "lines", "json"):
                 remove(self._path(record, name))
 
     def _path(self, record: BatchRecord, name: str) -> Path:

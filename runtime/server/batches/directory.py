@@ -2,7 +2,8 @@
 
     DIR/lock              held by the server that uses the directory
     DIR/files/ID.json     a file's record;  DIR/files/ID.content its bytes;  ID.part an upload that has not ended
-    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each
+    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each;
+                          ID.lines where the lines of its input are, once they are checked
 
 Both folders have mode 0700, all files 0600. A record is replaced as a whole; results are appended and fsynced.
 """
@@ -14,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 
 FOLDER_MODE = 0o700
+INDEX_SUFFIX = ".lines"
 
 
 class StateDirectory:
@@ -146,10 +148,11 @@ async def run_to_end(function: Callable[..., R], *arguments: Any) -> R:
         task.exception()  # retrieved, also where the cancellation is raised instead
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes the records of a folder whose writing a kill interrupted. Raises OSError."""
-    for path in folder.glob("*.tmp"):
-        remove(path)
+def remove_unfinished(folder: Path, running: Collection[str]) -> None:
+    """Removes records whose writing a kill interrupted, and indexes of batches other than `running`. Raises OSError."""
+    for path in folder.iterdir():
+        if path.suffix == ".tmp" or (path.suffix == INDEX_SUFFIX and path.stem not in running):
+            remove(path)
 
 
 def remove(path: Path) -> None:

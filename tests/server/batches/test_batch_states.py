@@ -255,7 +255,43 @@ def test_only_keys_of_the_server_are_continued(tmp_path) -> None:
     asyncio.run(main())
 
 
-def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) -> None:
+def test_an_input_is_checked_once(tmp_path, monkeypatch) -> None:
+    """An index of its lines stays on disk. A server without one, of an earlier version, checks once more."""
+    real, num_checks = batch_run.check_input, 0
+
+    async def check(*arguments):
+        nonlocal num_checks
+        num_checks += 1
+        return await real(*arguments)
+
+    async def ask(path, body, tenant, label, set_calls):
+        if b"slow" in body:
+            set_calls(1)
+            await asyncio.sleep(3600)
+        return await echo(path, body, tenant, label, set_calls)
+
+    async def main() -> None:
+        monkeypatch.setattr(batch_run, "check_input", check)
+        async with Service(tmp_path, ask) as service:
+            record = await service.create([line("a"), line("b slow")])
+            while record.counts.completed < 1:
+                await asyncio.sleep(0.001)
+        async with Service(tmp_path, ask, max_batch_lines=1) as service:  # what was accepted stays accepted
+            record = service.service.get("", record.id)
+            await asyncio.sleep(0.05)
+            assert record.status == "in_progress" and num_checks == 1
+        (tmp_path / "batches" / f"{record.id}.lines").unlink()
+        async with Service(tmp_path) as service:
+            record = await service.end_of(service.service.get("", record.id))
+            assert (record.status, record.counts.total, num_checks) == ("completed", 2, 2)
+            assert set(service.results(record)) == {"a", "b slow"}
+            assert not [*(tmp_path / "batches").glob("*.lines")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", ["content", "index", "other lines"])
+def test_an_input_that_changes_fails_the_batch_and_keeps_the_answers(tmp_path, damage) -> None:
     async def ask(path, body, tenant, label, set_calls):
         if b"slow" in body:
             set_calls(1)
@@ -267,7 +303,14 @@ def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) ->
             record = await service.create([line("a"), line("b slow")])
             while record.counts.completed < 1:
                 await asyncio.sleep(0.001)
-        async with Service(tmp_path, max_batch_lines=1) as service:
+            content = service.service.files.content_path(record.input_file_id)
+        if damage == "content":
+            os.truncate(content, 90)
+        elif damage == "index":
+            os.truncate(tmp_path / "batches" / f"{record.id}.lines", 40)
+        else:
+            content.write_bytes(content.read_bytes().replace(b'"b slow"', b'"c slow"'))
+        async with Service(tmp_path) as service:
             record = await service.end_of(service.service.get("", record.id))
             assert record.status == "failed" and codes(record) == [(None, "input_changed", None)]
             assert (record.counts.total, record.counts.completed, record.tokens.output) == (2, 1, 2)

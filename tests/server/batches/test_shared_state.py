@@ -45,7 +45,7 @@ def test_batches_that_wait_hold_no_lines_and_no_open_files(tmp_path) -> None:
             await service.service.cancel("", records[3].id)
             await service.end_of(records[3])
             assert records[3].status == "cancelled" and len(service.results(records[3])) == 2
-            os.truncate(service.service.files.content_path(records[4].input_file_id), 3)  # it is read again
+            os.truncate(service.service.files.content_path(records[4].input_file_id), 3)
             may_end.set()
             for record in records:
                 await service.end_of(record)
