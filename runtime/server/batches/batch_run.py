@@ -77,7 +77,6 @@ class BatchRun:
         self._slots, self._checks, self._turn, self._lines = slots, checks, turn, lines
         self._stop = asyncio.Event()
         self._saving = asyncio.Lock()
-        self._are_results_counted = False
         if record.status == "cancelling":
             self._stop.set()
 
@@ -94,12 +93,18 @@ class BatchRun:
         for name, value in changes.items():
             setattr(self.record, name, value)
 
-    async def cancel(self) -> None:
-        """Ends the batch, unless it ends already: lines that run are stopped. Raises OSError if it cannot be stored."""
+    async def cancel(self) -> bool:
+        """Ends the batch: lines that run are stopped. Returns False if it ends already.
+
+        Raises OSError if it cannot be stored.
+        """
+        if self.record.status == "cancelling":
+            return True
         async with self._saving:
             if self.record.status in ("validating", "in_progress"):
                 await self._save({"status": "cancelling", "cancelling_at": int(time.time())})
                 self._stop.set()
+            return self._stop.is_set()
 
     async def run(self) -> None:
         """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
@@ -122,13 +127,12 @@ class BatchRun:
     async def _run(self) -> None:
         record = self.record
         if not record.is_sealed:
-            if record.in_progress_at is not None:
-                await asyncio.to_thread(self._count_results)  # of the server before this one
+            results = await asyncio.to_thread(self._open_results)
             if not await self._check():
                 return
             has_turn = await self._wait_for_turn()
             try:
-                await self._run_lines(await asyncio.to_thread(read_lines, self._index))
+                await self._run_lines(await asyncio.to_thread(read_lines, self._index), results)
             finally:
                 if has_turn:
                     self._turn.release()
@@ -175,39 +179,25 @@ class BatchRun:
         self.record.ending = await self._unless_stopped(asyncio.create_task(self._turn.acquire()))
         return self.record.ending is None
 
-    async def _run_lines(self, lines: list[Line]) -> None:
-        record, total = self.record, len(lines)
-        results = await asyncio.to_thread(self._open_results)
-        writer = ResultWriter(results)
-        try:
-            record.counts, record.tokens = results.counts, results.tokens
-            record.counts.total = total
-            lines = [line for line in lines if line.id_digest not in results.done]
-            if record.ending is None:
-                record.ending = await self._execute(lines, writer)
-            if record.status != "finalizing":
-                await self._start_finalizing()
-            if record.ending in NOT_RUN:
-                await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
-            await self.save(is_sealed=True)
-        finally:
-            await writer.close()
-            results.close()
-
     def _open_results(self) -> ResultLog:
         record = self.record
         output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
         results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
-        if not self._are_results_counted:
-            self._files.count(record.tenant, results.recovered_bytes)
-        self._are_results_counted = True
-        return results
-
-    def _count_results(self) -> None:
-        record, results = self.record, self._open_results()
         results.counts.total = record.counts.total
         record.counts, record.tokens = results.counts, results.tokens
-        results.close()
+        return results
+
+    async def _run_lines(self, lines: list[Line], results: ResultLog) -> None:
+        record, writer = self.record, ResultWriter(results)
+        record.counts.total = len(lines)
+        lines = [line for line in lines if line.id_digest not in results.done]
+        if record.ending is None:
+            record.ending = await self._execute(lines, writer)
+        if record.status != "finalizing":
+            await self._start_finalizing()
+        if record.ending in NOT_RUN:
+            await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
+        await self.save(is_sealed=True)
 
     async def _start_finalizing(self) -> None:
         """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
@@ -298,8 +288,7 @@ class BatchRun:
             is_there = _is_filled(path) or _is_filled(self._files.content_path(file_id))
             setattr(record, f"has_{name}", is_there)
             if is_there:
-                is_counted, lifetime_s = self._are_results_counted, record.results_expire_s
-                self._files.add_results(path, file_id, record.tenant, filename, lifetime_s, is_counted)
+                self._files.add_results(path, file_id, record.tenant, filename, record.results_expire_s)
 
     async def _fail(self, code: str, text: str) -> None:
         """Ends the batch with an error of the server."""

@@ -51,8 +51,7 @@ class BatchService:
         self.files.user_of = self._unfinished_with_input
         self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
         for record in self._unfinished():
-            num_results = NUM_RESULT_FILES - self.files.has(record.output_id) - self.files.has(record.error_id)
-            self.files.count(record.tenant, 0, num_results)
+            self._count_results(record)
         self._slots = Slots(
             settings.max_batch_calls or settings.max_running,
             lambda: may_start() and not is_draining(),
@@ -65,6 +64,12 @@ class BatchService:
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._housekeeping: asyncio.Task[None] | None = None
+
+    def _count_results(self, record: BatchRecord) -> None:
+        """Counts the result files that a batch will have, and their bytes so far."""
+        ids = [file_id for file_id in (record.output_id, record.error_id) if not self.files.has(file_id)]
+        paths = [self._path(record, "output"), self._path(record, "errors"), *map(self.files.content_path, ids)]
+        self.files.count(record.tenant, sum(path.stat().st_size for path in paths if path.exists()), len(ids))
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -201,11 +206,9 @@ class BatchService:
         """Starts to cancel a batch. Raises ApiError 409 for one that ends or has ended, and OSError."""
         record = self.get(tenant, batch_id)
         run = self._runs.get(batch_id)
-        if record.status not in ("validating", "in_progress", "cancelling") or run is None:
+        if run is None or not await run.cancel():
             text = f"a batch with the status {record.status} cannot be cancelled"
             raise ApiError(409, text, code="invalid_status")
-        if record.status != "cancelling":
-            await run.cancel()
         return record
 
     async def delete_file(self, tenant: str, file_id: str) -> None:

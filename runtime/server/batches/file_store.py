@@ -141,21 +141,14 @@ class FileStore:
         size = self.content_path(file_id).stat().st_size
         return self._add(file_id, tenant, "batch", filename, size, lifetime_s)
 
-    def add_results(
-        self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int, is_counted: bool
-    ) -> None:
-        """Moves a file of results here, durably, if that has not been done. It has been reserved.
-
-        is_counted: its bytes have been, too.
-        """
+    def add_results(self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int) -> None:
+        """Moves a file of results here, durably, if that has not been done. It and its bytes have been reserved."""
         if self.has(file_id):
             return
         if path.exists():
             move(path, self.content_path(file_id))
         size = self.content_path(file_id).stat().st_size
         self._add(file_id, tenant, "batch_output", filename, size, lifetime_s)
-        if not is_counted:
-            self.count(tenant, size)
 
     def _add(
         self, file_id: str, tenant: str, purpose: Purpose, filename: str, size: int, lifetime_s: int

@@ -93,9 +93,8 @@ def digest(custom_id: str) -> bytes:
 class ResultLog:
     """The two result files of a batch. `done`: digests of the custom ids that have a line.
 
-    reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. `recovered_bytes`: of the
-    lines that were there.
-    Opening raises DamagedResults and OSError.
+    reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. The bytes that are there
+    have been reserved. Opening raises DamagedResults and OSError.
     """
 
     def __init__(self, output: Path, errors: Path, reserve: Callable[[int], None]) -> None:
@@ -104,9 +103,7 @@ class ResultLog:
         self.counts, self.tokens = Counts(), TokenCounts()
         self._files = {True: self._open(output), False: self._open(errors)}  # by `ResultLine.is_success`
         for file in self._files.values():
-            if file.path.exists():
-                file.begin()
-        self.recovered_bytes = sum(file.size for file in self._files.values())
+            self._cut_off(file)
 
     def _open(self, path: Path) -> ResultFile:
         try:
@@ -135,11 +132,15 @@ class ResultLog:
         for line in (*encoded[True], *encoded[False]):
             self._count(line)
 
-    def close(self) -> None:
-        """Removes a file that has no line. Raises OSError."""
-        for file in self._files.values():
-            if not file.size:
-                file.remove()
+    def _cut_off(self, file: ResultFile) -> None:
+        """Removes the part of a last line, and a file that has no other."""
+        num_bytes = file.path.stat().st_size if file.path.exists() else 0
+        if file.size:
+            file.begin()
+        elif num_bytes:
+            file.remove()
+        if file.size != num_bytes:
+            self._reserve(file.size - num_bytes)
 
     def _count(self, line: bytes) -> None:
         try:

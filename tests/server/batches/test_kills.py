@@ -168,4 +168,3 @@ def test_the_kill_is_seen_by_the_test(tmp_path, start, monkeypatch) -> None:
     log.output.write_bytes(json.dumps({"custom_id": "a", "response": None}).encode() + b"\n" + b'{"id":"7","cus')
     results = result_log.ResultLog(log.output, log.errors, lambda num_bytes: None)
     assert results.done == {result_log.digest("a")} and log.output.read_bytes().endswith(b"}\n")
-    results.close()
