@@ -62,6 +62,10 @@ class OutputFile:
             raise InputError(f"the output cannot be written: {error}") from None
         self._saved_identity = _read_identity(self._sidecar)
         self.check_identity(self._saved_identity)
+        try:
+            self._file.begin()  # reports an unwritable path before a model is started
+        except OSError as error:
+            raise InputError(f"the output cannot be written: {error}") from None
 
     @property
     def _sidecar(self) -> Path:
@@ -88,24 +92,24 @@ class OutputFile:
             self.done[index] = row
 
     def begin(self, client: Client | None) -> Mapping[int, ProgramState]:
-        """Makes the file ready, and writes the lines of the refused items. `client`: None if no item runs."""
-        try:
-            if client is not None:
-                self._identity["model"] = model_name(client)
-                self.check_identity(self._saved_identity)
-                self._write_identity()
-            self._file.begin()
-        except OSError as error:
-            raise InputError(f"the output cannot be written: {error}") from None
+        """Writes the lines of the refused items. `client`: None if no item runs."""
+        if client is not None:
+            self._identity["model"] = model_name(client)
+            self.check_identity(self._saved_identity)
+            self._write_identity()
         for index, reason in self.refused.items():
             self.add(index, error=reason)
         self.check_written()
         return {}
 
     def _write_identity(self) -> None:
-        if self._saved_identity != self._identity:
+        if self._saved_identity == self._identity:
+            return
+        try:
             with replacing(self._sidecar) as part:
                 part.write_bytes(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
+        except OSError as error:
+            raise InputError(f"the output cannot be written: {error}") from None
 
     def record(self, index: int, state: ProgramState) -> None:
         """Adds the line of an item that has ended."""

@@ -253,6 +253,8 @@ def test_a_missing_input_and_wrong_settings_are_refused(job, tmp_path, capsys):
     write({"number": 1})
     assert main([*command, "--temperature=-1"]) == 1
     assert "temperature" in capsys.readouterr().err
+    assert main([*command, f"--output={tmp_path / 'none' / 'out.jsonl'}"]) == 1
+    assert "the output cannot be written" in capsys.readouterr().err
     (tmp_path / "device").symlink_to(os.devnull)  # would be replaced, or read without end
     assert main([*command, f"--output={tmp_path / 'device'}"]) == 1
     assert "device is not a file" in capsys.readouterr().err
