@@ -48,8 +48,8 @@ faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what hap
 # Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
 # programs of ours, and other people's clients of the server, which ask it over HTTP.
 clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## tests with other projects' clients (large environments of their own)
-	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
-	PLAIT=$(abspath $(BIN)/plait) $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
+	PLAIT_SERVER="$(CURDIR)/$(BIN)/python" LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
+	PLAIT="$(CURDIR)/$(BIN)/plait" $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
 
 # Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
 audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
@@ -63,7 +63,7 @@ kernels: $(VENV)/.run  ## compile the CPU kernels for this processor
 	$(BIN)/python -P -m plait.kernels.cpu.precompile
 
 types: $(VENV)/.test  ## mypy --strict
-	MYPYPATH=.types $(BIN)/mypy -p plait
+	$(BIN)/mypy -p plait
 
 # The pages that are made: the language reference, and what the examples print.
 docs: $(VENV)/.test  ## regenerate docs/reference.md and docs/examples.md
@@ -75,7 +75,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build *.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'

@@ -1,15 +1,16 @@
-"""Finds the packages to install, so that a new folder with an `__init__.py` needs no entry anywhere.
+"""Refuses a copy of the repository without its symbolic links; all settings are in pyproject.toml."""
 
-The repository keeps the subpackages of `plait` as folders of its root; `packages.find` of pyproject.toml cannot map
-them. All other settings are in pyproject.toml.
-"""
+from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
 
-SUBPACKAGES = ("lang", "runtime", "constrained", "kernels")  # plait.lang is the folder lang/, and so on
+PACKAGES = [f".path/plait/{name}" for name in ("lang", "runtime", "constrained", "kernels")]
 
-packages = ["plait"]
-for folder in SUBPACKAGES:
-    packages += [f"plait.{folder}", *(f"plait.{folder}.{package}" for package in find_packages(folder))]
+if missing := [package for package in PACKAGES if not Path(package).is_dir()]:
+    raise SystemExit(
+        f"There are no folders {', '.join(missing)}: .path/plait and plait/lang, for instance, are symbolic links in "
+        "plait's repository, and this copy has none. Clone it with `git clone -c core.symlinks=true`, or unpack the "
+        "archive with a program and on a file system that keep symbolic links."
+    )
 
-setup(packages=packages, package_dir={"plait": "plait"} | {f"plait.{folder}": folder for folder in SUBPACKAGES})
+setup()

@@ -47,7 +47,7 @@ class TenantShares:
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = weights or {}  # of tenants; 1 for others
-        self._accounts: OrderedDict[str, Account] = OrderedDict()  # the one used last at the end
+        self._accounts: dict[str, Account] = {}
         self._num_idle = 0
 
     def held(self, tenant: str) -> int:
@@ -69,8 +69,9 @@ class TenantShares:
     def charge(self, tenant: str, amount: float, now: float) -> None:
         """Counts service that a tenant receives at time `now` (seconds)."""
         account = self._account(tenant)
-        account.service = _left(account, now) + amount
-        account.updated = max(now, account.updated)
+        if now > account.updated:
+            account.service, account.updated = _left(account, now), now
+        account.service += amount
 
     def order(self, tenant: str, now: float, num_more: int = 0) -> Order:
         """The sort key of a tenant's next unit, after `num_more` others: the smallest key goes first."""
@@ -116,15 +117,10 @@ class TenantShares:
         if account is None:
             account = self._accounts[tenant] = Account(self.weight(tenant))
             self._num_idle += 1
-            self._forget_idle()
-        self._accounts.move_to_end(tenant)
+            if self._num_idle > MAX_IDLE_ACCOUNTS:  # the oldest account is dropped
+                del self._accounts[next(name for name, account in self._accounts.items() if not account.held)]
+                self._num_idle -= 1
         return account
-
-    def _forget_idle(self) -> None:
-        """Drops the account that is idle for longest, if there are too many."""
-        if self._num_idle > MAX_IDLE_ACCOUNTS:
-            del self._accounts[next(tenant for tenant, account in self._accounts.items() if not account.held)]
-            self._num_idle -= 1
 
 
 def _left(account: Account, now: float) -> float:

@@ -72,11 +72,10 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--max-queue",
         int,
         "N",
-        "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
+        "calls that may wait beside the running ones; a request with n counts n calls; default: 4096",
     )
-    number(
-        "--max-queue-time", float, "S", "predicted seconds that a request may wait; default: 0.1 to 0.3; 0: no limit"
-    )
+    number("--max-queue-bytes", int, "N", "bytes of the bodies of requests that wait; default: 268435456")
+    number("--max-queue-time", float, "S", "a request that has not begun after S seconds is refused; default: 0, none")
     group.add_argument(
         "--key-weight", action="append", metavar="NAME=W", help="the weight of a key's share; default: 1; repeatable"
     )
@@ -170,6 +169,7 @@ def serve_command(options: argparse.Namespace) -> int:
         log_prompts=options.log_prompts,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
+        max_queue_bytes=options.max_queue_bytes,
         max_queue_time_s=options.max_queue_time,
         key_weights=weights,
         files_dir=options.files_dir,

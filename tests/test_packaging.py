@@ -1,4 +1,4 @@
-"""The installed package contains every module of the repository, and only a known list of modules needs torch."""
+"""An installation has every module, is found from any folder, and only a known list of modules needs torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-import setuptools
+from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 # Modules and packages (with a dot at the end) that import torch or triton when they are imported. Nothing that runs a
 # model with packed weights on a CPU, serves it or checks it may be here.
 NEED_TORCH = (
@@ -70,15 +70,31 @@ def is_known(module: str) -> bool:
     return any(module == known or (known.endswith(".") and module.startswith(known)) for known in NEED_TORCH)
 
 
-def test_setup_lists_every_folder_with_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_folder_with_modules_is_installed() -> None:
     """A folder that lacks its `__init__.py` is missing from the packages."""
-    arguments: dict[str, Any] = {}
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
-    runpy.run_path("setup.py")
+    (where,) = SETTINGS["tool"]["setuptools"]["packages"]["find"]["where"]
     with_modules = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     names = {".".join(path.relative_to(ROOT).parts) for path in with_modules}
-    assert set(arguments["packages"]) == {name if name == "plait" else f"plait.{name}" for name in names}
+    assert set(find_packages(str(ROOT / where))) == {name if name == "plait" else f"plait.{name}" for name in names}
+
+
+def test_a_script_beside_the_clone_imports_the_package(tmp_path: Path) -> None:
+    """Python searches the folder of a script first, and there the clone `plait` looks like a namespace package."""
+    (tmp_path / "plait").symlink_to(ROOT)
+    (tmp_path / "script.py").write_text("import plait.batch, plait.lang.core.state\nprint(plait.Engine)\n")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Engine" in done.stdout
+
+
+def test_a_source_tree_without_its_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without symbolic links git writes files that hold their targets, and no package would be found in them."""
+    (tmp_path / "plait").mkdir()
+    for folder in FOLDERS[1:]:
+        (tmp_path / "plait" / folder).write_text(f"../{folder}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"no folders \.path/plait/lang, .*/kernels: .*core\.symlinks=true"):
+        runpy.run_path(str(ROOT / "setup.py"))
 
 
 def test_only_a_known_list_of_modules_needs_torch() -> None:

@@ -57,7 +57,7 @@ def run(part: Part, command: list[str], seconds: float, log: IO[str], on_result:
     if seconds < MIN_PART_S:
         part["state"] = "no time left"
         return
-    path = os.pathsep.join(filter(None, [str(ROOT / ".types"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT / ".path"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     environment.pop("PYTHONSAFEPATH", None)  # the scripts import what lies beside them
     begun, part["state"] = time.monotonic(), "running"

@@ -94,6 +94,14 @@ class PrefixCache:
             num_in_node = len(node.key) if node is not None else 0
         return num_shared
 
+    def num_releasable(self, seq: Sequence) -> int:
+        """Returns how many pages `release` would make available: those that no other running sequence uses."""
+        node, num_pages = seq.node, seq.num_computed - seq.num_in_tree
+        while node is not None and node.lock_count == 1:
+            num_pages += len(node.key)
+            node = node.parent
+        return num_pages
+
     def allocate(self, seq: Sequence, count: int) -> bool:
         """Adds `count` private pages to the sequence, evicting cache if needed. Returns False if that is not enough."""
         if count > self.pool.num_free and not self._evict_for(count):

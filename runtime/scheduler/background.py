@@ -52,11 +52,11 @@ class BackgroundLimits:
             return []
         return [request for request in running if request.owner.is_background][self._max_rows :]
 
-    def may_admit(self, request: Request, running: Iterable[Request]) -> bool:
-        """Whether a waiting request may become a running one."""
+    def may_admit(self, request: Request, running: Iterable[Request], num_paused: int = 0) -> bool:
+        """Whether a waiting request may become a running one, when `num_paused` others of its kind are paused."""
         if not self.is_limited or not request.owner.is_background:
             return True
-        return sum(other.owner.is_background for other in running) < self._max_rows
+        return sum(other.owner.is_background for other in running) - num_paused < self._max_rows
 
     def within_budget(self, request: Request, count: int) -> int:
         """Returns how many of `count` tokens the request may have in this step. One token is always allowed."""

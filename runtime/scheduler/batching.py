@@ -1,10 +1,10 @@
 """Chooses the requests of the next step and the number of tokens of each.
 
-Decoding requests come first, with one token each; then chunks of the prompts of running requests (chunked prefill);
-then waiting requests in the order of `Fairness`, and with equal rank the longest cached prefix first. While the maximum
-number of requests runs, a request whose program has had far more service than that of a waiting one is paused; its
-pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is
-retracted: it loses its pages and waits again.
+Decoding requests come first, with one token each; then chunks of the prompts of running requests (chunked prefill), of
+the tenant with the least service first; then waiting requests in the order of `Fairness`, and with equal rank the
+longest cached prefix first. While there is no row or too few pages for a waiting request, others are paused as
+`Fairness` says; their pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the
+request admitted last is retracted: it loses its pages and waits again.
 
 Beside other requests that are not in the background, those that compute prefixes of whole values share
 MAX_PREFIX_LOGITS positions of a step, in the order of `Fairness`, so that a step is not much longer than without them,
@@ -26,7 +26,7 @@ from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.background import BackgroundLimits
-from plait.runtime.scheduler.fairness import Fairness
+from plait.runtime.scheduler.fairness import Fairness, Queue
 
 MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
 PREFIX_UNIT = 16  # cached prefixes are compared in units of so many tokens: less does not outweigh an earlier arrival
@@ -66,6 +66,7 @@ class BatchScheduler:
         self.fairness = Fairness(order, tenant_weights)
         self.background = BackgroundLimits(max_batch_tokens, max_batch_rows)
         self.num_retractions = self.num_pauses = 0
+        self._ranked: list[Request] | None = None  # the waiting requests, best first; computed once a step
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.provisional_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
@@ -84,6 +85,7 @@ class BatchScheduler:
             del self.waiting[request]
         elif request in self.running:
             del self.running[request]
+            self.fairness.hold_row(request, -1)
         else:
             return
         self.isolated.pop(request, None)
@@ -118,15 +120,16 @@ class BatchScheduler:
         is_shared = not all(request.needs_probabilities or request.owner.is_background for request in self.running)
         batch = Batch(self.max_batch_tokens, self.max_logits, MAX_PREFIX_LOGITS if is_shared else self.max_logits)
         self.provisional_nodes.clear()
-        self._now = time.monotonic()
+        self._now = now = time.monotonic()
+        self._ranked = None
         self.background.begin_step()
         if self.isolated:
             return self._isolated_batch(batch)
         for request in self.background.to_pause(self.running):
             self.num_pauses += 1
             self._preempt(request)
-        self._preempt_for_waiting()
-        self._make_room_for_waiting()
+        if self.waiting:
+            self._preempt_for_waiting()
         decoding: list[Request] = []
         prefilling: list[Request] = []
         drawing: list[Request] = []
@@ -145,11 +148,12 @@ class BatchScheduler:
                 self._schedule(batch, request, may_draft=True)
             elif not self._schedule_decode(batch, request):
                 self._schedule(batch, request)
-        for request in sorted(drawing, key=self.fairness.share_key):
+        fairness = self.fairness
+        for request in sorted(drawing, key=lambda r: (fairness.share_key(r, now), fairness.program_service(r))):
             if batch.token_budget:
                 self._schedule(batch, request)
-        for request in sorted(prefilling, key=self._tier) if prefilling else ():
-            if self._tier(request):
+        for request in sorted(prefilling, key=lambda r: (fairness.share_key(r, now), fairness.tier(r, now))):
+            if self.waiting:
                 self._admit(batch, before=request)
             if batch.token_budget:
                 self._schedule(batch, request)
@@ -277,23 +281,71 @@ class BatchScheduler:
     def _preempt(self, request: Request) -> None:
         request.in_flight_slot = -1
         del self.running[request]
+        self.fairness.hold_row(request, -1)
         self.cache.release(request.seq)
         self.waiting = {request: None, **self.waiting}
 
     def _preempt_for_waiting(self) -> None:
-        """If the maximum number of requests runs, pauses some of them for waiting ones that may interrupt them."""
-        if not self.waiting or len(self.running) < self.max_batch_rows:
+        """Starts waiting requests for which there is no row or too few pages, in place of running ones.
+
+        As many as have a step of pending tokens together: each must compute something before the next step.
+        """
+        rows: dict[Queue, list[Request]] = {}
+        for request in self.running:
+            rows.setdefault(self.fairness.queue(request), []).append(request)
+        if (len(self.running) >= self.max_batch_rows or self.background.is_limited) and not self._may_preempt(rows):
             return
-        now, preemption_key = self._now, self.fairness.preemption_key
-        preemptible = sorted(
-            (request for request in self.running if self._tier(request)),
-            key=lambda request: preemption_key(request, now),
-        )
-        for request in self._ranked_waiting() if preemptible else ():
-            if not preemptible or not self.fairness.may_interrupt(request, preemptible[-1], now):
+        num_tokens = 0
+        for request in self._ranked_waiting():
+            is_row_free = self._is_row_free(request)
+            if num_tokens >= self.max_batch_tokens or (is_row_free and self._has_room_for(request)):
                 return
-            self.num_pauses += 1
-            self._preempt(preemptible.pop())
+            victims = self._victims(request, rows)
+            if not victims:
+                if is_row_free:
+                    return  # others must not take its pages
+                continue
+            for victim in victims:
+                self.num_pauses += 1
+                self._preempt(victim)
+            self._start(request)
+            rows.setdefault(self.fairness.queue(request), []).append(request)
+            num_tokens += request.num_pending
+
+    def _may_preempt(self, rows: Mapping[Queue, list[Request]]) -> bool:
+        """Whether a waiting request may take a row while none is free; a cheap check before they are ranked."""
+        if any(self.fairness.tier(request, self._now) for request in self.running):
+            return True
+        queues = {self.fairness.queue(request) for request in self.waiting}
+        return any(self.fairness.giver(queue, rows, self._now) is not None for queue in queues)
+
+    def _victims(self, waiting: Request, rows: dict[Queue, list[Request]]) -> list[Request]:
+        """Returns the running requests whose rows and pages `waiting` gets, and removes them from `rows`.
+
+        [] if they are not enough for it to start, or if it may not have them.
+        """
+        fairness, queue, victims = self.fairness, self.fairness.queue(waiting), list[Request]()
+        num_pages, is_enough = 0, False
+        while not is_enough:
+            victim = fairness.giver(queue, rows, self._now) or fairness.longer(waiting, rows.get(queue, ()), self._now)
+            if victim is None:
+                break
+            victims.append(victim)
+            num_pages += self.cache.num_releasable(victim.seq)
+            rows[fairness.queue(victim)].remove(victim)
+            fairness.hold_row(victim, -1)  # until the victims are known
+            is_row_free = self._is_row_free(waiting, len(victims))
+            is_enough = is_row_free and self._has_room_for(waiting, len(victims), num_pages)
+        for victim in reversed(victims):
+            fairness.hold_row(victim, 1)
+            if not is_enough:
+                rows[fairness.queue(victim)].append(victim)
+        return victims if is_enough else []
+
+    def _is_row_free(self, waiting: Request, num_victims: int = 0) -> bool:
+        """Whether a waiting request may have a row, once so many running requests have given up theirs."""
+        num_running = len(self.running) - num_victims
+        return num_running < self.max_batch_rows and self.background.may_admit(waiting, self.running, num_victims)
 
     # -- isolation --------------------------------------------------------------------------------
 
@@ -348,43 +400,53 @@ class BatchScheduler:
         request.metrics.admission_time = request.metrics.admission_time or time.monotonic()
         self.cache.activate(request.seq, request.logits_from)
         self.running[request] = None
+        self.fairness.begin_turn(request)
 
     def _may_interrupt_prefill(self, waiting: Request, running: Request) -> bool:
         if not self.fairness.may_interrupt(waiting, running, self._now):
             return False
-        return running.owner.is_background or len(waiting.seq) - self._num_cached(waiting) < running.num_pending
+        is_of_other_queue = self.fairness.queue(waiting) != self.fairness.queue(running)
+        return is_of_other_queue or len(waiting.seq) - self._num_cached(waiting) < running.num_pending
 
-    def _make_room_for_waiting(self) -> None:
-        """Retracts background requests whose pages the next waiting request needs."""
-        if not self.background.is_limited or not self.waiting or len(self.running) >= self.max_batch_rows:
-            return
-        request = self._ranked_waiting()[0]
-        victims = [other for other in self.running if other.owner.is_background]
-        while victims and not request.owner.is_background and not self._has_room_for(request):
-            self.retract(victims.pop())
+    def _has_room_for(self, request: Request, num_victims: int = 0, num_pages: int = 0) -> bool:
+        """Returns whether there are pages for all tokens of the request and the next few of the running requests.
 
-    def _has_room_for(self, request: Request) -> bool:
-        """Returns whether there are pages for all tokens of the request and the next few of the running requests."""
-        if not self.running:
+        num_victims: running requests that give up `num_pages` pages.
+        """
+        num_running = len(self.running) - num_victims
+        if not num_running:
             return True
         num_needed = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from)
-        return num_needed + RESERVE_TOKENS * (len(self.running) + 1) <= self.cache.num_available
+        return num_needed + RESERVE_TOKENS * (num_running + 1) <= self.cache.num_available + num_pages
 
     def _ranked_waiting(self) -> list[Request]:
-        """Returns the waiting requests to admit next, best first."""
+        """Returns the waiting requests to admit next, best first: of each tenant those that its share allows."""
+        if self._ranked is None:
+            queues: dict[Queue, list[Request]] = {}
+            for request in self.waiting:
+                queues.setdefault(self.fairness.queue(request), []).append(request)
+            ordered = [
+                (queue[0], self.fairness.order_of(queue, self._now, position), request.arrival_index, request)
+                for queue, requests in queues.items()
+                for position, request in enumerate(self._ranked_queue(requests))
+            ]
+            self._ranked = [request for *_, request in sorted(ordered, key=lambda entry: entry[:3])]
+        return [request for request in self._ranked if request in self.waiting]
+
+    def _ranked_queue(self, requests: list[Request]) -> list[Request]:
+        """Returns the first requests of a queue, best first."""
         rank, now = self.fairness.rank, self._now
-        candidates = heapq.nsmallest(MAX_RANKED, self.waiting, key=lambda request: rank(request, now))
+        if len(requests) == 1:
+            return requests
+        candidates = heapq.nsmallest(MAX_RANKED, requests, key=lambda request: rank(request, now))
         return sorted(
             candidates,
             key=lambda request: (
-                *rank(request, now),
+                rank(request, now),
                 -(self._num_cached(request) // PREFIX_UNIT),
                 request.arrival_index,
             ),
         )
-
-    def _tier(self, request: Request) -> int:
-        return self.fairness.tier(request, self._now)
 
     def _num_cached(self, request: Request) -> int:
         return self.cache.match_length(request.seq, request.logits_from)

@@ -1,50 +1,40 @@
 """Ranks requests by how much service their tenants and programs have received.
 
-    fair         the tenant with the least service first (virtual token counter, Sheng et al. 2024, arXiv 2401.00588),
-                 then the higher priority, then the program with the least service (least attained service over whole
-                 programs, Autellix, arXiv 2502.13965), in levels that double so that equal programs do not alternate
-    first-come   the oldest call first, as most servers do
+    fair         tenants share the rows and the tokens by weight (constrained/tenant_shares.py). Among the requests of
+                 one tenant: the higher priority, then the program with the least service (least attained service over
+                 whole programs, Autellix, arXiv 2502.13965), in levels that double so that equal programs do not
+                 alternate
+    first-come   the oldest call first, as most servers do: all requests are in one queue
 
 In both orders background requests come last, may be interrupted by all others, and are counted apart: what a tenant has
 computed in the background does not set back its other requests.
 
-Service is counted in tokens that went through the model. Levels rank waiting requests. Tiers are wider: a waiting
-request of a lower tier may interrupt a running one. A program without service for long (starving) goes first; the more
-service it had, the longer it takes to starve.
+Service is counted in tokens that went through the model. While all rows are taken, a waiting request gets one
+- from a tenant that is above its share, which gives up its newest request;
+- from another program of its tenant: levels rank waiting requests, and tiers, which are wider, interrupt running ones;
+- from a tenant with one row, if its own has none: there are more tenants than rows, which then take turns.
 
-A tenant that arrives or returns is raised to the active minimum of the counters (or to the counter of the tenant that
-left last), so idling earns no credit. A returning tenant may stay one level below that minimum: a client that sends
-each call after the answer to the one before would otherwise lose up to a level with every call.
+A program without service for long (starving) goes first within its tenant; the more service it had, the longer it takes
+to starve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plait.constrained.tenant_shares import Order, TenantShares
 from plait.runtime.batch.request import ProgramId, Request
 from plait.runtime.config import SchedulingOrder
 
 STARVATION_S = 10.0  # until a new program starves, more with each level; also how long it is then protected
-MAX_INACTIVE_TENANTS = 4096  # tenants without requests whose counter is remembered
 LEVEL_TOKENS = 256  # programs within one doubling of this much service rank as equal
 TIER_TOKENS = 2048  # service up to which no other program interrupts; each next tier is 2**TIER_BITS times as long
 TIER_BITS = 3
+TURN_TOKENS = 256  # output tokens of a request in its row, before a tenant without a row may take it
 BACKGROUND_TIER = 1 << 10  # above that of any amount of service
-Rank = tuple[bool, int, bool, int, int]
-TenantKey = tuple[str, bool]  # (tenant, is_background)
-
-
-@dataclass(slots=True)
-class TenantAccount:
-    """The counter of a tenant that has requests: the service it received, or the minimum it was raised to.
-
-    A tenant of weight w is charged 1/w for a token, so that it gets w times as many as one of weight 1.
-    """
-
-    served: float
-    weight: float = 1.0
-    num_requests: int = 0
+Rank = tuple[bool, int, int]
+Queue = tuple[bool, str]  # (is_background, tenant)
 
 
 @dataclass(slots=True)
@@ -66,18 +56,31 @@ class ProgramAccount:
         return waited > STARVATION_S and waited > STARVATION_S * (1 + self.level)
 
 
+@dataclass(slots=True)
+class RequestAccount:
+    """A request's queue and program, and the tokens that it has computed since it got its row.
+
+    A turn has at least as many output tokens as it had to compute prompt tokens, which the next one may have to compute
+    again: so turns cost at most half of the work, however few pages there are.
+    """
+
+    queue: Queue
+    program: ProgramAccount
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+
+    def has_had_turn(self, weight: float) -> bool:
+        """Whether a tenant without a row may have this one."""
+        return self.num_output_tokens >= max(TURN_TOKENS * max(1.0, weight), self.num_prompt_tokens)
+
+
 class Fairness:
     """The accounts of all tenants and programs that have requests or sessions. All times are monotonic seconds."""
 
     def __init__(self, order: SchedulingOrder = "fair", weights: Mapping[str, float] | None = None) -> None:
         self.order = order
-        self._weights = weights or {}  # of tenants; 1 for others
-        self._accounts: dict[Request, tuple[TenantAccount, ProgramAccount]] = {}  # from `add` to `remove`
-        self._tenants: dict[TenantKey, TenantAccount] = {}  # those that have requests
-        self._inactive_tenants: dict[TenantKey, float] = {}  # counters of the others, the longest inactive first
-        # Both by is_background: the counter of the tenant that left last, and what arriving tenants are raised to. That
-        # never sinks, so kept levels do not add up.
-        self._last_inactive_counters, self._counter_floors = [0.0, 0.0], [0.0, 0.0]
+        self._shares = TenantShares(weights), TenantShares(weights)  # by is_background; the units are rows
+        self._accounts: dict[Request, RequestAccount] = {}  # from `add` to `remove`
         self._programs: dict[ProgramId, ProgramAccount] = {}
         self._num_arrivals = 0
 
@@ -88,43 +91,38 @@ class Fairness:
         self._num_arrivals += 1
         request.arrival_index = self._num_arrivals
         owner = request.owner
-        key = owner.tenant, owner.is_background
-        tenant = self._tenants.get(key)
-        if tenant is None:
-            counter = self._inactive_tenants.pop(key, None)
-            floor = self._raise_floor(owner.is_background)
-            served = floor if counter is None else max(counter, floor - LEVEL_TOKENS)
-            tenant = self._tenants[key] = TenantAccount(served, self._weights.get(owner.tenant, 1.0))
-        tenant.num_requests += 1
-        self._accounts[request] = tenant, self._programs.setdefault(owner.program_id, ProgramAccount())
-
-    def _raise_floor(self, is_background: bool) -> float:
-        """Returns the counter that a tenant which arrives now is raised to."""
-        active = (account.served for (_, background), account in self._tenants.items() if background == is_background)
-        minimum = min(active, default=self._last_inactive_counters[is_background])
-        self._counter_floors[is_background] = max(self._counter_floors[is_background], minimum)
-        return self._counter_floors[is_background]
+        queue = owner.is_background, owner.tenant if self.order == "fair" else ""
+        self._accounts[request] = RequestAccount(queue, self._programs.setdefault(owner.program_id, ProgramAccount()))
 
     def remove(self, request: Request) -> None:
-        """Unregisters a request that has ended."""
-        tenant, _ = self._accounts.pop(request)
-        tenant.num_requests -= 1
-        if not tenant.num_requests:
-            owner = request.owner
-            key = owner.tenant, owner.is_background
-            del self._tenants[key]
-            self._inactive_tenants[key] = self._last_inactive_counters[owner.is_background] = tenant.served
-            if len(self._inactive_tenants) > MAX_INACTIVE_TENANTS:
-                del self._inactive_tenants[next(iter(self._inactive_tenants))]
+        """Unregisters a request that has ended. It holds no row any more."""
+        del self._accounts[request]
 
     def forget_program(self, program_id: ProgramId) -> None:
         """Drops the account of a program whose last session is gone."""
         self._programs.pop(program_id, None)
 
+    def begin_turn(self, request: Request) -> None:
+        """Counts the row that a request gets."""
+        account = self._accounts[request]
+        account.num_output_tokens = account.num_prompt_tokens = 0
+        self.hold_row(request, 1)
+
+    def hold_row(self, request: Request, num_rows: int) -> None:
+        """Counts a row that the request gives up (-1), or has still (1)."""
+        is_background, tenant = self._accounts[request].queue
+        self._shares[is_background].take(tenant, num_rows)
+
     def charge(self, request: Request, num_tokens: int, now: float) -> None:
         """Charges tokens of the request that go through the model at time `now`."""
-        tenant, program = self._accounts[request]
-        tenant.served += num_tokens / tenant.weight
+        account = self._accounts[request]
+        is_background, tenant = account.queue
+        self._shares[is_background].charge(tenant, num_tokens, now)
+        if num_tokens == 1 or request.num_draft_tokens:
+            account.num_output_tokens += 1
+        else:
+            account.num_prompt_tokens += num_tokens
+        program = account.program
         if now - program.last_served > STARVATION_S and program.is_starving(now, request.metrics.arrival_time):
             program.protected_until = now + STARVATION_S
         program.served += num_tokens
@@ -132,47 +130,86 @@ class Fairness:
 
     # -- ranks ------------------------------------------------------------------------------------
 
-    def rank(self, request: Request, now: float) -> Rank:
-        """The sort key of a waiting request; the smallest goes first. Ties: by cached prefix, then by arrival."""
-        is_background = request.owner.is_background
-        if self.order == "first-come":
-            return (is_background, 0, False, request.arrival_index, 0)
-        tenant, program = self._accounts[request]
-        tenant_level = int(tenant.served // LEVEL_TOKENS)
-        if self.is_starving(request, now):
-            return (is_background, tenant_level, False, request.arrival_index, 0)
-        return (is_background, tenant_level, True, -request.owner.priority, program.level)
+    def queue(self, request: Request) -> Queue:
+        """The queue that the request waits in, of its tenant."""
+        return self._accounts[request].queue
 
-    def share_key(self, request: Request) -> tuple[bool, float, int]:
+    def order_of(self, queue: Queue, now: float, num_more: int = 0) -> Order:
+        """The sort key of a queue's next request, after `num_more` others of it; the smallest goes first."""
+        is_background, tenant = queue
+        return self._shares[is_background].order(tenant, now, num_more)
+
+    def rank(self, request: Request, now: float) -> Rank:
+        """The sort key of a waiting request in its queue. Ties: by cached prefix, then by arrival."""
+        if self.order == "first-come" or self.is_starving(request, now):
+            return (False, request.arrival_index, 0)
+        return (True, -request.owner.priority, self._accounts[request].program.level)
+
+    def share_key(self, request: Request, now: float) -> tuple[bool, float]:
         """The sort key of running requests that share a part of a step: the tenant with the least service first."""
-        is_background, arrival = request.owner.is_background, request.arrival_index
-        if self.order == "first-come":
-            return (is_background, 0.0, arrival)
-        tenant, program = self._accounts[request]
-        return (is_background, tenant.served, program.served)
+        is_background, tenant = self._accounts[request].queue
+        return is_background, self._shares[is_background].service(tenant, now)
+
+    def program_service(self, request: Request) -> int:
+        """The tokens that the request's program has computed; its arrival in the order "first-come"."""
+        return request.arrival_index if self.order == "first-come" else self._accounts[request].program.served
 
     def is_starving(self, request: Request, now: float) -> bool:
         """Whether the request's program has waited so long that its past service no longer counts."""
-        return self._accounts[request][1].is_starving(now, request.metrics.arrival_time)
+        return self._accounts[request].program.is_starving(now, request.metrics.arrival_time)
 
     def tier(self, request: Request, now: float) -> int:
-        """The tier of a request; one of tier 0 is never interrupted.
+        """The tier of a request; one of tier 0 is never interrupted for another program.
 
         Tier 0: the program has little service, or is protected, or starves. Background requests have the highest tier.
         """
         if request.owner.is_background:
             return BACKGROUND_TIER
-        program = self._accounts[request][1]
+        program = self._accounts[request].program
         if self.order == "first-come" or now < program.protected_until or self.is_starving(request, now):
             return 0
         return -(-(program.served // TIER_TOKENS).bit_length() // TIER_BITS)
 
-    def preemption_key(self, request: Request, now: float) -> tuple[int, int]:
-        """The sort key of requests that may be interrupted: (tier, service). The largest is interrupted first."""
-        return self.tier(request, now), self._accounts[request][1].served
+    # -- interruptions ----------------------------------------------------------------------------
 
     def may_interrupt(self, waiting: Request, running: Request, now: float) -> bool:
-        """Whether `waiting` may run before `running` continues."""
+        """Whether `waiting` may run before `running`, of another queue or of the same one, continues its prompt."""
+        if self.queue(waiting) != self.queue(running):
+            return self.share_key(waiting, now) < self.share_key(running, now)
+        return self._is_shorter(waiting, running, now)
+
+    def _is_shorter(self, waiting: Request, running: Request, now: float) -> bool:
         if self.tier(waiting, now) >= self.tier(running, now):
             return False
         return self.rank(waiting, now) < self.rank(running, now)
+
+    def giver(self, queue: Queue, rows: Mapping[Queue, Sequence[Request]], now: float) -> Request | None:
+        """The running request that gives its row to the next one of `queue`, if one of the three rules holds that do
+        not depend on programs: background, shares, turns. rows: the running requests, the newest last."""
+        is_background, tenant = queue
+        if not is_background:
+            for (other_is_background, _), requests in rows.items():
+                if other_is_background and requests:
+                    return requests[-1]
+        shares = self._shares[is_background]
+        holders = [name for (background, name), requests in rows.items() if background == is_background and requests]
+        most = shares.most_above(tenant, holders)
+        if most is not None:
+            return rows[is_background, most][-1]
+        if shares.held(tenant):
+            return None
+        ended_turns = [
+            (shares.service(name, now), request.arrival_index, request)
+            for name in holders
+            for request in rows[is_background, name]
+            if self._accounts[request].has_had_turn(shares.weight(name))
+        ]
+        service, _, request = max(ended_turns, default=(0.0, 0, None))
+        return request if service > shares.service(tenant, now) else None
+
+    def longer(self, waiting: Request, rows: Sequence[Request], now: float) -> Request | None:
+        """The running request of the same tenant that is interrupted for `waiting`, whose program is shorter."""
+        longest = max(
+            rows, key=lambda request: (self.tier(request, now), self._accounts[request].program.served), default=None
+        )
+        return longest if longest is not None and self._is_shorter(waiting, longest, now) else None

@@ -30,7 +30,6 @@ from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.http import openapi, static_page
 from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware, BodyLimitMiddleware
-from plait.runtime.server.http.early_refusal import EarlyRefusals
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
@@ -63,7 +62,6 @@ class Application(FastAPI):
     api_routes: list[APIRoute]
     endpoint_paths: frozenset[str]
     entry_app: RequestContextMiddleware
-    early_refusals: EarlyRefusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -99,7 +97,6 @@ def create_app(
     table = _EndpointTable(app.handle_with_fastapi, routers)
     app.endpoint_paths = frozenset(route.path for route in app.api_routes if "{" not in route.path)
     app.entry_app = _add_middleware(table, state, app.endpoint_paths)
-    app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
     if directory is None and settings.files_dir:
         directory = StateDirectory(Path(settings.files_dir))
     if directory is not None:

@@ -14,7 +14,7 @@ from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
-from plait.runtime.server.http.request_queue import RequestQueue
+from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.http.response import cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
@@ -40,7 +40,7 @@ class AppState:
         if isinstance(backend, EnginePool):
             self.models = backend.models
         else:
-            self.models = [ServedModel(settings, RequestQueue(settings), backend)]
+            self.models = [ServedModel(settings, CallQueue(settings), backend)]
         self.admission = AdmissionControl(settings, self.in_flight, [model.queue for model in self.models])
         has_replicas = any(model.may_have_replicas for model in self.models)
         self.metrics = Metrics(has_replicas=has_replicas, has_models=self.pool is not None)
@@ -73,24 +73,27 @@ class AppState:
 async def use_model(request: Request, name: str | None, timeout_s: float | None = None) -> ServedModel:
     """The model called `name`; None and "default" mean the first one. It stays loaded until the request has ended.
 
-    With several models: puts the request into the queue of its model, and waits until that is loaded, at most
-    `timeout_s` seconds and as long as the client is connected. Raises ApiError 404, 429, 503, and DeadlineExceeded.
+    timeout_s: of the request, from now on. With several models: gives the request a place in the queue of its model,
+    and waits until that is loaded, at most that long and as long as the client is connected. Raises ApiError 404, 429,
+    503, and DeadlineExceeded.
     """
     state, record = state_of(request), current_request()
     model = state.find_model(name)
     assert record is not None
     record.model = model
+    timeout_s = timeout_s if timeout_s is not None and timeout_s > 0 else None  # others are refused with their field
+    if timeout_s is not None:
+        record.start_deadline = time.monotonic() + timeout_s
     if state.pool is None or not isinstance(model, PooledModel):
         return model
     state.admission.enter_queue(record, model.queue)
-    timeout_s = timeout_s if timeout_s is not None and timeout_s > 0 else None  # others are refused with their field
-    if timeout_s is not None and not model.accepts_requests:
-        record.start_deadline = time.monotonic() + timeout_s
-    if record.is_background and not model.accepts_requests:
-        record.reserve_calls(RequestSize(0, 0, 0))  # lines of other batches may run meanwhile
+    start, is_waiting = time.monotonic(), not model.accepts_requests
+    if record.is_background and is_waiting:
+        record.reserve_calls(RequestSize(0))  # lines of other batches may run meanwhile
     await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background))
+    if is_waiting:
+        record.wait_s += time.monotonic() - start
     record.on_end.append(partial(state.pool.release, model, record.is_background))
-    model.queue.estimate_size(record)
     return model
 
 

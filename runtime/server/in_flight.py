@@ -22,7 +22,7 @@ from plait.runtime.messages import Usage
 
 if TYPE_CHECKING:
     from plait.runtime.server.engines.served_model import ServedModel
-    from plait.runtime.server.http.request_queue import RequestQueue
+    from plait.runtime.server.http.call_queue import Place
 
 _current_request: ContextVar[RequestRecord | None] = ContextVar("plait_request", default=None)
 DRAINED = "draining"
@@ -42,12 +42,10 @@ class CallGroup(Protocol):
 class RequestSize(NamedTuple):
     """How a request counts against the limits.
 
-    num_calls: its prompts times its choices. num_tokens: of all its prompts. num_rows: that its calls can occupy in a
-    batch, with `particles` or `exact` several each. num_key_requests: of its key: one, or with `particles` its rows.
+    num_rows: that its calls (its prompts times its choices) can occupy in a batch, with `particles` or `exact` several
+    each. num_key_requests: of its key: one, or with `particles` its rows.
     """
 
-    num_calls: int
-    num_tokens: int
     num_rows: int
     num_key_requests: int = 1
 
@@ -57,13 +55,14 @@ class RequestRecord:
     """One request. Times are values of `time.monotonic()`.
 
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
-    its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
-    `num_key_requests` requests against the limit of its key. reserve_calls(size): counts it with that size, or raises
-    ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also count against the
-    limit of its key. is_background: it is a line of a batch, which counts against no limit and runs behind all other
-    requests. num_runs: one more for each time that it was run again because its runtime ended. model, queue: where it
-    runs; None until that is known. num_body_bytes: that have arrived. on_end: called when it has ended. start_deadline:
-    until when its calls must end, if it waited for its model.
+    its error response. is_admitted: it counts against the limits: as the calls of its `place` against the capacity, and
+    as `num_key_requests` requests against the limit of its key. reserve_calls(size): counts it with that size, or
+    raises ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also count
+    against the limit of its key. is_background: it is a line of a batch, which counts against no limit and runs behind
+    all other requests. num_runs: one more for each time that it was run again because its runtime ended. model: where
+    it runs; None until that is known. place: in the model's queue; None until its body has arrived. wait_s: for its
+    model and its turn. num_body_bytes: that have arrived and wait. on_end: called when it has ended. start_deadline: by
+    which its calls must end, from its own timeout.
     """
 
     method: str
@@ -81,7 +80,6 @@ class RequestRecord:
     client_gone: bool = False
     is_admitted: bool = False
     is_background: bool = False
-    num_calls: int = 0
     num_key_requests: int = 0
     reserve_calls: Callable[[RequestSize], None] = lambda size: None
     reserve_program: Callable[[int], None] = lambda num_calls: None
@@ -92,7 +90,8 @@ class RequestRecord:
     deadline: float = math.inf  # the earliest of its calls, over all runs
     start_deadline: float = math.inf
     model: ServedModel | None = None
-    queue: RequestQueue | None = None
+    place: Place | None = None
+    wait_s: float = 0.0
     num_body_bytes: int = 0
     on_end: list[Callable[[], None]] = field(default_factory=list)
 
@@ -105,7 +104,7 @@ class RequestRecord:
             self.reserve_program = lambda num_calls: None
 
     def limit_timeout(self, timeout_s: float | None) -> float | None:
-        """Returns the timeout of a call that begins now; in a further run, or after a wait for a model, what is left.
+        """Returns the timeout of a call that begins now: what is left after a wait, and in a further run.
 
         Raises DeadlineExceeded if nothing is left.
         """
@@ -113,8 +112,8 @@ class RequestRecord:
             return None
         now = time.monotonic()
         if self.num_runs == 1:
-            self.deadline = min(self.deadline, now + timeout_s, self.start_deadline)
-            deadline = self.start_deadline
+            deadline = self.start_deadline if self.wait_s else math.inf
+            self.deadline = min(self.deadline, now + timeout_s, deadline)
         else:
             deadline = self.deadline
         if deadline <= now:
@@ -148,8 +147,10 @@ class RequestRecord:
         return sum(call.num_tokens for call in self.calls)
 
     def abort(self) -> None:
-        """Aborts the request's sessions in the runtime. Cancels the request's task if it has none."""
+        """Ends the request's wait, or aborts its sessions in the runtime. Cancels its task if it has neither."""
         self.code = DRAINED
+        if self.place is not None and self.place.end_wait("the server is shutting down", DRAINED):
+            return
         for handle in self.handles:
             handle.abort()
         if not self.sessions and self.task is not None:
@@ -182,23 +183,16 @@ class InFlightRequests:
     def __init__(self) -> None:
         self.records: set[RequestRecord] = set()
         self.num_admitted = 0
-        self.num_calls = 0
         self._num_by_tenant: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def admit(self, record: RequestRecord) -> None:
-        """Starts to count the request, as one call until `set_num_calls` is called."""
+        """Starts to count the request."""
         record.is_admitted = True
         self.num_admitted += 1
-        self.set_num_calls(record, 1)
         self.set_num_key_requests(record, 0 if record.is_background else 1)
         self._idle.clear()
-
-    def set_num_calls(self, record: RequestRecord, num_calls: int) -> None:
-        """Counts the request as `num_calls` calls."""
-        self.num_calls += num_calls - record.num_calls
-        record.num_calls = num_calls
 
     def set_num_key_requests(self, record: RequestRecord, num_requests: int) -> None:
         """Counts the request as `num_requests` requests of its key."""
@@ -218,7 +212,6 @@ class InFlightRequests:
             record.on_end.pop()()
         if record.is_admitted:
             self.num_admitted -= 1
-            self.set_num_calls(record, 0)
             self.set_num_key_requests(record, 0)
             if not self.num_admitted:
                 self._idle.set()

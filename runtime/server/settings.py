@@ -33,10 +33,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
     Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
-    request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait.
-    max_queue_time_s: the longest predicted time for which an admitted request waits, except for bursts on an idle
-    server (0: no limit; None: the time that six calls take, from 0.1 to 0.3). key_weights: the parts of keys in the
-    queue and in the runtime, 1 unless set.
+    request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait, and
+    max_queue_bytes: of their bodies; both are shared by the keys. max_queue_time_s: a request that has not begun after
+    this time is refused (0: no limit). key_weights: the parts of keys in what they share, 1 unless set.
     max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
     Files and batches. files_dir: the directory that holds them ("": none are kept). max_file_bytes: of one upload.
     max_batch_lines: of one file. max_stored_bytes_per_key, max_files_per_key: results included. max_batch_calls: calls
@@ -59,8 +58,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_hosts: tuple[HostName, ...] = ()
     page: bool = True
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 64
-    max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
-    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+    max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 4096
+    max_queue_bytes: Annotated[int, Meta(ge=1024, le=1 << 40)] = 256 << 20
+    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     key_weights: dict[str, Annotated[float, Meta(ge=0.001, le=1000)]] = {}
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     files_dir: str = ""

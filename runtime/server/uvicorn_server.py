@@ -71,7 +71,7 @@ def make_server(
     """Returns the server of an application, which prints `address` when it accepts connections."""
     config = uvicorn.Config(
         app,
-        http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s, app.early_refusals.response),
+        http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

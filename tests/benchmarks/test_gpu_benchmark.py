@@ -55,7 +55,7 @@ def test_a_dry_run_reports_every_figure(tmp_path: Path) -> None:
 def test_chats_with_weights_in_fp8() -> None:
     """At each number of rows, beside the ceiling of the bytes that fp8 weights have."""
     command = [sys.executable, "benchmarks/gpu/engine.py", "chats-fp8", "--dry"]
-    path = os.pathsep.join(filter(None, [str(ROOT / ".types"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT / ".path"), os.environ.get("PYTHONPATH")]))
     result = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

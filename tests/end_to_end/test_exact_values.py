@@ -47,7 +47,7 @@ def test_a_default_of_run_is_for_constrained_gens(exact):
 
 def test_exact_over_http(exact):
     body = {"model": "default", "prompt": PROMPT, "regex": COLOUR, "exact": True, "seed": 3, "max_tokens": 8}
-    with serve_app(create_app(exact, server_settings(max_queue_time_s=0))) as address, httpx.Client() as http:
+    with serve_app(create_app(exact, server_settings())) as address, httpx.Client() as http:
         answers = [http.post(f"{address}/v1/completions", json=body).json() for _ in range(2)]
         texts = [answer["choices"][0]["text"] for answer in answers]
         assert texts[0] == texts[1] == colours.run(backend=exact.client, seed=3, temperature=1.0)["first"]
@@ -117,7 +117,7 @@ def test_a_program_reads_weights_while_it_runs_and_exact_values_have_bounds(exac
 def test_particles_over_http(exact):
     body = {"model": "default", "prompt": PROMPT, "regex": COLOUR, "particles": 8, "seed": 3, "max_tokens": 8}
     sampling = {"regex": COLOUR, "particles": 8, "sampling_seed": 3, "max_new_tokens": 8}
-    with serve_app(create_app(exact, server_settings(max_queue_time_s=0))) as address, httpx.Client(timeout=60) as http:
+    with serve_app(create_app(exact, server_settings())) as address, httpx.Client(timeout=60) as http:
         texts = [http.post(f"{address}/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)]
         native = http.post(f"{address}/generate", json={"text": PROMPT, "sampling_params": sampling}).json()
         assert texts[0] == texts[1] == native["text"] == weighted.run(backend=exact.client, seed=3)["first"]

@@ -18,7 +18,7 @@ NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 @pytest.fixture(scope="module")
 def server(exact):
     with (
-        serve_app(create_app(exact, server_settings(max_queue_time_s=0))) as address,
+        serve_app(create_app(exact, server_settings())) as address,
         httpx.Client(base_url=address, timeout=60, limits=NO_KEEPALIVE) as client,
     ):
         yield client

@@ -16,7 +16,7 @@ HOW = {"temperature": 1.0, "seed": 7, "max_tokens": 6}
 
 @pytest.fixture(scope="module")
 def address(exact):
-    with serve_app(create_app(exact, server_settings(max_queue_time_s=0))) as address:
+    with serve_app(create_app(exact, server_settings())) as address:
         yield address
 
 

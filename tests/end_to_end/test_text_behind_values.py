@@ -34,7 +34,7 @@ BEHIND = [" legs.", " km away", ", and", "% of it", ";\n", ") is", " (or so)"]
 
 @pytest.fixture(scope="module")
 def server(exact):
-    app = create_app(exact, server_settings(max_queue_time_s=0))
+    app = create_app(exact, server_settings())
     limits = httpx.Limits(max_keepalive_connections=0)  # the server closes idle ones
     with serve_app(app) as address, httpx.Client(base_url=address, timeout=60, limits=limits) as client:
         yield client

@@ -112,15 +112,19 @@ async def main() -> None:
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """The errors of the two modules, as (module, line, message), found by one run of mypy."""
+    """The errors of the two modules, as (module, line, message), found by one run of mypy.
+
+    As for a user whose programs stand beside the clone: mypy finds the installed package, not the folder `plait`.
+    """
     folder = tmp_path_factory.mktemp("typed")
     (folder / "good_programs.py").write_text(HEADER + GOOD)
     (folder / "bad_programs.py").write_text(HEADER + BAD)
+    (folder / "plait").symlink_to(ROOT)
     command = [sys.executable, "-P", "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml")]
     completed = subprocess.run(
         [*command, "--cache-dir", str(ROOT / ".mypy_cache"), *map(str, sorted(folder.glob("*.py")))],
-        env={"MYPYPATH": str(ROOT / ".types"), "PATH": "/usr/bin:/bin"},
-        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=230,

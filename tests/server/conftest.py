@@ -97,9 +97,9 @@ def serve(engine):
     with contextlib.ExitStack() as stack:
 
         def start(**settings):
-            settings = server_settings(**{"max_queue_time_s": 0, **settings})
+            settings = server_settings(**settings)
             app = create_app(engine, settings)
-            http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s, app.early_refusals.response)
+            http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
             return stack.enter_context(serve_app(app, http, settings.idle_timeout_s)), app.state.plait
 
         yield start

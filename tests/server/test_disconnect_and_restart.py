@@ -36,9 +36,7 @@ def runtime(tmp_path_factory):
 def address(runtime):
     """The application's address, in a thread of this process, so that tests can inspect the runtime."""
     server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(runtime, server_settings(max_queue_time_s=0)), port=0, log_config=None, lifespan="off"
-        )
+        uvicorn.Config(create_app(runtime, server_settings()), port=0, log_config=None, lifespan="off")
     )
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -79,7 +79,7 @@ def served():
         patch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
         patch.setattr(rerun, "MAX_WAIT_S", 200.0)  # a busy machine starts a runtime slowly
         runtime = ReplicatedRuntime(None, ["cpu", "cpu"], progress=False, deterministic=True, max_pages=12_000)
-        app = create_app(runtime, server_settings(max_queue_time_s=0))
+        app = create_app(runtime, server_settings())
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
 
         async def serve() -> None:

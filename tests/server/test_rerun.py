@@ -47,7 +47,7 @@ class Backend:
 def lost(engine):
     """(address, backend, state) of a server without a runtime."""
     backend = Backend(ClosedClient(engine.client))
-    app = create_app(backend, server_settings(max_queue_time_s=0))
+    app = create_app(backend, server_settings())
     with serve_app(app) as address:
         yield address, backend, app.state.plait
 
@@ -114,14 +114,14 @@ def test_client_that_leaves_while_it_waits_is_forgotten(lost) -> None:
     address, _, state = lost
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{address}/v1/completions", json=BODY, timeout=httpx.Timeout(60, read=0.5))
-    assert wait_until(lambda: not state.in_flight.records and not state.in_flight.num_calls)
+    assert wait_until(lambda: not state.in_flight.records and not state.admission.queue.num_calls)
 
 
 def test_backend_without_restarts_fails_at_once(engine) -> None:
     class Unreplaced:
         client = ClosedClient(engine.client)
 
-    with serve_app(create_app(Unreplaced(), server_settings(max_queue_time_s=0))) as address:
+    with serve_app(create_app(Unreplaced(), server_settings())) as address:
         answer = httpx.post(f"{address}/v1/completions", json=BODY, timeout=60)
         assert answer.json()["error"]["code"] == "runtime_gone"
         assert httpx.get(f"{address}/health", timeout=60).status_code == 503

@@ -122,6 +122,7 @@ _SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "log-prompts": ("log_prompts", _flag),
     "max-body-bytes": ("max_body_bytes", _number(int, 1024, 1 << 30)),
     "max-queue": ("max_queue", _number(int, 0, 1 << 20)),
+    "max-queue-bytes": ("max_queue_bytes", _number(int, 1024, 1 << 40)),
     "max-queue-time": ("max_queue_time_s", _number(float, 0, 86_400)),
     "max-requests-per-key": ("max_requests_per_key", _number(int, 0, 1 << 20)),
     "drain-timeout": ("drain_timeout_s", _number(float, 0, 86_400)),

@@ -65,7 +65,7 @@ async def connected_application(
     app = create_app(directory, config.server)
 
     def set_max_running(rows: int) -> None:
-        app.state.plait.models[0].queue.control.set_max_running(max(1, rows))
+        app.state.plait.models[0].queue.set_max_running(max(1, rows))
 
     directory.on_change = set_max_running
     set_max_running(directory.max_batch_rows)

@@ -15,7 +15,7 @@ from plait.runtime.messages import Welcome
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.served_model import ModelStatus, ServedModel
 from plait.runtime.server.errors import INTERNAL, ApiError
-from plait.runtime.server.http.request_queue import RequestQueue
+from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import ServerSettings
@@ -61,7 +61,7 @@ class PooledModel(ServedModel):
         self.num_starts = self.num_failed_starts = 0
         self._info: Welcome | None = None
         self._template_source = ""
-        super().__init__(settings, RequestQueue(settings), None)
+        super().__init__(settings, CallQueue(settings), None)
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class PooledModel(ServedModel):
         self._info = client.model
         template = client.tokenizer.chat_template
         self._template_source = template.source if template is not None else ""
-        self.queue.control.set_max_running(client.model.max_batch_rows)
+        self.queue.set_max_running(client.model.max_batch_rows)
 
     def take_engine(self) -> Engine:
         """Returns the engine, which is to be ended."""

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from plait.runtime.client.client import Client
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
-from plait.runtime.server.http.request_queue import RequestQueue
+from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.ops.status_query import StatusQuery
 from plait.runtime.server.replicated_runtime import ReplicaGroup
 from plait.runtime.server.settings import ServerSettings
@@ -34,7 +34,7 @@ class ServedModel:
     """A model whose engine runs as long as the server. `backend.client` is read for each request, so a backend may
     replace the client of a runtime that died."""
 
-    def __init__(self, settings: ServerSettings, queue: RequestQueue, backend: Backend | None) -> None:
+    def __init__(self, settings: ServerSettings, queue: CallQueue, backend: Backend | None) -> None:
         self.settings, self.queue, self.backend = settings, queue, backend
         self.status_query = StatusQuery(lambda: self.client)
         self._replacement: asyncio.Task[None] | None = None  # waits for the next runtime, for all requests

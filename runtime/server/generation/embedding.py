@@ -140,7 +140,7 @@ async def embed_prompts(
     handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
         num_calls = min(MAX_CONCURRENT_INPUTS, len(prompts))
-        record.reserve_calls(RequestSize(num_calls, sum(map(len, prompts)), num_calls))
+        record.reserve_calls(RequestSize(num_calls))
         record.handles.append(handle)
         request_timeout_s = record.limit_timeout(request_timeout_s)
     results: list[CallResult] = []

@@ -137,12 +137,9 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
 
 def _size(submissions: Sequence[Submission]) -> RequestSize:
     """How the submissions count against the limits."""
-    num_tokens = sum(len(submission.prompt_ids) for submission in submissions)
     num_rows = sum(submission.n * submission.sampling.max_rows for submission in submissions)
     has_particles = any(submission.sampling.particles for submission in submissions)
-    return RequestSize(
-        sum(submission.n for submission in submissions), num_tokens, num_rows, num_rows if has_particles else 1
-    )
+    return RequestSize(num_rows, num_rows if has_particles else 1)
 
 
 def _with_time_left(submission: Submission, record: RequestRecord) -> Submission:

@@ -8,19 +8,19 @@ Both are plain ASGI, so that nothing stands between a route and its client's dis
 from __future__ import annotations
 
 import asyncio
-import math
+import time
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.constrained.tenant_shares import TenantShares
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
+from plait.runtime.server.http.call_queue import CallQueue, Refusal
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
-from plait.runtime.server.http.queue_control import Refusal
-from plait.runtime.server.http.request_queue import RequestQueue, observe_body
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, RequestSize, current_request
 from plait.runtime.server.settings import ServerSettings
@@ -31,22 +31,22 @@ UPLOAD_PATH = "/v1/files"  # its bodies are files, which have limits of their ow
 FORM_BYTES = 1 << 16  # of an upload beside its file
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
-MAX_RETRY_AFTER_S = 60
+MAX_UPLOADS = 64  # that are received at once, shared by key
 
 
 class AdmissionControl:
     """Decides which requests of one server are admitted. Shared by all of its requests.
 
-    queues: one for each model. With several, a request is refused from its headers only if every queue would refuse it
-    or too many requests have no queue yet, and else by the queue of its model, which its body names.
+    queues: one for each model. With several, a request is refused from its headers only if every queue would refuse it,
+    and else by the queue of its model, which its body names. A request has a place in a queue once its body has
+    arrived: what does not arrive keeps nobody out. The bytes of a body count as they arrive, until its turn.
     """
 
-    def __init__(
-        self, settings: ServerSettings, in_flight: InFlightRequests, queues: Sequence[RequestQueue] = ()
-    ) -> None:
+    def __init__(self, settings: ServerSettings, in_flight: InFlightRequests, queues: Sequence[CallQueue] = ()) -> None:
         self.settings, self.in_flight = settings, in_flight
-        self.queues = list(queues) or [RequestQueue(settings)]
-        self.num_without_queue = 0  # admitted requests whose model is not known yet
+        self.queues = list(queues) or [CallQueue(settings)]
+        self.body_bytes = TenantShares(settings.key_weights)  # of requests that wait; the units are bytes
+        self.uploads = TenantShares(settings.key_weights)
         self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
@@ -54,22 +54,14 @@ class AdmissionControl:
             self.public_paths |= {"/metrics"}
 
     @property
-    def queue(self) -> RequestQueue:
+    def queue(self) -> CallQueue:
         """The queue of the first model."""
         return self.queues[0]
 
     @property
     def is_full(self) -> bool:
-        """Whether running and waiting calls fill the capacity, or the queue is as long as it may be, of every model."""
-        return all(queue.is_full() for queue in self.queues)
-
-    def may_refuse(self) -> bool:
-        """Whether `check_capacity` may refuse a request because of all others. False when the server has room."""
-        return (
-            self.is_draining
-            or self.num_without_queue >= self.queue.control.capacity
-            or all(queue.control.may_refuse() for queue in self.queues)
-        )
+        """Whether the capacity of every model is full, for any key."""
+        return all(queue.is_full(bool(self.settings.api_keys)) for queue in self.queues)
 
     def authenticate(self, path: str, headers: dict[bytes, bytes]) -> str:
         """Returns the name of the API key in `headers`; "" if none is needed.
@@ -90,46 +82,89 @@ class AdmissionControl:
         )
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def check_capacity(self, tenant: str) -> None:
-        """Raises ApiError 503 while draining or full, and 429 if the key exceeds its share; each with Retry-After."""
+    def check_capacity(self, tenant: str, num_bytes: int) -> None:
+        """Raises ApiError 503 while draining or full, and 429 if the key exceeds its share; each with Retry-After.
+
+        num_bytes: of the body, as the headers say.
+        """
         if self.is_draining:
             raise self._unavailable("the server is shutting down", "draining")
         refusals = [queue.refusal(tenant) for queue in self.queues]
         if all(refusals):
-            raise self._queue_full(min(filter(None, refusals), key=lambda refusal: refusal.retry_after_s))
-        if self.num_without_queue >= self.queue.control.capacity:
-            raise self._queue_full(Refusal(f"{self.num_without_queue} requests are being received", 0.0))
+            assert refusals[0] is not None
+            raise self._queue_full(refusals[0])
+        self._check_bytes(tenant, num_bytes)
         limit, num_running = self.settings.max_requests_per_key, self.in_flight.num_of_tenant(tenant)
         if limit and num_running >= limit:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
+    def _check_bytes(self, tenant: str, num_bytes: int) -> None:
+        limit = self.settings.max_queue_bytes
+        if self.body_bytes.ahead(tenant, num_bytes) > limit:
+            is_own_share = any(name != tenant for name in self.body_bytes.holders())
+            text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"
+            raise self._queue_full(Refusal(text, is_own_share))
+
     def admit(self, record: RequestRecord) -> None:
-        """Counts a request that `check_capacity` has let pass, as one call."""
+        """Counts a request that `check_capacity` has let pass."""
         self.in_flight.admit(record)
-        if len(self.queues) == 1:
-            record.queue = self.queue
-            self.queue.admit(record)
-        else:
-            self.num_without_queue += 1
         record.reserve_calls = partial(self.reserve_calls, record)
         record.reserve_program = partial(self.reserve_program, record)
 
-    def enter_queue(self, record: RequestRecord, queue: RequestQueue) -> None:
-        """Puts an admitted request into the queue of its model, once that is known. Raises ApiError 503 or 429."""
-        if record.queue is not None or not record.is_admitted or record.is_background:
+    def receive_upload(self, record: RequestRecord) -> None:
+        """Counts an upload, which begins. Raises ApiError 503 or 429."""
+        if self.uploads.ahead(record.tenant, 1) > MAX_UPLOADS:
+            is_own_share = any(name != record.tenant for name in self.uploads.holders())
+            raise self._queue_full(Refusal(f"{MAX_UPLOADS} uploads are being received", is_own_share))
+        self.uploads.take(record.tenant)
+        record.on_end.append(lambda: self.uploads.take(record.tenant, -1))
+
+    def observe_body(self, record: RequestRecord, receive: Receive) -> Receive:
+        """Returns a `receive` that counts the bytes of the body and, once it has arrived, gives the request a place.
+
+        It raises ApiError 503 or 429 if the key exceeds its share.
+        """
+
+        async def observed_receive() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes = len(message.get("body", b""))
+                if num_bytes:
+                    self._check_bytes(record.tenant, num_bytes)
+                    self.body_bytes.take(record.tenant, num_bytes)
+                    record.num_body_bytes += num_bytes
+                if not message.get("more_body") and len(self.queues) == 1:
+                    self.enter_queue(record, self.queue)
+            return message
+
+        return observed_receive
+
+    def enter_queue(self, record: RequestRecord, queue: CallQueue) -> None:
+        """Gives an admitted request a place in the queue of its model. Raises ApiError 503 or 429."""
+        if record.place is not None or not record.is_admitted or record.is_background:
             return
         if (refusal := queue.refusal(record.tenant)) is not None:
             raise self._queue_full(refusal)
-        self.num_without_queue -= 1
-        record.queue = queue
-        queue.admit(record)
+        record.place = queue.admit(record.tenant)
+
+    async def wait_for_turn(self, record: RequestRecord) -> None:
+        """Returns when the request's calls may start. Raises QueueTimeout, and ApiError 503."""
+        if record.place is not None and not record.place.queue.begin(record.place):
+            start = time.monotonic()
+            await record.place.wait_for_turn(record.start_deadline, record.start_deadline - record.start_time)
+            record.wait_s += time.monotonic() - start
+        self._release_bytes(record)
 
     def leave_queue(self, record: RequestRecord) -> None:
-        """Removes an admitted request that was answered or has failed."""
-        if record.queue is not None:
-            record.queue.end(record)
-        else:
-            self.num_without_queue -= 1
+        """Takes back what a request held that was answered or has failed."""
+        self._release_bytes(record)
+        if record.place is not None:
+            record.place.queue.end(record.place)
+
+    def _release_bytes(self, record: RequestRecord) -> None:
+        if record.num_body_bytes:
+            self.body_bytes.take(record.tenant, -record.num_body_bytes)
+            record.num_body_bytes = 0
 
     def reserve_calls(self, record: RequestRecord, size: RequestSize) -> None:
         """Counts an admitted request as the rows that its calls can occupy.
@@ -140,9 +175,8 @@ class AdmissionControl:
         if size.num_key_requests > 1:
             self._check_alone(record, size.num_rows, "particles", "the particles of this request can be")
             self._check_key(record, size.num_key_requests, "this request needs")
-        queue = self._reserve(record, size.num_rows)
+        self._reserve(record, size.num_rows, size.num_rows)
         self.in_flight.set_num_key_requests(record, size.num_key_requests)
-        queue.set_size(record, size.num_calls, size.num_tokens)
 
     def reserve_program(self, record: RequestRecord, num_calls: int) -> None:
         """Counts an admitted program as `num_calls` calls, and as that many requests of its key.
@@ -151,14 +185,13 @@ class AdmissionControl:
         """
         self._check_alone(record, num_calls, "program", "the program can have")
         self._check_key(record, num_calls, "this program needs")
-        queue = self._reserve(record, num_calls)
+        self._reserve(record, num_calls, 1)
         self.in_flight.set_num_key_requests(record, num_calls)
-        queue.set_size(record, 1)
 
     def _check_alone(self, record: RequestRecord, num_calls: int, param: str, owner: str) -> None:
         """Raises ApiError 400 if the request exceeds a limit without any other request."""
-        assert record.queue is not None
-        limit, capacity = self.settings.max_requests_per_key, record.queue.control.capacity
+        assert record.place is not None
+        limit, capacity = self.settings.max_requests_per_key, record.place.queue.capacity
         for largest, whose in ((limit or num_calls, "one key"), (capacity, "this server")):
             if num_calls > largest:
                 text = f"{owner} {num_calls} calls in flight at once; {whose} can have {largest}"
@@ -172,27 +205,28 @@ class AdmissionControl:
             text = f"this key has {others} requests running, and {need} {num_requests}; its limit is {limit}"
             raise self._key_limit_reached(text)
 
-    def _reserve(self, record: RequestRecord, num_calls: int) -> RequestQueue:
-        """Counts the request as `num_calls` calls and returns its queue. Raises ApiError 503 or 429."""
-        assert record.queue is not None
-        if num_calls > record.num_calls:
-            if (refusal := record.queue.calls_refusal(record, num_calls)) is not None:
-                raise self._queue_full(refusal)
-            self.in_flight.set_num_calls(record, num_calls)
-        return record.queue
+    def _reserve(self, record: RequestRecord, num_calls: int, num_rows: int) -> None:
+        """Counts the request as `num_calls` calls. Raises ApiError 503 or 429."""
+        place = record.place
+        assert place is not None
+        queue, num_own = place.queue, place.num_calls
+        refusal = queue.refusal(record.tenant, num_calls, num_own) if num_calls > num_own else None
+        if refusal is not None and queue.num_calls > num_own:
+            raise self._queue_full(refusal)
+        queue.set_size(place, max(num_calls, num_own), num_rows)
 
     def _key_limit_reached(self, text: str) -> ApiError:
+        text = f"{text}; try again later"
         return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
 
     def _queue_full(self, refusal: Refusal) -> ApiError:
-        """429 if the requests of this key fill its share of the queue while other keys wait, else 503."""
-        seconds = min(MAX_RETRY_AFTER_S, max(self.settings.retry_after_s, math.ceil(refusal.retry_after_s)))
-        text, headers = f"{refusal.text}; try again later", {"Retry-After": str(seconds)}
+        """429 if the requests of this key fill its share while other keys have some, else 503."""
         if refusal.is_own_share:
-            return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=headers)
-        return ApiError(503, text, type=OVERLOADED, code="queue_full", headers=headers)
+            return self._key_limit_reached(refusal.text)
+        return self._unavailable(refusal.text, "queue_full")
 
     def _unavailable(self, text: str, code: str) -> ApiError:
+        text = f"{text}; try again later"
         return ApiError(503, text, type=OVERLOADED, code=code, headers=self._retry_after())
 
     def _retry_after(self) -> dict[str, str]:
@@ -215,7 +249,7 @@ class AdmissionMiddleware:
                 record.tenant = tenant
             self.admission.browser_checks.check(scope, has_key=tenant != "")
             if scope["method"] in ADMITTED_METHODS:
-                self.admission.check_capacity(tenant)
+                self.admission.check_capacity(tenant, 0 if scope["path"] == UPLOAD_PATH else content_length(scope))
                 if record is not None:
                     await self._run_admitted(record, scope, receive, send)
                     return
@@ -223,8 +257,10 @@ class AdmissionMiddleware:
 
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
-        if scope["path"] != UPLOAD_PATH:
-            receive = observe_body(record, receive)
+        if scope["path"] == UPLOAD_PATH:
+            self.admission.receive_upload(record)
+        else:
+            receive = self.admission.observe_body(record, receive)
         try:
             await self.app(scope, receive, send)
         finally:

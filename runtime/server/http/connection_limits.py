@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from plait.runtime.server.http.early_refusal import Refuse
 from plait.runtime.server.http.response_transport import (
     DISCARD_TIMEOUT_S,
     MAX_DISCARDED_BYTES,
@@ -49,17 +48,11 @@ class _BoundedFlow(FlowControl):
             super().resume_reading()
 
 
-def make_http_protocol(
-    idle_timeout_s: float, write_timeout_s: float, refuse: Refuse = lambda scope: None
-) -> type[asyncio.Protocol]:
-    """Returns a protocol class for `uvicorn.Config(http=...)`.
-
-    refuse(scope): the response to a request that no task is started for; None if the application handles it.
-    """
+def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """Returns a protocol class for `uvicorn.Config(http=...)`."""
 
     class LimitedProtocol(_LimitedProtocol):
         _idle_timeout_s, _write_timeout_s = idle_timeout_s, write_timeout_s
-        _refuse_early = staticmethod(refuse)
 
     return LimitedProtocol
 
@@ -69,8 +62,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     _idle_timeout_s: float
     _write_timeout_s: float
-    _refuse_early: Refuse
-    _refusal: bytes = b""  # is sent when the input at hand is parsed, so that a complete body is no unread input
     _timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of a body whose response was sent
     _write_timer: asyncio.TimerHandle | None = None
     _is_in_message = _is_head_complete = _has_progressed = False
@@ -121,7 +112,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             self._has_progressed = False
             super().data_received(data)
             self._count(len(data))
-            self._send_refusal()
         if self.transport.is_closing():
             self._unparsed.clear()
         elif len(self._unparsed) >= MAX_UNPARSED_BYTES:
@@ -140,22 +130,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._num_head_bytes = 0 if self._has_progressed else self._num_head_bytes + num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        refusal = self._refuse_early(cycle.scope)
-        if refusal is None:
-            super()._start_asgi_task(cycle, app)
-            return
-        cycle.response_started = cycle.response_complete = True
-        headers = [*self.server_state.default_headers, *refusal.headers]
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        self._refusal = b"".join([STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body])
-
-    def _send_refusal(self) -> None:
-        if self._refusal and not self.transport.is_closing():
-            self.transport.write(self._refusal)
-            self.transport.close()
-            self._refusal = b""
 
     def _refuse(self) -> None:
         """Answers 431 and closes the connection, after too large headers or trailers."""
@@ -217,7 +191,6 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._send_refusal()  # of a request that waited behind the one that has ended
         if self.transport.is_closing():
             return
         self._parse()

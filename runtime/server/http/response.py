@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +20,9 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 YIELD_AFTER_BYTES = 1 << 18  # of an answer that is encoded in pieces
+EVENT_STREAM = "text/event-stream"
+COMMENT_INTERVAL_S = 10.0  # between the comments of a stream that waits for its first event
+COMMENT = b": waiting\n\n"  # which clients of server-sent events ignore
 
 
 class ClientDisconnected(Exception):
@@ -96,23 +99,53 @@ class _DisconnectWatcher:
         self._task.cancel()
 
 
-async def stream_response(
-    request: Request, events: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
-) -> Response:
-    """Returns a response that streams `events`.
+Events = AsyncGenerator[bytes, None]
+BegunEvents = tuple[bytes, Events]
+"""The first event, and the generator of those that follow."""
 
-    Waits for the first event, so that an error before it is still answered with its own status.
+
+async def begin_events(events: Events) -> BegunEvents:
+    """Waits for the first event. Closes the generator if there is none."""
+    try:
+        return await anext(events), events
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def stream_response(
+    request: Request,
+    begin: Coroutine[Any, Any, BegunEvents],
+    fail: Callable[[Exception], bytes],
+    media_type: str = EVENT_STREAM,
+) -> Response:
+    """Returns a response that streams what `begin` returns.
+
+    Waits for the first event, so that an error before it is still answered with its own status: for COMMENT_INTERVAL_S
+    if comments are possible. Then it streams a comment in each such time, so that neither the client nor a proxy takes
+    the connection for dead, and `fail(error)` is the event of an error.
     """
     watcher = _DisconnectWatcher(request.receive)
+    beginning = asyncio.ensure_future(begin)
     try:
-        first = await anext(events)
+        await asyncio.wait({beginning}, timeout=COMMENT_INTERVAL_S if media_type == EVENT_STREAM else None)
+        if beginning.done():
+            beginning.result()  # raises the error of a request that has failed
+        return EventStream(beginning, fail, media_type, watcher)
     except BaseException:
         try:
-            await events.aclose()
+            await _end_beginning(beginning)
         finally:
             watcher.end()
         raise
-    return EventStream(first, events, media_type, watcher)
+
+
+async def _end_beginning(beginning: asyncio.Future[BegunEvents]) -> None:
+    """Cancels the wait for the first event; closes the generator if it has come."""
+    beginning.cancel()
+    with contextlib.suppress(BaseException):
+        _, events = await asyncio.shield(beginning)
+        await events.aclose()
 
 
 class FinalEvent(bytes):
@@ -120,16 +153,17 @@ class FinalEvent(bytes):
 
 
 class EventStream(Response):
-    """Streams `first` and then `events`. `watcher` has been running since before `first`, and ends with the stream."""
+    """Streams comments until `beginning` is done, then its events. `watcher` has been running since before, and ends
+    with the stream."""
 
     def __init__(
         self,
-        first: bytes,
-        events: AsyncGenerator[bytes, None],
+        beginning: asyncio.Future[BegunEvents],
+        fail: Callable[[Exception], bytes],
         media_type: str,
         watcher: _DisconnectWatcher,
     ) -> None:
-        self.first, self.events, self._watcher = first, events, watcher
+        self._beginning, self._fail, self._watcher = beginning, fail, watcher
         self.status_code, self.background = 200, None
         self.body = b""
         self.raw_headers = [
@@ -140,17 +174,24 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientDisconnected):
             try:
-                async with contextlib.aclosing(self.events):
-                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                    await self._send_events(send)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                while not self._beginning.done():
+                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                    await asyncio.wait({self._beginning}, timeout=COMMENT_INTERVAL_S)
+                try:
+                    first, events = self._beginning.result()
+                except Exception as error:
+                    await send({"type": "http.response.body", "body": self._fail(error), "more_body": False})
+                else:
+                    await self._send_events(send, first, events)
             finally:
+                await _end_beginning(self._beginning)
                 self._watcher.end()
 
-    async def _send_events(self, send: Send) -> None:
-        event = self.first
+    async def _send_events(self, send: Send, event: bytes, events: Events) -> None:
         while type(event) is not FinalEvent:
             await send({"type": "http.response.body", "body": event, "more_body": True})
-            event = await anext(self.events, FinalEvent())
+            event = await anext(events, FinalEvent())
         await send({"type": "http.response.body", "body": event, "more_body": False})
 
 

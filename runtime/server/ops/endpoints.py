@@ -148,7 +148,7 @@ def _set_metrics(
     metrics: Metrics, model: ServedModel, counts: Status | None, replicas: Sequence[ReplicaReport]
 ) -> None:
     name, replicated = model.last_name, model.replicated
-    metrics.set_queue_time(name, model.queue.queue_time_s())
+    metrics.set_num_waiting(name, model.queue.num_waiting)
     if isinstance(model, PooledModel):
         metrics.set_model(name, model.status == "loaded", model.num_starts, model.num_failed_starts)
     if replicated is not None:
@@ -157,7 +157,8 @@ def _set_metrics(
         unanswered_s = None
         with contextlib.suppress(PlaitError):
             unanswered_s = model.client.unanswered_s
-        metrics.set_runtime(counts, name, model.num_restarts, unanswered_s)
+        num_waiting = model.queue.num_waiting
+        metrics.set_runtime(counts, name, model.num_restarts, unanswered_s, num_waiting=num_waiting)
 
 
 @router.get("/status", **documented(answer=ServerStatus, errors=(401, 500)))

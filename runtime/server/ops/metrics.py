@@ -63,7 +63,7 @@ class Metrics:
             "plait_inter_token_seconds", "Between two tokens of one call.", SHORT_SECONDS, model
         )
         self.queue = Histogram(
-            "plait_queue_seconds", "From a call's start until it is first scheduled.", SECONDS, model
+            "plait_queue_seconds", "From a request's arrival until its call is first scheduled.", SECONDS, model
         )
         self.compiling = Histogram(
             "plait_grammar_compile_seconds",
@@ -76,12 +76,7 @@ class Metrics:
         )
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
-        self.queue_time = Metric(
-            "gauge",
-            "plait_predicted_queue_seconds",
-            "Until all that waits now has its first token, as predicted.",
-            model,
-        )
+        self.waiting = Metric("gauge", "plait_requests_waiting", "Requests that wait for their turn.", model)
         self.reruns = Metric(
             "counter",
             "plait_reruns_total",
@@ -130,7 +125,7 @@ class Metrics:
         model = (record.model.last_name if record.model is not None else "",) if self.has_models else ()
         self.requests.observe(record.wall_s, record.route, str(record.status or 499), *model)
         for call, usage in () if record.is_background else record.usages():
-            self.queue.observe(usage.queue_s, *model)
+            self.queue.observe(record.wait_s + usage.queue_s, *model)
             if call.result(0).embedding_bytes is None:  # an embedding generates no tokens
                 self.ttft.observe(usage.ttft_s, *model)
             if usage.compile_s:
@@ -158,17 +153,23 @@ class Metrics:
             metric.values.clear()
 
     def set_runtime(
-        self, status: Status | None, model: str, restarts: int, unanswered_s: float | None, replica: str = ""
+        self,
+        status: Status | None,
+        model: str,
+        restarts: int,
+        unanswered_s: float | None,
+        replica: str = "",
+        num_waiting: int = 0,
     ) -> None:
         """Sets the metrics of a runtime. status: the scheduler's counters, None while it does not answer. unanswered_s:
-        for how long it has not answered, None if that is not known."""
+        for how long it has not answered, None if that is not known. num_waiting: requests that wait in the server."""
         labels = (*self._labels(model), *((replica,) if self.has_replicas else ()))
         self.up.set(status is not None, *labels)
         self.restarts.set(restarts, *labels)
         if unanswered_s is not None:
             self.unanswered.set(unanswered_s, *labels)
         if status is not None:
-            self._set_scheduler_metrics(status, model, labels, (replica,) if self.has_replicas else ())
+            self._set_scheduler_metrics(status, model, labels, (replica,) if self.has_replicas else (), num_waiting)
 
     def set_replicas(self, reports: Sequence[ReplicaReport], model: str, num_spread: int) -> None:
         """Sets the metrics of all replicas and of the router."""
@@ -184,9 +185,9 @@ class Metrics:
         for metric, value in zip(self.models, (is_loaded, num_starts, num_failed_starts), strict=True):
             metric.set(value, model)
 
-    def set_queue_time(self, model: str, seconds: float) -> None:
-        """Sets the predicted time until all that waits for a model has its first token."""
-        self.queue_time.set(seconds, *self._labels(model))
+    def set_num_waiting(self, model: str, num_requests: int) -> None:
+        """Sets how many requests wait for their turn with a model."""
+        self.waiting.set(num_requests, *self._labels(model))
 
     def _labels(self, model: str) -> tuple[str, ...]:
         return (model,) if self.has_models else ()
@@ -197,14 +198,14 @@ class Metrics:
         self.dropped_log_lines.set(num_dropped_lines())
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
-        own = [self.in_flight, self.queue_time, self.up, self.unanswered, self.restarts, self.reruns]
+        own = [self.in_flight, self.waiting, self.up, self.unanswered, self.restarts, self.reruns]
         own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
         own += [self.placed, self.load, self.spread] if self.has_replicas else []
         own += self.models if self.has_models else []
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
     def _set_scheduler_metrics(
-        self, status: Status, model: str, labels: tuple[str, ...], replica: tuple[str, ...]
+        self, status: Status, model: str, labels: tuple[str, ...], replica: tuple[str, ...], num_waiting: int
     ) -> None:
         for metric, field in (*self.tokens, *self.scheduler):
             metric.set(getattr(status, field), *labels)
@@ -214,7 +215,7 @@ class Metrics:
         generated = status.sampled_tokens + status.forced_tokens
         values = {
             "vllm:num_requests_running": status.running_calls,
-            "vllm:num_requests_waiting": status.waiting_calls,
+            "vllm:num_requests_waiting": status.waiting_calls + num_waiting,
             "vllm:kv_cache_usage_perc": usage,
             "vllm:gpu_cache_usage_perc": usage,
             "vllm:prefix_cache_queries_total": status.prompt_tokens,

@@ -90,7 +90,7 @@ def request_log_fields(record: RequestRecord) -> dict[str, Any]:
     }
     if usages:
         fields |= {
-            "queue_s": round(max(usage.queue_s for usage in usages), 4),
+            "queue_s": round(record.wait_s + max(usage.queue_s for usage in usages), 4),
             "ttft_s": round(min(usage.ttft_s for usage in usages), 4),
             "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
             "cached_tokens": sum(usage.cached_tokens for usage in usages),

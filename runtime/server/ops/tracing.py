@@ -101,7 +101,7 @@ class Tracing:
                     "gen_ai.response.finish_reasons": [call.result(0).finish_reason],
                     "plait.cached_tokens": usage.cached_tokens,
                     "plait.forced_tokens": usage.forced_tokens,
-                    "plait.queue_s": usage.queue_s,
+                    "plait.queue_s": record.wait_s + usage.queue_s,
                     "plait.time_to_first_token_s": usage.ttft_s,
                 }
             )

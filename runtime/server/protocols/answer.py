@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -16,15 +16,23 @@ from starlette.responses import Response
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
+from plait.runtime.server.app_state import state_of
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.response import (
+    EVENT_STREAM,
+    Events,
     FinalEvent,
+    begin_events,
     cancel_on_disconnect,
     json_response_in_pieces,
+    sse_event,
     stream_response,
 )
+from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.rerun import run_again_if_lost
+
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's and SGLang's streams
 
@@ -47,35 +55,56 @@ class StreamWriter(ABC):
     def finish(self) -> bytes:
         """The events after the last update."""
 
-    @abstractmethod
     def fail(self, error: ApiError) -> bytes:
         """The events that end a stream which fails after its first event."""
+        return error_event(error)
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of an error in OpenAI's form."""
+    return sse_event(error.body())
+
+
+async def run_in_turn(request: Request, run: Callable[[], Awaitable[T]]) -> T:
+    """Waits for the request's turn and returns the value of `run()`; see `run_again_if_lost`."""
+    record = current_request()
+    assert record is not None
+    await state_of(request).admission.wait_for_turn(record)
+    return await run_again_if_lost(request, run)
 
 
 async def respond(
     request: Request,
     *,
     stream: bool,
-    events: Callable[[], AsyncGenerator[bytes, None]],
+    events: Callable[[], Events],
     complete: Callable[[], Coroutine[Any, Any, Any]],
-    constraint_param: str | None,
-    media_type: str = "text/event-stream",
+    constraint_param: str | None = None,
+    media_type: str = EVENT_STREAM,
+    fail: Callable[[ApiError], bytes] = error_event,
 ) -> Response:
     """Streams `events()` or returns the object of `complete()`; either is cancelled when the client disconnects.
 
     Both use the current client: they are called again if the runtime ends before the first event. Raises ApiError for
-    another failure before it; `constraint_param` is where a failed constraint came from.
+    another failure before it; `constraint_param` is where a failed constraint came from. `fail(error)` is the event of
+    a failure after the first comment of a stream that has waited for long.
     """
 
-    async def run() -> Response:
-        if stream:
-            return await stream_response(request, events(), media_type)
-        return await json_response_in_pieces(await cancel_on_disconnect(request, complete()))
+    def api_error(error: Exception) -> ApiError:
+        return as_api_error(error, constraint_param=constraint_param)
 
     try:
-        return await run_again_if_lost(request, run)
+        if stream:
+            begin = run_in_turn(request, lambda: begin_events(events()))
+            return await stream_response(request, begin, lambda error: fail(api_error(error)), media_type)
+        return await json_response_in_pieces(await complete_in_turn(request, complete))
     except PlaitError as error:
-        raise as_api_error(error, constraint_param=constraint_param) from error
+        raise api_error(error) from error
+
+
+async def complete_in_turn(request: Request, complete: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Returns the value of `complete()`, once it is the request's turn. Cancelled when the client disconnects."""
+    return await cancel_on_disconnect(request, run_in_turn(request, complete))
 
 
 async def stream_events(

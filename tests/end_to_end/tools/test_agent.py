@@ -46,7 +46,7 @@ def test_budget_ends_an_agent(runtime):
 
 @pytest.fixture(scope="module")
 def address(runtime):
-    with serve_app(create_app(runtime, server_settings(max_queue_time_s=0))) as address:
+    with serve_app(create_app(runtime, server_settings())) as address:
         yield address
 
 

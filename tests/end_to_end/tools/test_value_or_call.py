@@ -58,7 +58,7 @@ TOOL_SCHEMA = {"type": "object", "properties": {"word": {"type": "string", "maxL
 
 @pytest.fixture(scope="module")
 def address(runtime):
-    with serve_app(create_app(runtime, server_settings(max_queue_time_s=0))) as address:
+    with serve_app(create_app(runtime, server_settings())) as address:
         yield address
 
 

@@ -56,8 +56,8 @@ def test_mypy_infers_the_type_of_a_value(tmp_path):
     command = [sys.executable, "-P", "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml")]
     completed = subprocess.run(
         [*command, "--cache-dir", str(ROOT / ".mypy_cache"), str(tmp_path / "typed_program.py")],
-        env={"MYPYPATH": str(ROOT / ".types"), "PATH": "/usr/bin:/bin"},
-        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=200,

@@ -40,7 +40,7 @@ def cancel(address, batch_id, **headers):
 def test_it_takes_no_room_from_others(serve, tmp_path, idle) -> None:
     """Room for one call, in a server with a queue time, and one request of the key: all go to the request."""
     address, state = serve(
-        files_dir=str(tmp_path), max_running=1, max_queue=0, max_queue_time_s=0.3, max_requests_per_key=1,
+        files_dir=str(tmp_path), max_running=1, max_queue=0.3, max_requests_per_key=1,
         max_batch_calls=3, api_keys={"ann": digest(b"key")},
     )  # fmt: skip
     key = {"authorization": "Bearer key"}
@@ -114,7 +114,7 @@ def test_metrics_keep_its_times_apart(serve, tmp_path, idle) -> None:
 @pytest.fixture
 def narrow(small_model, tmp_path):
     """A server whose cache holds little more than one document."""
-    settings = server_settings(files_dir=str(tmp_path), max_queue_time_s=0, max_batch_calls=1)
+    settings = server_settings(files_dir=str(tmp_path), max_batch_calls=1)
     with (
         Engine(small_model, max_pages=500, check_integrity=True) as engine,
         serve_app(create_app(engine, settings)) as address,

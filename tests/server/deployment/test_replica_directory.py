@@ -26,7 +26,7 @@ def replicas():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
-        with local_replicas(deterministic=True, max_pages=6000) as running:
+        with local_replicas(deterministic=True, max_pages=6000, max_batch_tokens=2048) as running:
             yield running
 
 
@@ -120,23 +120,26 @@ def test_a_runtime_killed_as_for_memory_costs_only_the_streams_that_began_there(
 
 
 def test_a_runtime_without_memory_fails_only_the_requests_that_need_it(replicas, expected) -> None:
-    """One runtime has room for a thread or two. The logits of a whole prompt need 48 MiB: MemoryError within a step."""
+    """The logits of a whole prompt are one array of 190 MB, and a runtime has room for 38 MB: MemoryError in a step.
+
+    The array does not fit either where the size was read while a new thread had 67 MB of addresses reserved by glibc.
+    """
     process = replicas.process("b")
     assert wait_until(process.children)  # the compile processes, which it starts after a moment
     scored = {"echo": True, "logprobs": 1}
-    prompts = [f"{number} " + "boats and " * 300 for number in range(4)]
+    prompts = [f"{number} " + "boats and " * 480 for number in range(4)]
     limit = resource.prlimit(process.pid, resource.RLIMIT_AS)
     room = process.memory_info().vms + (36 << 20)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (room, limit[1]))
     try:
         before = replicas.placed()
         answers = ask_all(replicas, prompts, **scored)
-        assert all(now > then for now, then in zip(replicas.placed(), before, strict=True))
+        placed = [now - then for now, then in zip(replicas.placed(), before, strict=True)]
         assert [text_of(answer) for answer in ask_all(replicas)] == expected
         assert replicas.states() == ["ready", "ready"]
     finally:
         resource.prlimit(process.pid, resource.RLIMIT_AS, limit)
-    assert sorted({answer.status_code for answer in answers}) == [200, 500]
+    assert all(placed) and sorted(answer.status_code for answer in answers) == placed[0] * [200] + placed[1] * [500]
     again = [text_of(answer) for answer in ask_all(replicas, prompts, **scored)]
     assert all(text_of(a) == text for a, text in zip(answers, again, strict=True) if a.status_code == 200)
 

@@ -41,7 +41,7 @@ def start(model: str | None, stuck_after_s: float, settings: Any, name: str) -> 
 
 def run(names: str, check: Any, **settings: Any) -> None:
     """Runs `check(http, pool)` against a server with these models."""
-    server = server_settings(max_queue_time_s=0, **settings)
+    server = server_settings(**settings)
     specs = [ModelSpec(name, name, Path(__file__), {}, name) for name in names.split()]
 
     async def serve() -> None:
@@ -98,9 +98,9 @@ def test_nothing_is_left_of_requests_that_have_ended() -> None:
         answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies * 5))
         assert [answer.status_code for answer in answers] == [200, 400, 404, 503, 400, 400, 400, 200] * 5
         state = http._transport.app.state.plait  # type: ignore[attr-defined]
-        assert state.in_flight.num_calls == state.admission.num_without_queue == 0
+        assert state.in_flight.num_admitted == 0
         assert all(not model.num_running and not model.waiters for model in pool.models)
-        assert all(model.queue.control.num_calls == 0 for model in pool.models)
+        assert all(model.queue.num_calls == 0 for model in pool.models)
 
     run("a b bad", check)
 
@@ -109,7 +109,7 @@ def test_a_full_queue_refuses_before_its_model_is_started() -> None:
     async def check(http: httpx.AsyncClient, pool: EnginePool) -> None:
         model = pool.models[0]
         for _ in range(3):
-            model.queue.admit(RequestRecord("POST", "/"))
+            model.queue.admit("")
         refused = await http.post("/v1/completions", json={**ASK, "model": "a"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
         assert model.status == "unloaded"
@@ -121,7 +121,7 @@ def test_a_full_queue_refuses_before_its_model_is_started() -> None:
 def test_a_timeout_counts_from_the_wait_for_the_model() -> None:
     record = RequestRecord("POST", "/")
     assert record.limit_timeout(60.0) == 60.0
-    record.start_deadline = time.monotonic() + 5
+    record.start_deadline, record.wait_s = time.monotonic() + 5, 1.0
     left_s = record.limit_timeout(60.0)
     assert left_s is not None and 4 < left_s <= 5 and record.limit_timeout(1.0) == 1.0
     record.start_deadline = time.monotonic()

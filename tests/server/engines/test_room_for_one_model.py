@@ -46,9 +46,9 @@ def test_a_stream_is_not_ended_for_another_model(narrow) -> None:
             assert wait_until(lambda: narrow.of("tiny")["waiting"] == 1)
             late = narrow.ask("/v1/completions", model="smol", prompt="a", timeout=0.2)
             assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_exceeded"
-            body = {"model": "smol", "prompt": "a", "stream": True}
+            body, patience = {"model": "smol", "prompt": "a", "stream": True}, httpx.Timeout(60, read=0.5)
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{narrow.address}/v1/completions", json=body, headers=narrow.http.headers, timeout=0.5)
+                httpx.post(f"{narrow.address}/v1/completions", json=body, headers=narrow.http.headers, timeout=patience)
             assert wait_until(lambda: narrow.of("smol")["waiting"] == 1)  # the one that left does not
             for _ in range(3):
                 assert next(line for line in lines if line).startswith("data: ")

@@ -146,10 +146,11 @@ def test_requests_are_refused_before_their_body_is_read(app) -> None:
     admission, records = full.state.plait.admission, [RequestRecord("POST", "/"), RequestRecord("POST", "/")]
     for record in records:
         admission.admit(record)
+        admission.enter_queue(record, admission.queue)
     status, code, headers = ask_asgi(full)
     assert (status, code, headers[b"retry-after"]) == (503, "queue_full", b"7")
     assert ask(full, "GET", "/ready").status_code == 503
-    admission.queue.end(records[0])
+    admission.leave_queue(records[0])
     assert ask(full, "GET", "/ready").status_code == 200
     full.state.plait.admission.is_draining = True
     status, code, headers = ask_asgi(full)
@@ -160,7 +161,7 @@ def test_requests_are_refused_before_their_body_is_read(app) -> None:
 
 def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
     served = app(max_running=4, max_queue=2)
-    in_flight = served.state.plait.in_flight
+    in_flight, queue = served.state.plait.in_flight, served.state.plait.admission.queue
 
     async def go():
         transport = httpx.ASGITransport(served)
@@ -170,17 +171,17 @@ def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
                 return await client.post(path, json=body)
 
             alone = await one(**BODY, n=8)  # exceeds the capacity, but no other request is running
-            assert in_flight.num_calls == 0
+            assert queue.num_calls == 0
             four = asyncio.create_task(
                 one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 2000, "ignore_eos": True})
             )
-            while in_flight.num_calls < 4 and not four.done():
+            while queue.num_calls < 4 and not four.done():
                 await asyncio.sleep(0)
-            assert in_flight.num_calls == 4
+            assert queue.num_calls == 4
             branches = [{"text": "a"}, {"fork": {"branches": [[{"gen": {}}, {"text": "b"}, {"gen": {"n": 2}}]] * 2}}]
             refused = [await one(**BODY, n=3), await one("/v1/programs", program=branches)]
             fits = await one(**BODY, n=2)
-            assert in_flight.num_calls == 4
+            assert queue.num_calls == 4
             four.cancel()
             return alone, refused, fits
 
@@ -190,7 +191,7 @@ def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
         assert (
             response.status_code == 503 and code_of(response) == "queue_full" and response.headers["retry-after"] == "1"
         )
-    assert in_flight.num_calls == in_flight.num_admitted == 0
+    assert queue.num_calls == in_flight.num_admitted == 0
 
 
 def test_key_has_a_limit_of_running_requests(app) -> None:

@@ -22,8 +22,8 @@ def ask(engine):
     """ask(settings, work): runs `await work(post, in_flight)` on a server with two keys."""
 
     def run(work, **settings):
-        app = create_app(engine, server_settings(api_keys=KEYS, max_queue_time_s=0, **settings))
-        in_flight = app.state.plait.in_flight
+        app = create_app(engine, server_settings(api_keys=KEYS, **settings))
+        in_flight, queue = app.state.plait.in_flight, app.state.plait.admission.queue
 
         async def go():
             transport = httpx.ASGITransport(app)
@@ -34,7 +34,7 @@ def ask(engine):
 
                 async def beside(num_calls, *bodies, key="a-key"):
                     running = asyncio.create_task(post(LONG | {"n": num_calls}))
-                    while in_flight.num_calls < num_calls and not running.done():
+                    while queue.num_calls < num_calls and not running.done():
                         await asyncio.sleep(0)
                     answers = [await post(body, key) for body in bodies]
                     running.cancel()
@@ -44,7 +44,7 @@ def ask(engine):
                 return await work(post, beside)
 
         answers = asyncio.run(go())
-        assert (in_flight.num_calls, in_flight.num_of_tenant("alice"), len(in_flight.records)) == (0, 0, 0)
+        assert (queue.num_calls, in_flight.num_of_tenant("alice"), len(in_flight.records)) == (0, 0, 0)
         return answers
 
     return run

@@ -46,7 +46,7 @@ def schema(small_model, tmp_path_factory):
 
 
 def _app(engine, files_dir):
-    return create_app(engine, server_settings(model_name="default", max_queue_time_s=0, files_dir=str(files_dir)))
+    return create_app(engine, server_settings(model_name="default", files_dir=str(files_dir)))
 
 
 def _load(document, address):

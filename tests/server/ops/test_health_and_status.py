@@ -114,7 +114,7 @@ class DyingBackend:
 
 def test_without_a_runtime_requests_get_503_and_metrics_say_so(engine) -> None:
     backend = DyingBackend(engine.client)
-    with serve_app(create_app(backend, server_settings(max_queue_time_s=0))) as address:
+    with serve_app(create_app(backend, server_settings())) as address:
         backend.is_gone = True
         for method, path in (("GET", "/health"), ("GET", "/ready"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
             response = httpx.request(method, f"{address}{path}", json=BODY if method == "POST" else None, timeout=60)

@@ -45,7 +45,7 @@ def engine(folder, reference_model):
 
 @pytest.fixture(scope="module")
 def app(engine):
-    return create_app(engine, server_settings(api_keys={}, max_queue_time_s=0))
+    return create_app(engine, server_settings(api_keys={}))
 
 
 @pytest.fixture(scope="module")
@@ -185,14 +185,14 @@ def test_model_without_pooling(smollm) -> None:
 def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch) -> None:
     """The rest waits in the server; the request counts as the calls that run concurrently."""
     monkeypatch.setattr(embedding, "MAX_CONCURRENT_INPUTS", 3)
-    in_flight, most = app.state.plait.in_flight, []
-    set_num_calls = in_flight.set_num_calls
+    queue, most = app.state.plait.admission.queue, []
+    set_size = queue.set_size
     monkeypatch.setattr(
-        in_flight, "set_num_calls", lambda record, calls: (most.append(calls), set_num_calls(record, calls))
+        queue, "set_size", lambda place, calls, rows: (most.append((calls, rows)), set_size(place, calls, rows))
     )
     texts = [f"text {i}" for i in range(20)]
     answer = embedder.embeddings.create(model=MODEL, input=texts)
-    assert max(most) == 3
+    assert most == [(3, 3)]
     for text, item in zip(texts, answer.data, strict=True):
         np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
 

@@ -45,7 +45,7 @@ class LocalReplicas:
         self.http = httpx.Client(base_url=self.url, timeout=120)
 
     async def _serve(self) -> None:
-        config = DeployConfig(server=server_settings(max_queue_time_s=0, stuck_after_s=60))
+        config = DeployConfig(server=server_settings(stuck_after_s=60))
         self.app, self.directory = await connected_application(config, self._find_address, None)
         self._server = uvicorn.Server(
             uvicorn.Config(self.app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)

@@ -49,7 +49,7 @@ class ScriptedServer:
             self.scheduler.welcome, embeddings=EmbeddingInfo(3, "last", False)
         )
         self.client = Client(self.scheduler, byte_tokenizer(TEMPLATE))
-        self.app = create_app(self, server_settings(max_queue_time_s=0, **settings))
+        self.app = create_app(self, server_settings(**settings))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         async def send() -> httpx.Response:

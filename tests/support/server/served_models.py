@@ -11,6 +11,7 @@ from served_process import Served
 
 KEYS = {"alice": "a-key", "bob": "b-key"}
 CAPITAL = "The capital of France is"
+FIXED = ("--open-metrics", "--deterministic")  # tests compare answers of requests that run side by side
 GREEDY = {"temperature": 0, "max_tokens": 4}
 NEVER_ENDS = {"prompt": "One, two,", "max_tokens": 900_000, "ignore_eos": True, "stream": True}
 
@@ -23,7 +24,7 @@ class Models(Served):
         (folder / "models.yaml").write_text(models)
         keys = folder / "keys"
         keys.write_text("".join(f"{name} {key}\n" for name, key in KEYS.items()))
-        super().__init__("--models", folder / "models.yaml", "--api-key-file", keys, "--open-metrics", *options)
+        super().__init__("--models", folder / "models.yaml", "--api-key-file", keys, *FIXED, *options)
         self.http = httpx.Client(base_url=self.address, timeout=120, headers={"authorization": "Bearer a-key"})
 
     def ask(self, path: str, **body) -> httpx.Response:

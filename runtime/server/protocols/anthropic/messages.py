@@ -72,6 +72,7 @@ async def create_message(request: Request) -> Response:
         events=lambda: _events(model.client, checked),
         complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
+        fail=lambda error: _error_event(error, checked),
     )
 
 
@@ -136,7 +137,11 @@ class _MessageStream(StreamWriter):
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:
-        return named_sse_event("error", anthropic_error(error, self._checked.request_id))
+        return _error_event(error, self._checked)
+
+
+def _error_event(error: ApiError, checked: CheckedMessage) -> bytes:
+    return named_sse_event("error", anthropic_error(error, checked.request_id))
 
 
 def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[bytes, None]:

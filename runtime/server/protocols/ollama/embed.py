@@ -26,12 +26,12 @@ from plait.runtime.server.generation.embedding import (
 from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+from plait.runtime.server.http.response import json_response
+from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.ollama.models import use_ollama_model
 from plait.runtime.server.protocols.ollama.request import check_options, keep_alive_of
 from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, UNSUPPORTED_OPTIONS, OllamaOptions
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
-from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 
@@ -122,9 +122,9 @@ async def _results(
     embedding_options = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
 
     async def run() -> list[CallResult]:
-        return await cancel_on_disconnect(request, embed_prompts(model.client, prompts, embedding_options))
+        return await embed_prompts(model.client, prompts, embedding_options)
 
     try:
-        return await run_again_if_lost(request, run)
+        return await complete_in_turn(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error

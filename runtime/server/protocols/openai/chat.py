@@ -18,7 +18,6 @@ from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
@@ -193,9 +192,6 @@ class _ChatStream(StreamWriter):
         if not self._checked.includes_usage:
             return DONE
         return sse_event(ChatChunk(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
-
-    def fail(self, error: ApiError) -> bytes:
-        return sse_event(error.body())
 
 
 def _events(client: Client, checked: CheckedChat) -> AsyncGenerator[bytes, None]:

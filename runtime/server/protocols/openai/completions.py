@@ -22,7 +22,7 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import ApiError, invalid, unsupported
+from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
@@ -290,9 +290,6 @@ class _CompletionStream(StreamWriter):
         if not self._checked.includes_usage:
             return DONE
         return sse_event(Completion(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
-
-    def fail(self, error: ApiError) -> bytes:
-        return sse_event(error.body())
 
 
 def _events(client: Client, checked: CheckedCompletion) -> AsyncGenerator[bytes, None]:

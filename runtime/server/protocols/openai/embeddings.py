@@ -29,9 +29,9 @@ from plait.runtime.server.generation.embedding import (
 )
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response_in_pieces
+from plait.runtime.server.http.response import json_response_in_pieces
+from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.shared import StrictStruct
-from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 
@@ -96,10 +96,10 @@ async def create_embedding(request: Request) -> Response:
     )
 
     async def run() -> list[CallResult]:
-        return await cancel_on_disconnect(request, embed_prompts(model.client, prompts, embedding_options))
+        return await embed_prompts(model.client, prompts, embedding_options)
 
     try:
-        results = await run_again_if_lost(request, run)
+        results = await complete_in_turn(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
     is_large = len(results) > LARGE_VECTORS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +30,7 @@ from plait.runtime.server.protocols.openai.responses_events import Event, Respon
 from plait.runtime.server.protocols.openai.responses_items import OutputItems
 from plait.runtime.server.protocols.openai.responses_object import (
     Incomplete,
+    OutputItem,
     ResponseBody,
     ResponseError,
     ResponseUsage,
@@ -69,6 +70,7 @@ async def create_response(request: Request) -> Response:
         events=lambda: _events(model.client, checked),
         complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
+        fail=lambda error: named_sse_event("response.failed", _failed(checked, error, [])),
     )
 
 
@@ -151,6 +153,12 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
         return _finished(checked, client, output, items, handle.usage())
 
 
+def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:
+    reason = ResponseError("server_error", error.message)
+    response = msgspec.structs.replace(checked.started, status="failed", error=reason, output=output)
+    return ResponseEvent(type="response.failed", response=response)
+
+
 class _ResponseStream(StreamWriter):
     """Writes the numbered events of one response."""
 
@@ -179,10 +187,7 @@ class _ResponseStream(StreamWriter):
         return self._encode([ResponseEvent(type=kind, response=response)])
 
     def fail(self, error: ApiError) -> bytes:
-        reason = ResponseError("server_error", error.message)
-        started, output = self._checked.started, self._items.output
-        response = msgspec.structs.replace(started, status="failed", error=reason, output=output)
-        return self._encode([ResponseEvent(type="response.failed", response=response)])
+        return self._encode([_failed(self._checked, error, self._items.output)])
 
     def _encode(self, events: list[Event]) -> bytes:
         encoded = []

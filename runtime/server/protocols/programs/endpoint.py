@@ -14,10 +14,10 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
-from plait.runtime.errors import Aborted, PlaitError
+from plait.runtime.errors import Aborted
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.template_settings import program_template, template_variables
-from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
@@ -25,11 +25,10 @@ from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import (
-    cancel_on_disconnect,
     json_response_in_pieces,
     named_sse_event,
-    stream_response,
 )
+from plait.runtime.server.protocols.answer import respond
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
 from plait.runtime.server.protocols.programs.compiler import Step, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
@@ -43,7 +42,6 @@ from plait.runtime.server.protocols.programs.types import (
     TurnAnswer,
 )
 from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
-from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -57,16 +55,20 @@ async def run_program(request: Request) -> Response:
     steps = compile_program(body, model.settings.max_choices)
     envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": model.name}
 
-    async def run() -> Response:
-        execution = _Execution(model.client, body, steps, envelope, tenant_of(request))
-        if body.stream:
-            return await stream_response(request, execution.events())
-        return await json_response_in_pieces(await cancel_on_disconnect(request, execution.run()))
+    def execution() -> _Execution:
+        return _Execution(model.client, body, steps, envelope, tenant_of(request))
 
-    try:
-        return await run_again_if_lost(request, run)
-    except PlaitError as error:
-        raise as_api_error(error) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: execution().events(),
+        complete=lambda: execution().run(),
+        fail=_error_event,
+    )
+
+
+def _error_event(error: ApiError) -> bytes:
+    return named_sse_event("error", {"type": "error", **error.body()})
 
 
 def _is_large(result: CallResult) -> bool:
@@ -202,7 +204,7 @@ class _Execution:
         except Exception as error:
             if not has_begun:
                 raise
-            yield named_sse_event("error", {"type": "error", **as_api_error(error).body()})
+            yield _error_event(as_api_error(error))
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # nobody else takes its error

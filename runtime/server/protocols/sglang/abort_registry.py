@@ -12,18 +12,18 @@ Key = tuple[str, str]  # tenant, request id
 class AbortRegistry:
     """How to abort each running request.
 
-    >>> registry, ended = AbortRegistry(), []
-    >>> with registry.registered("t", "r1", lambda: ended.append("r1")):
+    >>> registry = AbortRegistry()
+    >>> with registry.registered("t", "r1", lambda: True):
     ...     registry.abort("other", "r1"), registry.abort("t", "r1"), registry.abort("t", None)
     (0, 1, 1)
     """
 
     def __init__(self) -> None:
-        self._running: defaultdict[Key, list[Callable[[], None]]] = defaultdict(list)
+        self._running: defaultdict[Key, list[Callable[[], bool]]] = defaultdict(list)
 
     @contextlib.contextmanager
-    def registered(self, tenant: str, rid: str, abort: Callable[[], None]) -> Iterator[None]:
-        """Calls `abort` if `rid` is aborted within the block."""
+    def registered(self, tenant: str, rid: str, abort: Callable[[], bool]) -> Iterator[None]:
+        """Calls `abort` if `rid` is aborted within the block. It returns whether it had something to abort."""
         key = (tenant, rid)
         self._running[key].append(abort)
         try:
@@ -41,6 +41,4 @@ class AbortRegistry:
             for abort in running
             if owner == tenant and rid in (None, name)
         ]
-        for abort in aborts:
-            abort()
-        return len(aborts)
+        return sum([abort() for abort in aborts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -19,6 +20,7 @@ from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, sse_event
+from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.answer import DONE, respond
 from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
@@ -55,6 +57,7 @@ async def generate(request: Request) -> Response:
     )
     single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
+    _register_wait(registry, tenant, prompt_requests)
     return await respond(
         request,
         stream=bool(body.stream),
@@ -62,6 +65,23 @@ async def generate(request: Request) -> Response:
         complete=lambda: _complete_response(model.client, prompt_requests, single, registry),
         constraint_param=prompt_requests[0].constraint_param,
     )
+
+
+def _register_wait(registry: AbortRegistry, tenant: str, prompt_requests: Sequence[PromptRequest]) -> None:
+    """Lets clients abort the request while it waits for its turn, once each of its rids is aborted."""
+    record, left = current_request(), {prompt_request.rid for prompt_request in prompt_requests}
+    place = record.place if record is not None else None
+    if record is None or place is None:
+        return
+    registrations = contextlib.ExitStack()
+
+    def abort(rid: str) -> bool:
+        left.discard(rid)
+        return not left and place.end_wait("the request was aborted", "aborted")
+
+    for rid in list(left):
+        registrations.enter_context(registry.registered(tenant, rid, partial(abort, rid)))
+    record.on_end.append(registrations.close)
 
 
 @router.post("/abort_request", **documented(AbortRequest, errors=(400, 413, 415, 500, 503)))
@@ -105,11 +125,12 @@ def _writers(
         for index, (owner, call) in enumerate(zip(owners, handle.calls, strict=True))
     ]
 
-    def abort(rid: str) -> None:
+    def abort(rid: str) -> bool:
         for owner, writer, call in zip(owners, writers, handle.calls, strict=True):
             if owner.rid == rid and not call.done():
                 writer.aborted = True
                 call.abort()
+        return True
 
     with contextlib.ExitStack() as stack:
         for rid, tenant in {(owner.rid, owner.submission.tenant) for owner in owners}:

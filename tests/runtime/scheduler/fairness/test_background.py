@@ -73,7 +73,7 @@ def test_a_waiting_request_gets_their_pages():
     for _ in range(12):
         engine_loop.step(0.0)
     calls = run_until_idle(engine_loop, transport, *call(10, [50] * 150, 10))
-    assert finish_order(transport) == [10, 0] and engine_loop.batch_scheduler.num_retractions > 0
+    assert finish_order(transport) == [10, 0] and engine_loop.batch_scheduler.num_pauses > 0
     assert calls[10].end.usage.recomputed_tokens == 0
     assert calls[0].tokens == greedy([1] * 120, 80, ignore_eos=True)
 
@@ -113,14 +113,11 @@ def test_a_long_prompt_takes_a_part_of_each_step_beside_others():
 def test_their_service_is_counted_apart():
     """A tenant that has computed much in the background is served as one that has computed nothing."""
     engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64, pages=4096)
-    post(transport, *call(0, [4] * 10, 900, tenant="b"))  # keeps "b" active
-    engine_loop.step(0.0)
-    accounts = engine_loop.batch_scheduler.fairness._tenants
-    post(transport, *call(1, [7] * 50, 50, tenant="a", background=True))
-    run_until_idle(engine_loop, transport)
-    assert accounts == {}
-    inactive = engine_loop.batch_scheduler.fairness._inactive_tenants
-    assert ("a", True) in inactive and ("a", False) not in inactive
+    run_until_idle(engine_loop, transport, *call(1, [7] * 50, 50, tenant="a", background=True))
+    run_until_idle(engine_loop, transport, *call(2, [8] * 20, 1, tenant="b"))
+    transport.outbox.clear()
+    run_until_idle(engine_loop, transport, *call(3, [5] * 9, 2, tenant="b"), *call(4, [6] * 9, 2, tenant="a"))
+    assert finish_order(transport) == [4, 3]
 
 
 def test_after_a_failed_step_both_kinds_are_computed_again(capsys):

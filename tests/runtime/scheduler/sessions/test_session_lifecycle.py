@@ -202,5 +202,6 @@ def test_closed_sessions_leave_no_accounts_behind():
         ]
     run_until_idle(engine_loop, transport, *requests)
     accounts = engine_loop.batch_scheduler.fairness
-    assert (len(engine_loop.sessions), accounts._programs, accounts._tenants) == (0, {}, {})
+    assert (len(engine_loop.sessions), accounts._programs, accounts._accounts) == (0, {}, {})
+    assert not any(shares.holders() for shares in accounts._shares)
     assert engine_loop.calls.num_open == 0

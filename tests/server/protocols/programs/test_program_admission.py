@@ -38,8 +38,8 @@ def run(app, work):
             return await work(one)
 
     answer = asyncio.run(go())
-    in_flight = app.state.plait.in_flight
-    assert (in_flight.num_admitted, in_flight.num_calls, len(in_flight.records)) == (0, 0, 0)
+    in_flight, queue = app.state.plait.in_flight, app.state.plait.admission.queue
+    assert (in_flight.num_admitted, queue.num_calls, len(in_flight.records)) == (0, 0, 0)
     assert in_flight.num_of_tenant("alice") == in_flight.num_of_tenant("bob") == 0
     return answer
 
@@ -61,16 +61,16 @@ def test_a_program_that_exceeds_a_limit_alone_is_refused(served, settings, owner
 
 def test_the_calls_of_a_program_count_against_its_key(served) -> None:
     app = served(max_requests_per_key=4)
-    in_flight = app.state.plait.in_flight
+    in_flight, queue = app.state.plait.in_flight, app.state.plait.admission.queue
 
     async def work(one):
         three = asyncio.create_task(one("a-key", forked(3, max_tokens=1500)))
-        while in_flight.num_calls < 3 and not three.done():
+        while queue.num_calls < 3 and not three.done():
             await asyncio.sleep(0)
-        assert (in_flight.num_calls, in_flight.num_of_tenant("alice")) == (3, 3)
+        assert (queue.num_calls, in_flight.num_of_tenant("alice")) == (3, 3)
         own = [await one("a-key", forked(2)), await one("a-key", forked(1))]
         other = await one("b-key", forked(4))
-        assert (in_flight.num_calls, in_flight.num_of_tenant("alice"), in_flight.num_of_tenant("bob")) == (3, 3, 0)
+        assert (queue.num_calls, in_flight.num_of_tenant("alice"), in_flight.num_of_tenant("bob")) == (3, 3, 0)
         three.cancel()
         await asyncio.wait([three])
         return own, other
@@ -88,9 +88,9 @@ def test_the_calls_of_a_program_fill_the_queue(served) -> None:
 
     async def work(one):
         five = asyncio.create_task(one("a-key", forked(5, max_tokens=1500)))
-        while state.in_flight.num_calls < 5 and not five.done():
+        while state.admission.queue.num_calls < 5 and not five.done():
             await asyncio.sleep(0)
-        assert state.admission.is_full
+        assert state.admission.queue.refusal("alice") is not None and not state.admission.is_full
         request = {"model": "default", "prompt": "One", "max_tokens": 1}
         refused, other = [await one(key, request, "/v1/completions") for key in ("a-key", "b-key")]
         five.cancel()

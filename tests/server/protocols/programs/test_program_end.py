@@ -32,7 +32,7 @@ def assert_nothing_left(engine, state) -> None:
     wait_until(lambda: left() == (0, 0, 0, 0), PATIENCE_S)
     assert left() == (0, 0, 0, 0)
     assert wait_until(lambda: state.in_flight.num_admitted == 0)
-    assert (state.in_flight.num_calls, state.in_flight.num_of_tenant("")) == (0, 0)
+    assert (state.admission.queue.num_calls, state.in_flight.num_of_tenant("")) == (0, 0)
 
 
 def running_calls(engine):
@@ -49,7 +49,7 @@ def test_a_disconnect_ends_all_branches(serve, engine, stream) -> None:
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + b"\r\n" + body)
         assert wait_until(lambda: running_calls(engine) == NUM_CALLS, PATIENCE_S)
-        assert state.in_flight.num_calls == NUM_CALLS
+        assert state.admission.queue.num_calls == NUM_CALLS
     assert_nothing_left(engine, state)
 
 

@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_program(small_engine, requests) -> None:
     loop.calls.start = counting_start
     try:
         asyncio.run(asyncio.wait_for(go(), PATIENCE_S))
-        assert (in_flight.num_admitted, in_flight.num_calls, len(in_flight.records)) == (0, 0, 0)
+        assert (in_flight.num_admitted, app.state.plait.admission.queue.num_calls, len(in_flight.records)) == (0, 0, 0)
         assert wait_until(lambda: len(loop.sessions) == 0, PATIENCE_S)
     finally:
         loop.calls.start = start

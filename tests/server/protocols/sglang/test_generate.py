@@ -319,9 +319,9 @@ def test_abort_needs_a_rid(endpoint):
 def test_tenants_cannot_abort_requests_of_other_tenants():
     registry, ended = AbortRegistry(), []
     with (
-        registry.registered("a", "r", lambda: ended.append("a")),
-        registry.registered("a", "r", lambda: ended.append("again")),
-        registry.registered("b", "s", lambda: ended.append("b")),
+        registry.registered("a", "r", lambda: not ended.append("a")),
+        registry.registered("a", "r", lambda: not ended.append("again")),
+        registry.registered("b", "s", lambda: not ended.append("b")),
     ):
         assert registry.abort("b", "r") == 0 and registry.abort("c", None) == 0
         assert registry.abort("a", "r") == 2 and registry.abort("b", None) == 1

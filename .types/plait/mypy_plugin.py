@@ -1,1 +1,0 @@
-../../plait/mypy_plugin.py
