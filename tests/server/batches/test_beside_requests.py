@@ -40,7 +40,7 @@ def cancel(address, batch_id, **headers):
 def test_it_takes_no_room_from_others(serve, tmp_path, idle) -> None:
     """Room for one call, in a server with a queue time, and one request of the key: all go to the request."""
     address, state = serve(
-        files_dir=str(tmp_path), max_running=1, max_queue=0.3, max_requests_per_key=1,
+        files_dir=str(tmp_path), max_running=1, max_queue=0, max_queue_time_s=0.3, max_requests_per_key=1,
         max_batch_calls=3, api_keys={"ann": digest(b"key")},
     )  # fmt: skip
     key = {"authorization": "Bearer key"}
