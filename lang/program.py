@@ -31,7 +31,7 @@ from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.control.batch_checkpoint import BatchCheckpoint
+    from plait.lang.control.item_log import ItemLog
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
@@ -176,55 +176,29 @@ class Program(Generic[P]):
             return iter(()) if generator_style else []
         if generator_style and resume is not None:
             raise InputError("run_batch: resume cannot be combined with generator_style")
+        log: ItemLog | None = None
+        if resume is not None:
+            from plait.lang.control.batch_checkpoint import BatchCheckpoint
+
+            log = BatchCheckpoint(resume, self.name, self._body, dict(enumerate(items)), options)
         if isinstance(backend, Cluster):
-            return self._run_on_cluster(
-                items, backend, sampling, budget, num_threads, generator_style, resume, progress_bar
-            )
+            from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order, run_on_cluster
+
+            batch = ClusterBatch(self, dict(enumerate(items)), backend, sampling, budget, num_threads, log=log)
+            return (iter_on_cluster_in_order if generator_style else run_on_cluster)(batch, progress_bar)
         client = self._client("run_batch", backend, options)
         executions = self._executions(items, client, options, budget)
         if generator_style:
             return iter_in_order(executions, workers, progress_bar)
-        if resume is None:
-            return self._run_all(executions, num_threads, workers, progress_bar)
-        from plait.lang.control.batch_checkpoint import BatchCheckpoint
-
-        checkpoint = BatchCheckpoint(resume, self.name, self._body, items, options, client)
-        return self._run_unfinished(checkpoint, executions, num_threads, workers, progress_bar)
-
-    def _run_unfinished(
-        self,
-        checkpoint: BatchCheckpoint,
-        executions: Sequence[Execution],
-        num_threads: object,
-        workers: int,
-        progress_bar: bool,
-    ) -> list[ProgramState]:
-        """Runs the items that the checkpoint does not have. Returns the states of all items in order."""
-        states = {index: checkpoint.state(index) for index in range(len(executions))}
-        unfinished = [index for index, state in states.items() if state is None]
-        for index in unfinished:
-            executions[index].on_done = functools.partial(checkpoint.record, index)
+        states: dict[int, ProgramState] = {}
+        if log is not None:
+            states |= log.begin(client)
+            for index, execution in enumerate(executions):
+                execution.on_done = functools.partial(log.record, index)
+        unfinished = [index for index in range(len(items)) if index not in states]
         finished = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
-        states.update(zip(unfinished, finished, strict=True))
-        return [state for state in states.values() if state is not None]
-
-    def _run_on_cluster(
-        self,
-        items: Sequence[Mapping[str, Any]],
-        cluster: Cluster,
-        sampling: Mapping[str, Any],
-        budget: Budget | None,
-        num_threads: object,
-        generator_style: bool,
-        resume: str | Path | None,
-        progress_bar: bool,
-    ) -> list[ProgramState] | Iterator[ProgramState]:
-        from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order, run_on_cluster
-
-        batch = ClusterBatch(self, dict(enumerate(items)), cluster, sampling, budget, num_threads)
-        if generator_style:
-            return iter_on_cluster_in_order(batch, progress_bar)
-        return run_on_cluster(batch, resume, progress_bar)
+        states |= zip(unfinished, finished, strict=True)
+        return [states[index] for index in range(len(items))]
 
     def _executions(
         self, items: Sequence[Mapping[str, Any]], client: Client, options: Options, budget: Budget | None

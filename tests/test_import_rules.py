@@ -32,6 +32,7 @@ RUNTIME_ORDER = (
         "sampling_params",
         "seed_path",
         "messages",
+        "results",
     ),
     *("model_files", "tokenizer", "transport"),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process"),

@@ -20,10 +20,9 @@ from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources, connected
 from plait.lang.cluster.settings import Cluster
-from plait.lang.control.batch_checkpoint import BatchCheckpoint, is_json
+from plait.lang.control.item_log import ItemLog, is_json
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import program_error
-from plait.lang.sampling_options import run_options
 from plait.runtime.errors import InputError, PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 class ClusterBatch:
     """What `run_batch` was asked for. `items`: index, which is part of the seed of an item -> its arguments.
 
-    target: the file that the program was loaded from, if it was not imported, and its name there.
+    target: the file that the program was loaded from, if it was not imported, and its name there. log: keeps the items.
     """
 
     program: Program[Any]
@@ -47,6 +46,7 @@ class ClusterBatch:
     budget: Budget | None = None
     num_threads: Any = "auto"
     target: tuple[Path, str] | None = None
+    log: ItemLog | None = None
 
     def check(self) -> Work:
         """Returns what the actors do. Raises InputError for what cannot be sent to them."""
@@ -60,11 +60,11 @@ class ClusterBatch:
         return Work(reference, self.cluster.model, self.cluster.settings, dict(self.sampling), *limits)
 
 
-def run_on_cluster(batch: ClusterBatch, resume: str | Path | None, progress_bar: bool) -> list[ProgramState]:
-    """Returns the states of all items in order. Finished items are saved in `resume`, and read from it."""
+def run_on_cluster(batch: ClusterBatch, progress_bar: bool) -> list[ProgramState]:
+    """Returns the states of all items in order."""
     states: dict[int, ProgramState] = {}
     with progress(len(batch.items), progress_bar) as step:
-        for index, state in iter_on_cluster(batch, resume):
+        for index, state in iter_on_cluster(batch):
             states[index] = state
             step()
     return [states[index] for index in batch.items]
@@ -84,10 +84,8 @@ def iter_on_cluster_in_order(batch: ClusterBatch, progress_bar: bool) -> Iterato
                 upcoming = next(waiting, -1)
 
 
-def iter_on_cluster(
-    batch: ClusterBatch, resume: str | Path | None = None
-) -> Generator[tuple[int, ProgramState], None, None]:
-    """Yields the index and the state of each item when it ends. Closing the iterator ends the actors.
+def iter_on_cluster(batch: ClusterBatch) -> Generator[tuple[int, ProgramState], None, None]:
+    """Yields the index and the state of each item when it ends and is in the log. Closing the iterator ends the actors.
 
     Raises InputError, RuntimeGone or the error of the model if nothing can run. A failed item is no error here.
     """
@@ -116,32 +114,26 @@ def iter_on_cluster(
                 on_lost=warn_of_lost_actor,
             )
             job.wait_until_ready()
-            yield from _results(batch, job, models.client(), resume)
+            yield from _results(batch, job, models.client())
         finally:
             actors.close()
 
 
-def _results(
-    batch: ClusterBatch, job: Job, client: Client, resume: str | Path | None
-) -> Iterator[tuple[int, ProgramState]]:
-    program, remaining = batch.program, dict(batch.items)
-    checkpoint = None
-    if resume is not None:
-        options, items = run_options("run_batch", batch.sampling), list(batch.items.values())
-        checkpoint = BatchCheckpoint(resume, program.name, program._body, items, options, client)
-        for index in batch.items:
-            if (saved := checkpoint.state(index)) is not None:
-                del remaining[index]
-                yield index, saved
+def _results(batch: ClusterBatch, job: Job, client: Client) -> Iterator[tuple[int, ProgramState]]:
+    program, log = batch.program, batch.log
+    saved = {} if log is None else log.begin(client)
+    yield from saved.items()
+    remaining = {index: item for index, item in batch.items.items() if index not in saved}
     codec = ClusterCodec(program._body)
     for finished in job.run(group_items(remaining)) if remaining else ():
-        state = _state(program.name, client, finished, codec)
-        if checkpoint is not None:
-            checkpoint.record(finished.item, state)
+        state = finished_state(program.name, client, finished, codec)
+        if log is not None:
+            log.record(finished.item, state)
         yield finished.item, state
 
 
-def _state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -> ProgramState:
+def finished_state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -> ProgramState:
+    """Returns the state of an item of a job, with the error of one that failed."""
     if not finished.failure:
         return decode_result(name, client, finished.result, codec)
     return failed_state(name, client, program_error(name, None, RuntimeGone(finished.failure)))

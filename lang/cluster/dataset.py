@@ -22,20 +22,20 @@ import msgspec
 from plait.lang.batch import MAX_AUTO_THREADS, num_workers
 from plait.lang.budget import checked_budget
 from plait.lang.cluster.actor import Work, encode_work, read_welcome
-from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient, warn_of_lost_actor
-from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
+from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient, finished_state, warn_of_lost_actor
+from plait.lang.cluster.item_results import ClusterCodec
 from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import import_program, reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources
 from plait.lang.cluster.settings import Cluster
-from plait.lang.control.batch_checkpoint import is_json
 from plait.lang.control.batch_output import USAGE_FIELDS, as_json, result_of
 from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
-from plait.lang.errors import program_error, unknown_keyword
+from plait.lang.control.item_log import is_json
+from plait.lang.errors import unknown_keyword
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.runtime.cluster.ray_package import import_ray
-from plait.runtime.errors import InputError, RuntimeGone
+from plait.runtime.errors import InputError
 from plait.runtime.messages import Welcome
 
 if TYPE_CHECKING:
@@ -177,11 +177,7 @@ class RowsActor:
         codec, name = ClusterCodec(self._program._body), self._program.name
         groups = group_items({number: self._arguments[number] for number in places})
         for finished in self._job.run(groups) if places else ():
-            if finished.failure:
-                state = failed_state(name, self._client, program_error(name, None, RuntimeGone(finished.failure)))
-            else:
-                state = decode_result(name, self._client, finished.result, codec)
-            results[places[finished.item]] = result_of(state)
+            results[places[finished.item]] = result_of(finished_state(name, self._client, finished, codec))
             del self._arguments[finished.item]
         return self._with_results(table, [results[row] for row in range(table.num_rows)])
 

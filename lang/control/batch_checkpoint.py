@@ -1,39 +1,40 @@
 """`run_batch(..., resume="file.jsonl")`: each finished item is saved as a line of a file and is not run again.
 
-A line is {"key": ..., "run": ...}, see `saved_runs.py`. The key is a digest of the program's source, the item's
-arguments, the sampling keywords and the model's name, so changed items run again. Failed items, and items with a value
-that cannot be written as JSON, have no line.
+A line is {"key": ..., "run": ...}, see `item_log.py` and `saved_runs.py`. Changed items have another key, so they run
+again, and the lines of the earlier ones stay. Failed items, and items with a value that cannot be written as JSON, have
+no line.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
 import os
-import threading
+import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.control.item_log import item_keys, model_name
 from plait.lang.control.saved_runs import decode_run, encode_run
 from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.lang.core.state import ProgramState
 from plait.lang.sampling_options import Options
 from plait.runtime.errors import InputError
+from plait.runtime.results.json_lines import encode_json_line
+from plait.runtime.results.result_file import NotAResult, ResultFile
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
-_FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables only
+_LINE_START = b'{"key": "'
+_KEY = re.compile(r"[0-9a-f]{32}-\d+")
 
 
 class BatchCheckpoint:
-    """The checkpoint file of one batch. Raises InputError for an invalid file.
+    """The `ItemLog` of `run_batch(resume=)`. `items`: index -> arguments. Raises InputError for an invalid file.
 
-    keys: the key of each item, in order.
+    keys: the key of each item, by its index, from `begin` on.
     """
 
     def __init__(
@@ -41,33 +42,40 @@ class BatchCheckpoint:
         path: str | Path,
         program: str,
         body: Callable[..., Any],
-        items: Sequence[Mapping[str, Any]],
+        items: Mapping[int, Mapping[str, Any]],
         options: Options,
-        client: Client,
     ) -> None:
         if not isinstance(path, str | os.PathLike):
             raise InputError(f'run_batch: resume takes the path of a file, such as "done.jsonl", not {path!r:.80}')
         self._path = Path(path)
-        self._program = program
-        self._lock = threading.Lock()
-        self._client = client
+        self._program, self._body, self._items, self._options = program, body, items, options
         self._codec = ValueCodec(body)
-        self.keys = _keys([_FORMAT, program, _source(body), Path(client.model.model_path).name], items, options)
-        self._done = _read(self._path)
+        self._done: dict[str, dict[str, Any]] = {}
+        self.keys: dict[int, str] = {}
 
-    def state(self, index: int) -> ProgramState | None:
-        """Returns the saved state of an item; None if it was not finished or can no longer be read.
+    def begin(self, client: Client) -> dict[int, ProgramState]:
+        """Returns the saved states.
 
-        It cannot be read if the class of one of its values no longer exists.
+        An item whose state cannot be read any more, since the class of one of its values is gone, runs again.
         """
-        line = self._done.get(self.keys[index])
-        if line is None:
-            return None
+        items = list(self._items.values())
+        keys = item_keys(self._program, self._body, items, self._options, model_name(client))
+        self.keys = dict(zip(self._items, keys, strict=True))
         try:
-            return decode_run(self._program, self._client, line["run"], self._codec)
-        except CannotSave as error:
-            warnings.warn(f"resume: item {index} runs again: its file has a value of {error}", stacklevel=3)
-            return None
+            self._file = ResultFile(self._path, self._take, _LINE_START)
+            self._file.begin()  # reports an unwritable path before the first item runs
+        except NotAResult as error:
+            raise InputError(f"{error}; remove it, and its item runs again, or name another file") from None
+        except OSError as error:
+            raise InputError(f"run_batch: resume: the file cannot be written: {error}") from None
+        states = {}
+        for index, key in self.keys.items():
+            if (line := self._done.pop(key, None)) is not None:
+                try:
+                    states[index] = decode_run(self._program, client, line["run"], self._codec)
+                except CannotSave as error:
+                    warnings.warn(f"resume: item {index} runs again: its file has a value of {error}", stacklevel=3)
+        return states
 
     def record(self, index: int, state: ProgramState) -> None:
         """Saves an item that finished without an error.
@@ -83,81 +91,16 @@ class BatchCheckpoint:
             warnings.warn(message, stacklevel=3)
             return
         try:
-            with self._lock:
-                _append_line(self._path, (json.dumps(line, ensure_ascii=False) + "\n").encode())
+            self._file.append(encode_json_line(line))
         except OSError as error:  # such as a full disk; the state in memory stays valid
             warnings.warn(f"resume: item {index} is not saved and will run again: {error}", stacklevel=3)
 
-
-def _append_line(path: Path, line: bytes) -> None:
-    """Appends a line. If that fails, removes what was written of it, so that the next line starts on its own."""
-    with path.open("ab", buffering=0) as file:
-        length = file.seek(0, os.SEEK_END)
+    def _take(self, text: bytes) -> None:
+        """Takes a line of the file. Those of version 0.1.0 have no runs, and their items run again."""
         try:
-            remaining = memoryview(line)
-            while remaining:
-                remaining = remaining[file.write(remaining) :]
-        except OSError:
-            file.truncate(length)
-            raise
-
-
-def _source(body: Callable[..., Any]) -> str:
-    """Returns the source code of the body. For a body made by `plait.agent`, returns the agent's settings instead."""
-    settings = getattr(body, "settings_text", None)
-    if isinstance(settings, str):
-        return settings
-    try:
-        return inspect.getsource(body)
-    except (OSError, TypeError):  # a function that was typed into an interactive session has no source file
-        code = getattr(body, "__code__", None)
-        return "" if code is None else repr(code.co_code) + repr(code.co_consts)
-
-
-def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    shared: list[Any] = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
-    shared += [] if options.same_seed is None else [options.same_seed]
-    shared += [options.template_variables] if options.template_variables else []
-    counts: Counter[str] = Counter()
-    keys = []
-    for index, item in enumerate(items):
-        if not is_json(dict(item)):
-            raise InputError(f"item {index} of run_batch has arguments that are not JSON values, as resume requires")
-        digest = hashlib.sha256(json.dumps([shared, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
-        keys.append(f"{digest}-{counts[digest]}")  # the count distinguishes equal items
-        counts[digest] += 1
-    return keys
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the lines by key. Removes an incomplete last line, which a killed process leaves, from the file."""
-    try:
-        with path.open("ab"):
-            pass  # reports an unwritable path before the first item runs
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"run_batch: resume: the file cannot be written: {error}") from None
-    complete_lines = data[: data.rfind(b"\n") + 1]
-    done: dict[str, dict[str, Any]] = {}
-    for number, text in enumerate(complete_lines.splitlines(), 1):
-        try:
-            line = json.loads(text)
-            done[line["key"]] = line
-        except (ValueError, KeyError, TypeError):
-            message = f"{path}, line {number}, is not a line that run_batch(resume=...) wrote"
-            raise InputError(f"{message}; remove it, and its item runs again") from None
-    if len(complete_lines) < len(data):
-        with path.open("rb+") as file:
-            file.truncate(len(complete_lines))
-    return done
-
-
-def is_json(value: Any) -> bool:
-    """Returns whether writing a value as JSON and reading it gives the same value (no tuples, objects, NaN, inf)."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(is_json, value.values()))
-    if isinstance(value, list):
-        return all(map(is_json, value))
-    if type(value) is float:
-        return value - value == 0
-    return value is None or type(value) in (str, int, bool)
+            line = json.loads(text)  # files of earlier versions may have infinite logprobs
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or not _KEY.fullmatch(str(line.get("key"))) or not {"run", "variables"} & {*line}:
+            raise ValueError("is not a line that run_batch(resume=...) wrote")
+        self._done[line["key"]] = line

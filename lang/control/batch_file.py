@@ -9,7 +9,7 @@ without an error and runs the other items, with the seeds that they would have h
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,16 @@ from typing import Any, Literal
 
 from plait.lang.backends.default_backend import Backend
 from plait.lang.batch import num_workers, progress
+from plait.lang.cluster.batch import ClusterBatch
 from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
+from plait.lang.control.item_log import batch_identity
 from plait.lang.core.execution import Execution
 from plait.lang.program import Program
+from plait.lang.sampling_options import Options
+from plait.runtime.client.client import Client
 from plait.runtime.errors import InputError
+from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, parse_json_line
 
 CHUNK_ITEMS = 2000  # states that are in memory at a time
 MAX_SHOWN_INPUT = 1000  # characters of a line that is not an object
@@ -48,19 +53,29 @@ def run_batch_file(
 
     cluster: runs the items on its actors. target: the file that the program was loaded from, and its name there.
     """
-    items = _read_items(program, input_path)
-    output = _open_output(output_path, items, input_path)
-    ready = _ready_items(program, items, output, input_path)
+    options, _ = program._arguments.split_sampling("batch", sampling or {})
+    items, reasons = _read_items(program, input_path)
+    identity = batch_identity(program.name, program._body, options)
+    output = _open_output(output_path, items, identity, input_path)
+    ready = _ready_items(program, items, reasons, output, input_path)
     threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
     if ready and cluster is not None:
-        _run_on_cluster(program, ready, output, cluster, target, threads, progress_bar, sampling or {})
+        _run_on_cluster(
+            ClusterBatch(program, ready, cluster, sampling or {}, None, threads, target, output), output, progress_bar
+        )
     elif ready:
-        _run_here(program, ready, output, backend, threads, progress_bar, sampling or {})
+        _run_here(program, ready, output, program._client("batch", backend, options), options, threads, progress_bar)
+    elif output.refused:
+        output.begin(None)
     return output.finish()
 
 
 def _ready_items(
-    program: Program[Any], items: Mapping[int, Any], output: OutputFile, input_path: Path
+    program: Program[Any],
+    items: Mapping[int, Any],
+    reasons: Mapping[int, str],
+    output: OutputFile,
+    input_path: Path,
 ) -> dict[int, dict[str, Any]]:
     """Returns the arguments of the items to run. The others are done, or get their error in the output."""
     is_table, ready = input_path.suffix == TABLE_SUFFIX, dict[int, dict[str, Any]]()
@@ -68,15 +83,16 @@ def _ready_items(
         if index in output.done:
             continue
         try:
-            if not isinstance(item, dict):
-                raise InputError(f"line {index + 1} of {input_path.name} is not a JSON object")
+            if index in reasons or not isinstance(item, dict):
+                reason = f": {reasons[index]}" if index in reasons else ""
+                raise InputError(f"line {index + 1} of {input_path.name} is not a JSON object{reason}")
             if is_table:
                 item = {name: value for name, value in item.items() if program._arguments.takes(name)}
             place = f"{'row' if is_table else 'line'} {index + 1}"
             program._arguments.check(f"program {program.name!r}, {place}", (), item)
             ready[index] = program._arguments.with_bound((), item)
         except InputError as error:
-            output.add(index, error=str(error))
+            output.refused[index] = str(error)
     return ready
 
 
@@ -84,13 +100,12 @@ def _run_here(
     program: Program[Any],
     ready: Mapping[int, dict[str, Any]],
     output: OutputFile,
-    backend: Backend | None,
+    client: Client,
+    options: Options,
     threads: int | Literal["auto"],
     progress_bar: bool,
-    sampling: Mapping[str, Any],
 ) -> None:
-    options, _ = program._arguments.split_sampling("batch", sampling)
-    client = program._client("batch", backend, options)
+    output.begin(client)
     executions = []
     for index, arguments in ready.items():
         executions.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
@@ -102,24 +117,11 @@ def _run_here(
         output.check_written()
 
 
-def _run_on_cluster(
-    program: Program[Any],
-    ready: Mapping[int, dict[str, Any]],
-    output: OutputFile,
-    cluster: Cluster,
-    target: tuple[Path, str] | None,
-    threads: int | Literal["auto"],
-    progress_bar: bool,
-    sampling: Mapping[str, Any],
-) -> None:
-    from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster
+def _run_on_cluster(batch: ClusterBatch, output: OutputFile, progress_bar: bool) -> None:
+    from plait.lang.cluster.batch import iter_on_cluster
 
-    program._arguments.split_sampling("batch", sampling)  # checks them
-    batch = ClusterBatch(program, ready, cluster, sampling, None, threads, target)
-    with progress(len(ready), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
-        for index, state in ended:
-            with contextlib.suppress(OSError):  # it is the output's write_error
-                output.record(index, state)
+    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
+        for _ in ended:
             output.check_written()
             step()
 
@@ -129,29 +131,38 @@ def _abort(executions: list[Execution]) -> None:
         execution.abort()
 
 
-def _open_output(path: Path, items: Mapping[int, Any], input_path: Path) -> OutputFile:
+def _open_output(path: Path, items: Mapping[int, Any], identity: Mapping[str, str], input_path: Path) -> OutputFile:
     if path.suffix != TABLE_SUFFIX:
-        return OutputFile(path, items)
+        return OutputFile(path, items, identity)
     from plait.lang.control.batch_table import TableOutput
 
-    return TableOutput(path, items, input_path)
+    return TableOutput(path, items, identity, input_path)
 
 
-def _read_items(program: Program[Any], path: Path) -> dict[int, Any]:
-    """Returns the lines by number, from 0, without blank ones; a line that is not JSON as its text."""
+def _read_items(program: Program[Any], path: Path) -> tuple[dict[int, Any], dict[int, str]]:
+    """Returns the lines by number, from 0, without blank ones, and the reasons why some are not JSON.
+
+    A line that is not JSON is its text.
+    """
     if path.suffix == TABLE_SUFFIX:
         from plait.lang.control.batch_table import read_rows
 
-        return dict(read_rows(path, program._arguments.takes))
+        return dict(read_rows(path, program._arguments.takes)), {}
+    items, reasons, splitter = dict[int, Any](), dict[int, str](), LineSplitter()
     try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            pieces = iter(partial(file.read, READ_BYTES), b"")
+            for number, _, line in itertools.chain(
+                itertools.chain.from_iterable(map(splitter.feed, pieces)), splitter.end()
+            ):
+                assert line is not None  # there is no limit
+                if not line.strip():
+                    continue
+                try:
+                    items[number - 1] = parse_json_line(line)
+                except ValueError as error:
+                    items[number - 1] = line.rstrip(b"\r").decode("utf-8", "backslashreplace")[:MAX_SHOWN_INPUT]
+                    reasons[number - 1] = str(error)
+    except OSError as error:
         raise InputError(f"the input cannot be read: {error}") from None
-    return {index: _parsed(line) for index, line in enumerate(lines) if line.strip()}
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return line[:MAX_SHOWN_INPUT]
+    return items, reasons

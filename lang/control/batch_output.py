@@ -6,56 +6,110 @@ import dataclasses
 import enum
 import json
 import math
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plait.lang.control.item_log import model_name
 from plait.lang.core.state import ProgramState
 from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
+from plait.runtime.results.json_lines import encode_json_line
+from plait.runtime.results.result_file import NotAResult, ResultFile, replacing
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
 
 TABLE_SUFFIX = ".parquet"
+ROW_FIELDS = frozenset({"index", "input", "output", "return", "error", "usage"})
+ROW_START = b'{"index": '
+SIDECAR_SUFFIX, SIDECAR_NAME, SIDECAR_VERSION = ".plait", "plait batch", 1
 USAGE_FIELDS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class OutputFile:
-    """The lines of the output. `done`: index -> line without an error, of this run or an earlier one."""
+    """The `ItemLog` of `plait batch`: the lines of its output. Raises InputError for a file that is not such an output.
 
-    def __init__(self, path: Path, items: Mapping[int, Any], *, is_read: bool = True) -> None:
-        """`is_read`: whether the lines of an earlier run are read, and those without an error kept."""
-        self._path, self._items, self._lock = path, items, threading.Lock()
+    items: index -> arguments, or what stands in their place. identity: what all lines are results of, see
+    `batch_identity`; with the model it is kept in OUT.plait, beside the output. A file without one is continued as it
+    is, so removing that file keeps the lines whatever has changed.
+    done: index -> line without an error, of this run or an earlier one. refused: index -> error of an item that does
+    not run.
+    """
+
+    def __init__(self, path: Path, items: Mapping[int, Any], identity: Mapping[str, str]) -> None:
+        self._path, self._items, self._identity = path, items, dict(identity)
+        self._lock = threading.Lock()
         self.done: dict[int, dict[str, Any]] = {}
+        self.refused: dict[int, str] = {}
         self.write_error: OSError | None = None
         self.abort_items: Callable[[], object] = lambda: None  # called when a line cannot be written
         self._failed: dict[int, dict[str, Any]] = {}
-        if is_read:
-            self._read(path)
+        self._order: list[int] = []  # of the lines in the file
+        self._open()
 
-    def _read(self, path: Path) -> None:
-        if path.exists() and not path.is_file():
-            raise InputError(f"the output {path} is not a file")
+    def _open(self) -> None:
+        if self._path.exists() and not self._path.is_file():
+            raise InputError(f"the output {self._path} is not a file")
         try:
-            for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if path.exists() else ():
-                self._keep(number, line)
-            self._replace([*self.done.values()])  # without lines of errors, and an incomplete one that a kill left
+            self._file = ResultFile(self._path, self._take, ROW_START)
+        except NotAResult as error:
+            raise InputError(f"{error}; remove the file or name another") from None
+        except OSError as error:
+            raise InputError(f"the output cannot be written: {error}") from None
+        self._saved_identity = _read_identity(self._sidecar)
+        self.check_identity(self._saved_identity)
+        try:
+            self._file.begin()  # reports an unwritable path before a model is started
         except OSError as error:
             raise InputError(f"the output cannot be written: {error}") from None
 
-    def _keep(self, number: int, line: bytes) -> None:
+    @property
+    def _sidecar(self) -> Path:
+        return self._path.with_name(self._path.name + SIDECAR_SUFFIX)
+
+    def check_identity(self, saved: Mapping[str, Any]) -> None:
+        """Raises InputError if there are results of another program, model or other sampling keywords."""
+        for name, value in self._identity.items():
+            if self.done and saved.get(name, value) != value:
+                text = f"{self._path} has results of before a change of the {name}; remove it or name another output"
+                raise InputError(f"{text} (to keep them, remove {self._sidecar.name})")
+
+    def _take(self, text: bytes) -> None:
+        """Takes a line of an earlier run."""
         try:
-            row = json.loads(line)
-        except ValueError:
-            return
-        index = row.get("index", -1) if isinstance(row, dict) else -1
-        if index not in self._items or row.get("input") != self._items[index]:
-            text = f"{self._path}, line {number}, is not a result of this input"
-            raise InputError(f"{text}; remove the file or name another")
-        if row.get("error") is None:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            row = None
+        index = row.get("index", -1) if isinstance(row, dict) and row.keys() >= ROW_FIELDS else -1
+        if index not in self._items or row["input"] != self._items[index]:
+            raise ValueError("is not a result of this input")
+        self._order.append(index)
+        if row["error"] is None:
             self.done[index] = row
+
+    def begin(self, client: Client | None) -> Mapping[int, ProgramState]:
+        """Writes the lines of the refused items. `client`: None if no item runs."""
+        if client is not None:
+            self._identity["model"] = model_name(client)
+            self.check_identity(self._saved_identity)
+            self._write_identity()
+        for index, reason in self.refused.items():
+            self.add(index, error=reason)
+        self.check_written()
+        return {}
+
+    def _write_identity(self) -> None:
+        if self._saved_identity == self._identity:
+            return
+        try:
+            with replacing(self._sidecar) as part:
+                part.write_bytes(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
+        except OSError as error:
+            raise InputError(f"the output cannot be written: {error}") from None
 
     def record(self, index: int, state: ProgramState) -> None:
         """Adds the line of an item that has ended."""
@@ -69,17 +123,17 @@ class OutputFile:
         error: str | None = None,
         usage: dict[str, int] | None = None,
     ) -> None:
-        """Appends a line."""
+        """Appends a line. If that fails, aborts the items that run; `check_written` then raises."""
         item = self._items[index]
         row = {"index": index, "input": item, "output": output, "return": value, "error": error, "usage": usage}
         with self._lock:
             try:
-                with self._path.open("ab") as file:
-                    file.write(_encoded(row))
+                self._file.append(encode_json_line(row))
             except OSError as write_error:
                 self.write_error = self.write_error or write_error
                 self.abort_items()
-                raise
+                return
+            self._order.append(index)
             (self.done if error is None else self._failed)[index] = row
 
     def check_written(self) -> None:
@@ -91,14 +145,25 @@ class OutputFile:
     def finish(self) -> tuple[int, int]:
         """Puts the lines in the order of the input. Returns the numbers of lines and of those with an error."""
         rows = self.done | self._failed
-        self._replace([rows[index] for index in sorted(rows)])
+        if self._order != sorted(rows):  # also if a line replaces that of an earlier run
+            try:
+                self._file.rewrite(encode_json_line(rows[index]) for index in sorted(rows))
+            except OSError as error:
+                raise InputError(f"the output cannot be written: {error}; the same command continues") from None
         return len(rows), len(self._failed)
 
-    def _replace(self, rows: list[dict[str, Any]]) -> None:
-        part = self._path.with_name(self._path.name + ".part")
-        with part.open("wb") as file:
-            file.writelines(map(_encoded, rows))
-        os.replace(part, self._path)
+
+def _read_identity(path: Path) -> dict[str, Any]:
+    """Returns what an output is a result of. Raises InputError for a file that says something else."""
+    try:
+        saved = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict) or saved.pop(SIDECAR_NAME, None) != SIDECAR_VERSION:
+        raise InputError(f"{path} is not a file that plait batch wrote; name another output")
+    return saved
 
 
 def result_of(state: ProgramState) -> dict[str, Any]:
@@ -109,10 +174,6 @@ def result_of(state: ProgramState) -> dict[str, Any]:
     usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
     variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
     return {"output": variables, "value": as_json(state.ret_value), "usage": usage}
-
-
-def _encoded(row: dict[str, Any]) -> bytes:
-    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def as_json(value: Any) -> Any:
@@ -130,7 +191,7 @@ def as_json(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
         return [as_json(item) for item in value]
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return as_json(value.model_dump(mode="json"))  # which leaves NaN as it is
     if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct) or hasattr(value, "_asdict"):
         return as_json(_fields(value))
     return str(value)

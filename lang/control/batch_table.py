@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plait.lang.control.batch_output import TABLE_SUFFIX, USAGE_FIELDS, OutputFile, as_json
 from plait.runtime.errors import InputError
+from plait.runtime.results.result_file import replacing
 
 METADATA = b"plait batch"
 
@@ -58,29 +58,37 @@ class TableOutput(OutputFile):
     is_complete: an earlier run has finished all items without an error.
     """
 
-    def __init__(self, path: Path, items: Mapping[int, Any], input_path: Path) -> None:
+    def __init__(self, path: Path, items: Mapping[int, Any], identity: Mapping[str, str], input_path: Path) -> None:
         import_pyarrow(path.name)
         self._table_path, self._input_path = path, input_path
         self._digest = hashlib.sha256(json.dumps(list(items.items())).encode()).hexdigest()
-        lines = path.with_name(path.name + ".jsonl")
-        self.is_complete = path.exists() and not lines.exists()
-        if self.is_complete:
-            self._check_complete(lines)
-        super().__init__(lines, items, is_read=not self.is_complete)
-        if self.is_complete:
-            self.done = {index: {} for index in items}
+        self.is_complete = False
+        super().__init__(path.with_name(path.name + ".jsonl"), items, identity)
 
-    def _check_complete(self, lines: Path) -> None:
+    def _open(self) -> None:
+        self.is_complete = self._table_path.exists() and not self._path.exists()
+        saved = self._saved_metadata() if self._table_path.exists() else {}
+        if not self.is_complete:
+            super()._open()
+            return
+        if saved.get("failed"):
+            text = f"{self._table_path} has items with an error, and {self._path.name}, from which a run continues,"
+            raise InputError(f"{text} is gone; remove the file to run all items again")
+        self.done = {index: {} for index in self._items}
+        self.check_identity(saved)
+
+    def _saved_metadata(self) -> dict[str, Any]:
+        """Returns what the table says of itself. Raises InputError for one that is not a result of this input."""
         arrow, parquet = import_pyarrow(self._table_path.name)
         try:
-            saved = json.loads((parquet.read_schema(self._table_path).metadata or {}).get(METADATA, b"{}"))
+            saved: dict[str, Any] = json.loads(
+                (parquet.read_schema(self._table_path).metadata or {}).get(METADATA, b"{}")
+            )
         except (OSError, arrow.ArrowException) as error:
             raise InputError(f"the output cannot be read: {error}; remove it or name another") from None
         if saved.get("input") != self._digest:
             raise InputError(f"{self._table_path} is not a result of this input; remove the file or name another")
-        if saved.get("failed"):
-            text = f"{self._table_path} has items with an error, and {lines.name}, from which a run continues, is gone"
-            raise InputError(f"{text}; remove the file to run all items again")
+        return saved
 
     def finish(self) -> tuple[int, int]:
         """Writes the table. The lines stay if an item failed, since the next run continues from them."""
@@ -93,15 +101,15 @@ class TableOutput(OutputFile):
         table = self._input_table(indexes)
         for name, values in result_columns([rows[index] for index in indexes], table.column_names).items():
             table = table.append_column(name, column(values))
-        saved = {METADATA: json.dumps({"input": self._digest, "failed": num_failed}).encode()}
-        part = self._table_path.with_name(self._table_path.name + ".part")
+        saved = {METADATA: json.dumps({"input": self._digest, "failed": num_failed, **self._identity}).encode()}
         try:
-            parquet.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | saved), part)
-            os.replace(part, self._table_path)
+            with replacing(self._table_path) as part:
+                parquet.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | saved), part)
         except (OSError, arrow.ArrowException) as error:
             raise InputError(f"the output cannot be written: {error}; the same command continues") from None
         if not num_failed:
-            self._path.unlink()
+            self._file.remove()
+            self._sidecar.unlink(missing_ok=True)
         return num_lines, num_failed
 
     def _input_table(self, indexes: Sequence[int]) -> Any:

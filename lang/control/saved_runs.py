@@ -62,6 +62,7 @@ class SavedCall(Call):
             return
         saved = data["result"]
         spec = None if saved["constraint"] is None else msgspec.convert(saved["constraint"], Spec)
+        logprobs, choice = codec.decode(saved["logprobs"]), codec.decode(saved["choice"])
         self._pieces = [saved["text"]]
         self._result = SavedResult(
             text=saved["text"],
@@ -69,9 +70,9 @@ class SavedCall(Call):
             usage=msgspec.convert(saved["usage"], Usage),
             matched=saved["matched"],
             token_ids=self._token_ids,
-            encoded_logprobs=None if saved["logprobs"] is None else (msgspec.msgpack.encode(saved["logprobs"]),),
-            choice=None if saved["choice"] is None else msgspec.convert(saved["choice"], ChoiceScores),
-            prompt_logprobs=msgspec.convert(saved["prompt_logprobs"], list[TokenLogprob] | None),
+            encoded_logprobs=None if logprobs is None else (msgspec.msgpack.encode(logprobs),),
+            choice=None if choice is None else msgspec.convert(choice, ChoiceScores),
+            prompt_logprobs=msgspec.convert(codec.decode(saved["prompt_logprobs"]), list[TokenLogprob] | None),
             lenient_constraint=spec,
             warnings=tuple(saved.get("warnings") or ()),
             extra_meta=codec.decode(saved["extra_meta"]),
@@ -178,9 +179,9 @@ class _Saver:
             "finish_reason": result.finish_reason,
             "usage": msgspec.to_builtins(result.usage),
             "matched": result.matched,
-            "logprobs": msgspec.to_builtins(result.logprobs),
-            "choice": msgspec.to_builtins(result.choice),
-            "prompt_logprobs": msgspec.to_builtins(result.prompt_logprobs),
+            "logprobs": self._codec.encode(msgspec.to_builtins(result.logprobs)),
+            "choice": self._codec.encode(msgspec.to_builtins(result.choice)),
+            "prompt_logprobs": self._codec.encode(msgspec.to_builtins(result.prompt_logprobs)),
             "constraint": msgspec.to_builtins(result.lenient_constraint),
             "warnings": list(result.warnings),
             "extra_meta": self._codec.encode(getattr(result, "extra_meta", None)),

@@ -109,9 +109,8 @@ def create_app(
 
 def _batch_service(app: Application, table: ASGIApp, state: AppState, directory: StateDirectory) -> BatchService:
     """Returns the service whose lines pass the same middleware and endpoints as requests, except for admission."""
-    line_app = _add_context(
-        _limit_bodies(BackgroundMiddleware(table, state.in_flight), state.settings), state, app.endpoint_paths
-    )
+    lines = BackgroundMiddleware(table, state.in_flight, state.settings)
+    line_app = _add_context(_limit_bodies(lines, state.settings), state, app.endpoint_paths)
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = app

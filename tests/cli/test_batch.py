@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import pydantic
 import pytest
 from program_files import write_program
 
 from plait.cli import main
+from plait.lang.control import item_log
 from plait.lang.control.batch_output import as_json
+from plait.runtime.results.result_file import ResultFile
 
 PROGRAM = """
     import os, signal
@@ -75,12 +80,81 @@ def test_a_bad_line_is_a_line_with_an_error_and_ends_nothing(job, tmp_path, caps
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 5, 6]
     errors = [row["error"] for row in rows]
     assert errors[0] is None and errors[5] is None
-    assert errors[1] == errors[2].replace("3", "2") == "line 2 of in.jsonl is not a JSON object"
+    assert errors[1].startswith("line 2 of in.jsonl is not a JSON object: Expecting property name")
+    assert errors[2] == "line 3 of in.jsonl is not a JSON object"
     assert "line 4" in errors[3] and "nosuch" in errors[3] and "unlucky" in errors[4]
     assert "4 with an error; the same command runs these again" in capsys.readouterr().err
     assert main(command) == 1
     assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
     assert read() == rows
+
+
+def test_each_line_that_is_not_json_has_its_error(job, tmp_path):
+    command, _, _ = job
+    bad = {
+        b'{"number": 1, "word": "\xff"}': "byte 24 is not UTF-8",
+        b'{"number": NaN}': "NaN is not JSON",
+        b'{"number": 1e999}': "1e999 is beyond the range of numbers",
+        b"[" * 100_000: "it is nested too deep",
+    }
+    (tmp_path / "in.jsonl").write_bytes(b'{"number": 1}\r\n' + b"\n".join(bad) + b'\n{"number": 2, "word": "\\ud800"}')
+    for _ in range(2):
+        assert main(command) == 1
+        text = (tmp_path / "out.jsonl").read_text()
+        assert "NaN" not in text.replace('"{\\"number\\": NaN}"', "").replace("NaN is not JSON", "")
+        rows = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in text.splitlines()]
+        reasons = [None if row["error"] is None else row["error"].partition("not a JSON object: ")[2] for row in rows]
+        assert reasons == [None, *bad.values(), None]
+        assert rows[1]["input"] == '{"number": 1, "word": "\\xff"}' and len(rows[4]["input"]) == 1000
+    assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("change", ["program", "sampling keywords", "model"])
+def test_a_changed_batch_is_noticed_before_anything_runs(job, tmp_path, monkeypatch, capsys, change):
+    command, write, read = job
+    write({"number": 1}, {"number": 13})
+    assert main(command) == 1
+    before = read()
+    assert len(before) == 2 and (tmp_path / "out.jsonl.plait").exists()
+    if change == "program":
+        file = tmp_path / "program.py"
+        file.write_text(file.read_text().replace("{number}: {word}", "{word}: {number}").replace("== 13", "== 14"))
+    elif change == "sampling keywords":
+        command = [*command, "--seed=3"]
+    else:
+        monkeypatch.setattr(item_log, "Path", lambda path: Path("another model"))
+    linecache.clearcache()
+    assert main(command) == 1
+    text = f"out.jsonl has results of before a change of the {change}; remove it or name another output"
+    assert text in capsys.readouterr().err and read() == before
+    assert (tmp_path / "ran").read_text().split() == ["1"]
+    (tmp_path / "out.jsonl.plait").unlink()  # keeps them
+    assert main(command) == (0 if change == "program" else 1)
+    assert read()[0] == before[0] and "1" not in (tmp_path / "ran").read_text().split()[1:]
+    (tmp_path / "out.jsonl").unlink()
+    assert main(command) == (0 if change == "program" else 1)
+    assert (tmp_path / "ran").read_text().split().count("1") == 2
+
+
+def test_a_change_is_noticed_when_all_is_done_and_not_when_nothing_is(job, tmp_path, capsys):
+    command, write, _ = job
+    write({"number": 13})
+    assert main(command) == 1
+    assert main([*command, "--seed=3"]) == 1 and "change of the" not in capsys.readouterr().err
+    write({"number": 12})
+    (tmp_path / "out.jsonl").unlink()
+    assert main(command) == 0
+    assert main([*command, "--seed=3"]) == 1 and "change of the sampling keywords" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "a text", "{}", "[1]", '{"plait batch": 2}'])
+def test_a_file_of_others_beside_the_output_is_left_as_it_is(job, tmp_path, capsys, content):
+    command, write, _ = job
+    write({"number": 1})
+    (tmp_path / "out.jsonl.plait").write_text(content)
+    assert main(command) == 1
+    assert "out.jsonl.plait is not a file that plait batch wrote" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl.plait").read_text() == content and not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_killed_job_goes_on_where_it_was(job, tmp_path):
@@ -109,6 +183,54 @@ def test_results_of_other_input_are_not_continued(job, capsys):
     assert "line 2, is not a result of this input; remove the file or name another" in capsys.readouterr().err
 
 
+ROW = '{"index": 0, "input": {"number": 1}, "output": {}, "return": 2, "error": null, "usage": null}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a text",
+        "a text\n",
+        '{\n  "index": 0,\n  "input": {"number": 1}\n}\n',
+        "index,input\n0,1\n",
+        "{}",
+        '{"index": 0, "input": {"number": 1}}\n',
+        ROW + "\nnotes of another program",
+        ROW + "\n\n",
+        ROW + '\n{"index": 1, "inp\n' + ROW + "\n",
+        '{"index": 1, "inp\n',
+    ],
+)
+def test_a_file_that_is_not_an_output_is_left_as_it_is(job, tmp_path, capsys, content):
+    command, write, _ = job
+    write({"number": 1}, {"number": 2})
+    (tmp_path / "out.jsonl").write_text(content)
+    before = os.stat(tmp_path / "out.jsonl")
+    assert main(command) == 1
+    assert "is not a result of this input" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_text() == content
+    assert os.stat(tmp_path / "out.jsonl").st_ino == before.st_ino and not (tmp_path / "ran").exists()
+
+
+def test_the_program_itself_is_no_output(job, tmp_path, capsys):
+    command, write, _ = job
+    write({"number": 1})
+    program = (tmp_path / "program.py").read_text()
+    assert main([*command, f"--output={tmp_path / 'program.py'}"]) == 1
+    assert "program.py, line 1, is not a result" in capsys.readouterr().err
+    assert (tmp_path / "program.py").read_text() == program
+
+
+@pytest.mark.parametrize("content", ["", '{"ind', '{"index": 1, "inp', ROW, ROW + "\n", ROW + '\n{"index": 1, "inp'])
+def test_what_a_kill_leaves_is_continued(job, tmp_path, content):
+    command, write, read = job
+    write({"number": 1}, {"number": 2})
+    (tmp_path / "out.jsonl").write_text(content)
+    assert main(command) == 0
+    assert [row["return"] for row in read()] == [2, 4]
+    assert len((tmp_path / "ran").read_text().split()) == 2 - (ROW in content)
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -131,6 +253,8 @@ def test_a_missing_input_and_wrong_settings_are_refused(job, tmp_path, capsys):
     write({"number": 1})
     assert main([*command, "--temperature=-1"]) == 1
     assert "temperature" in capsys.readouterr().err
+    assert main([*command, f"--output={tmp_path / 'none' / 'out.jsonl'}"]) == 1
+    assert "the output cannot be written" in capsys.readouterr().err
     (tmp_path / "device").symlink_to(os.devnull)  # would be replaced, or read without end
     assert main([*command, f"--output={tmp_path / 'device'}"]) == 1
     assert "device is not a file" in capsys.readouterr().err
@@ -148,6 +272,10 @@ def test_values_become_json():
         x: int
         tags: tuple[str, ...]
 
+    class Weight(pydantic.BaseModel):
+        kilograms: float
+
+    assert as_json([Weight(kilograms=float("inf"))]) == [{"kilograms": None}]
     value = {"point": Point(1, ("a",)), "mood": Mood.CALM, "set": {3}, "nan": float("nan"), "path": os.sep, 5: b"x"}
     assert as_json(value) == {
         "point": {"x": 1, "tags": ["a"]}, "mood": "calm", "set": [3], "nan": None, "path": os.sep, "5": "b'x'",
@@ -155,21 +283,19 @@ def test_values_become_json():
 
 
 def test_a_full_disk_ends_the_job_with_an_error_and_a_later_one_goes_on(job, monkeypatch, capsys):
-    from plait.lang.control import batch_output
-
     command, write, read = job
     write(*({"number": i} for i in range(20, 26)))
-    encoded, left = batch_output._encoded, [3]
+    append, left = ResultFile.append, [3]
 
-    def encode(row):
-        left[0] -= 1
+    def fail(file, lines):
+        left[0] -= bool(lines)
         if left[0] < 0:
             raise OSError(28, "No space left on device")
-        return encoded(row)
+        append(file, lines)
 
-    monkeypatch.setattr(batch_output, "_encoded", encode)
+    monkeypatch.setattr(ResultFile, "append", fail)
     assert main(command) == 1
     assert "No space left on device; the same command continues" in capsys.readouterr().err
     assert len(read()) == 3
-    monkeypatch.setattr(batch_output, "_encoded", encoded)
+    monkeypatch.setattr(ResultFile, "append", append)
     assert main(command) == 0 and len(read()) == 6

@@ -72,6 +72,8 @@ def test_the_columns_of_the_input_get_those_of_the_results(job, tmp_path, capsys
     assert main(command) == 0 and len((tmp_path / "ran").read_text().split()) == 2, "nothing ran again"
     assert not (tmp_path / "out.parquet.jsonl").exists(), "or a kill at this moment would lose what is done"
     assert "plait: 2 lines in" in capsys.readouterr().err
+    assert main([*command, "--seed=3"]) == 1
+    assert "has results of before a change of the sampling keywords" in capsys.readouterr().err
 
 
 def test_a_row_with_an_error_runs_again_and_the_others_do_not(job, tmp_path, monkeypatch, capsys):
@@ -84,9 +86,23 @@ def test_a_row_with_an_error_runs_again_and_the_others_do_not(job, tmp_path, mon
     assert main(command) == 0
     assert read().column("error").null_count == 3
     assert sorted((tmp_path / "ran").read_text().split()) == ["12", "13", "14"]
+    assert main([*command, "--seed=3"]) == 1
+    assert "out.parquet.jsonl has results of before a change of the sampling keywords" in capsys.readouterr().err
     write(number=[12, 13, 15])
     assert main(command) == 1
     assert "out.parquet is not a result of this input; remove the file or name another" in capsys.readouterr().err
+
+
+def test_a_table_of_others_is_left_as_it_is(job, tmp_path, capsys):
+    command, write, _ = job
+    write(number=[12, 13])
+    assert main(command) == 1
+    (tmp_path / "out.parquet").unlink()
+    other = pyarrow.table({"mine": [1]})
+    pyarrow.parquet.write_table(other, tmp_path / "out.parquet")
+    assert main(command) == 1
+    assert "out.parquet is not a result of this input" in capsys.readouterr().err
+    assert pyarrow.parquet.read_table(tmp_path / "out.parquet").equals(other)
 
 
 def test_a_lost_file_of_lines_is_named(job, tmp_path, capsys):

@@ -10,6 +10,7 @@ After a kill the same steps are taken again: lines that have a result are skippe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
@@ -18,9 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.server.batches.directory import StateDirectory, encode_record, write_record
+import msgspec
+
+from plait.runtime.server.batches.directory import INDEX_SUFFIX, StateDirectory, encode_record, remove, write_record
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
-from plait.runtime.server.batches.input_file import CheckedInput, Line, check_input, read_line
+from plait.runtime.server.batches.input_file import (
+    CheckedInput,
+    InputChanged,
+    Line,
+    check_input,
+    encode_lines,
+    read_line,
+    read_lines,
+)
 from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
 from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
@@ -32,6 +43,8 @@ NOT_RUN = {
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
 LINES_AT_ONCE = 1000  # that get the error "not run"
+NUM_RESULT_FILES = 2  # that a batch may have
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # before the end of a batch is stored again, when the disk refused it
 
 log = logging.getLogger("plait.server")
 
@@ -54,37 +67,44 @@ class BatchRun:
         files: FileStore,
         limits: RunLimits,
         slots: Slots,
+        checks: Slots,
         turn: asyncio.Lock,
         lines: LineRunner,
     ) -> None:
         self.record = record
         self._folder, self._files, self._limits = directory.batches, files, limits
-        self._slots, self._turn, self._lines = slots, turn, lines
+        self._index = directory.batches / f"{record.id}{INDEX_SUFFIX}"
+        self._slots, self._checks, self._turn, self._lines = slots, checks, turn, lines
         self._stop = asyncio.Event()
         self._saving = asyncio.Lock()
-        self._are_results_counted = False
         if record.status == "cancelling":
             self._stop.set()
 
     # -- state ------------------------------------------------------------------------------------
 
-    async def save(self) -> None:
-        """Writes the record, durably. Raises OSError."""
+    async def save(self, **changes: Any) -> None:
+        """Changes the record, first on disk: nobody sees a state that a crash takes back. Raises OSError."""
         async with self._saving:
-            encoded = encode_record(self.record)  # here, so that no other thread sees half of a change
-            await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
+            await self._save(changes)
 
-    async def cancel(self) -> None:
-        """Ends the batch: lines that run are stopped. Raises OSError if this cannot be stored."""
-        before = self.record.status
-        self.record.status, self.record.cancelling_at = "cancelling", int(time.time())
-        try:
-            await self.save()
-        except OSError:
-            if self.record.status == "cancelling":
-                self.record.status, self.record.cancelling_at = before, None
-            raise
-        self._stop.set()
+    async def _save(self, changes: dict[str, Any]) -> None:
+        encoded = encode_record(msgspec.structs.replace(self.record, **changes))
+        await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
+        for name, value in changes.items():
+            setattr(self.record, name, value)
+
+    async def cancel(self) -> bool:
+        """Ends the batch: lines that run are stopped. Returns False if it ends already.
+
+        Raises OSError if it cannot be stored.
+        """
+        if self.record.status == "cancelling":
+            return True
+        async with self._saving:
+            if self.record.status in ("validating", "in_progress"):
+                await self._save({"status": "cancelling", "cancelling_at": int(time.time())})
+                self._stop.set()
+            return self._stop.is_set()
 
     async def run(self) -> None:
         """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
@@ -94,6 +114,8 @@ class BatchRun:
             await self._fail(QUOTA, str(error))
         except DamagedResults as error:
             await self._fail("damaged_results", f"{error}; the batch cannot be continued")
+        except InputChanged as error:
+            await self._fail("input_changed", f"the input has changed since it was checked: {error}")
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             text = "the server's disk is full" if is_full else f"the server cannot store the batch: {error.strerror}"
@@ -105,90 +127,82 @@ class BatchRun:
     async def _run(self) -> None:
         record = self.record
         if not record.is_sealed:
-            if record.in_progress_at is not None:
-                await asyncio.to_thread(self._count_results)  # of the server before this one
-            checked = await self._checked_input()
-            if checked is None:
+            results = await asyncio.to_thread(self._open_results)
+            if not await self._check():
                 return
-            record.counts.total = len(checked.lines)
-            if record.status == "validating":
-                record.status, record.in_progress_at = "in_progress", int(time.time())
-                await self.save()
-            if self._turn.locked():
-                checked = None  # a key may have many batches that wait: they hold neither lines nor open files
-            has_turn = record.ending is None and await self._wait_for_turn()
+            has_turn = await self._wait_for_turn()
             try:
-                checked = checked or await self._checked_input()
-                if checked is None:
-                    return
-                await self._run_lines(checked.lines)
+                await self._run_lines(await asyncio.to_thread(read_lines, self._index), results)
             finally:
                 if has_turn:
                     self._turn.release()
-        await self._add_result_files()
         assert record.ending is not None
         await self._end(record.ending)
 
-    async def _checked_input(self) -> CheckedInput | None:
-        """Reads and checks the input. Returns None if it is wrong, which has ended the batch."""
-        record, limits = self.record, self._limits
-        async with self._slots.checks:
-            path = self._files.content_path(record.input_file_id)
-            checked = await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
-        if not checked.problems:
-            return checked
-        if record.in_progress_at is not None:  # it was right when the batch began
-            await self._fail("input_changed", f"the input is refused now: {checked.problems[0].message}")
-        else:
+    async def _check(self) -> bool:
+        """Checks the input, unless that was done. Returns False if the batch has ended before or by that."""
+        record = self.record
+        if record.in_progress_at is not None and self._index.exists():
+            return True
+        checking = asyncio.create_task(self._check_input())
+        ending = await self._unless_stopped(checking)
+        if ending is not None:
+            await self._end(ending)
+            return False
+        checked = checking.result()
+        if checked.problems:
+            if record.in_progress_at is not None:  # it was right when the batch began
+                raise InputChanged(checked.problems[0].message)
             await self._end("failed", checked.problems)
-        return None
+            return False
+        record.counts.total = len(checked.lines)
+        await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
+        async with self._saving:
+            if record.status == "validating":
+                await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
+        return True
+
+    async def _check_input(self) -> CheckedInput:
+        record, limits = self.record, self._limits
+        slot = await self._checks.acquire(record.tenant)
+        try:
+            slot.set_calls(1)
+            path = self._files.content_path(record.input_file_id)
+            return await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
+        finally:
+            slot.release()
 
     async def _wait_for_turn(self) -> bool:
         """Waits for all earlier batches of the key. Returns False if the batch is cancelled or expires before."""
+        if self.record.ending is not None:
+            return False
         self.record.ending = await self._unless_stopped(asyncio.create_task(self._turn.acquire()))
         return self.record.ending is None
-
-    async def _run_lines(self, lines: list[Line]) -> None:
-        record, total = self.record, len(lines)
-        results = await asyncio.to_thread(self._open_results)
-        writer = ResultWriter(results)
-        try:
-            record.counts, record.tokens = results.counts, results.tokens
-            record.counts.total = total
-            lines = [line for line in lines if line.id_digest not in results.done]
-            if record.ending is None:
-                record.ending = await self._execute(lines, writer)
-            if record.status != "finalizing":
-                await self._start_finalizing()
-            if record.ending in NOT_RUN:
-                await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
-            record.has_output, record.has_errors = results.has_lines(True), results.has_lines(False)
-            record.is_sealed = True
-            await self.save()
-        finally:
-            await writer.close()
-            results.close()
 
     def _open_results(self) -> ResultLog:
         record = self.record
         output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
         results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
-        if not self._are_results_counted:
-            self._files.count(record.tenant, results.recovered_bytes)
-        self._are_results_counted = True
-        return results
-
-    def _count_results(self) -> None:
-        record, results = self.record, self._open_results()
         results.counts.total = record.counts.total
         record.counts, record.tokens = results.counts, results.tokens
-        results.close()
+        return results
+
+    async def _run_lines(self, lines: list[Line], results: ResultLog) -> None:
+        record, writer = self.record, ResultWriter(results)
+        record.counts.total = len(lines)
+        lines = [line for line in lines if line.id_digest not in results.done]
+        if record.ending is None:
+            record.ending = await self._execute(lines, writer)
+        if record.status != "finalizing":
+            await self._start_finalizing()
+        if record.ending in NOT_RUN:
+            await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
+        await self.save(is_sealed=True)
 
     async def _start_finalizing(self) -> None:
         """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
-        if self.record.ending != "cancelled":
-            self.record.status, self.record.finalizing_at = "finalizing", int(time.time())
-        await self.save()
+        is_cancelled = self.record.ending == "cancelled"
+        await self.save(**({} if is_cancelled else {"status": "finalizing", "finalizing_at": int(time.time())}))
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -221,8 +235,10 @@ class BatchRun:
             for line in lines:
                 for slot in tasks.values():
                     await slot.wait_while_parked()
-                slot = await self._slots.acquire()
-                tasks[asyncio.create_task(self._lines.run(self.record, line, slot, writer))] = slot
+                slot = await self._slots.acquire(self.record.tenant)
+                task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
+                task.add_done_callback(partial(_release, slot))  # also of a task that is cancelled before it begins
+                tasks[task] = slot
                 for ended in [task for task in tasks if task.done()]:
                     del tasks[ended]
                     ended.result()
@@ -243,51 +259,49 @@ class BatchRun:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    async def _add_result_files(self) -> None:
-        """Makes the results files of the key. Those that were added before a crash are left as they are."""
-        record = self.record
-        for is_there, file_id, name in (
-            (record.has_output, record.output_id, "output"),
-            (record.has_errors, record.error_id, "errors"),
-        ):
-            if is_there:
-                path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
-                await asyncio.to_thread(
-                    self._files.add_results,
-                    path,
-                    file_id,
-                    record.tenant,
-                    filename,
-                    record.results_expire_s,
-                    self._are_results_counted,
-                )
+    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None, has_results: bool = True) -> None:
+        """Ends the batch, with what is stored of its results as files of the key.
 
-    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None) -> None:
-        self.record.problems = problems or []
-        self.record.status = self.record.ending = ending
-        setattr(self.record, f"{ending}_at", int(time.time()))
-        await self.save()
+        Tries until that is on disk: a batch that has ended does not run again after a restart.
+        """
+        record, pause_s = self.record, FIRST_PAUSE_S
+        changes = {"status": ending, "ending": ending, "problems": problems or [], f"{ending}_at": int(time.time())}
+        while True:
+            try:
+                if has_results:
+                    await asyncio.to_thread(self._add_results)
+                await self.save(**changes)
+                break
+            except OSError as error:
+                log.error("the end of batch %s cannot be stored, and is tried again: %s", record.id, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        with contextlib.suppress(OSError):  # the next start removes it
+            await asyncio.to_thread(remove, self._index)
+        self._files.release(record.tenant, num_files=NUM_RESULT_FILES - record.has_output - record.has_errors)
+
+    def _add_results(self) -> None:
+        """Makes files of the results. Those that were moved or added before a crash are left as they are."""
+        record = self.record
+        for name, file_id in (("output", record.output_id), ("errors", record.error_id)):
+            path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
+            is_there = _is_filled(path) or _is_filled(self._files.content_path(file_id))
+            setattr(record, f"has_{name}", is_there)
+            if is_there:
+                self._files.add_results(path, file_id, record.tenant, filename, record.results_expire_s)
 
     async def _fail(self, code: str, text: str) -> None:
-        """Ends the batch with an error of the server. Results that are stored become files, if that is possible."""
-        record = self.record
-        log.error("batch %s failed: %s", record.id, text)
-        problems = [BatchProblem(code=code, message=text)]
-        record.status, record.ending, record.problems, record.failed_at = "failed", "failed", problems, int(time.time())
-        folder = self._folder
-        record.has_output = _is_filled(folder / f"{record.id}.output") or self._files.has(record.output_id)
-        record.has_errors = _is_filled(folder / f"{record.id}.errors") or self._files.has(record.error_id)
-        try:
-            if code != "damaged_results":
-                await self._add_result_files()
-            await self.save()
-        except OSError as error:
-            log.error("the end of batch %s cannot be stored: %s", record.id, error)
-        record.has_output, record.has_errors = self._files.has(record.output_id), self._files.has(record.error_id)
+        """Ends the batch with an error of the server."""
+        log.error("batch %s failed: %s", self.record.id, text)
+        await self._end("failed", [BatchProblem(code=code, message=text)], has_results=code != "damaged_results")
 
 
 def _is_filled(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
+
+
+def _release(slot: Slot, task: asyncio.Task[None]) -> None:
+    slot.release()
 
 
 def _append_not_run(results: ResultLog, path: Path, lines: list[Line], error: tuple[str, str]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.server.batches.batch_run import BatchRun, RunLimits
+from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun, RunLimits
 from plait.runtime.server.batches.directory import StateDirectory, read_records, remove, remove_unfinished
 from plait.runtime.server.batches.file_store import FileStore, Quota
 from plait.runtime.server.batches.line_runner import Ask, LineRunner
@@ -25,6 +25,7 @@ KEPT_S = 30 * DAY_S  # a batch after it was created
 KEPT_PER_KEY = 1000  # batches that have ended
 MAX_UNFINISHED_PER_KEY = 64
 HOUSEKEEPING_S = 60.0
+MAX_CHECKS = 4  # inputs at a time, each of which takes memory for its lines; of one key one, as its batches run in turn
 RATE_LIMIT_ERROR = "rate_limit_error"
 
 log = logging.getLogger("plait.server")
@@ -49,13 +50,26 @@ class BatchService:
         self.files = FileStore(directory, quota)
         self.files.user_of = self._unfinished_with_input
         self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
-        self._slots = Slots(settings.max_batch_calls or settings.max_running, lambda: may_start() and not is_draining())
+        for record in self._unfinished():
+            self._count_results(record)
+        self._slots = Slots(
+            settings.max_batch_calls or settings.max_running,
+            lambda: may_start() and not is_draining(),
+            settings.key_weights,
+        )
+        self._checks = Slots(MAX_CHECKS, lambda: True, settings.key_weights, max_per_key=1)
         self._limits = RunLimits(settings.max_body_bytes, settings.max_batch_lines)
         self._lines = LineRunner(self.files, ask, is_draining)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._housekeeping: asyncio.Task[None] | None = None
+
+    def _count_results(self, record: BatchRecord) -> None:
+        """Counts the result files that a batch will have, and their bytes so far."""
+        ids = [file_id for file_id in (record.output_id, record.error_id) if not self.files.has(file_id)]
+        paths = [self._path(record, "output"), self._path(record, "errors"), *map(self.files.content_path, ids)]
+        self.files.count(record.tenant, sum(path.stat().st_size for path in paths if path.exists()), len(ids))
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -69,7 +83,7 @@ class BatchService:
         unfinished = sorted(self._unfinished(), key=lambda record: (record.created_at, record.id))
         results = {file_id for record in unfinished for file_id in (record.output_id, record.error_id)}
         self.files.remove_leftovers(expected=results)
-        remove_unfinished(self._directory.batches)
+        remove_unfinished(self._directory.batches, running={record.id for record in unfinished})
         self._housekeeping = asyncio.create_task(self._keep_house())
         for record in unfinished:
             if record.tenant in (self._settings.api_keys or ("",)):
@@ -89,7 +103,7 @@ class BatchService:
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
         turn = self._turns[record.tenant]
-        return BatchRun(record, self._directory, self.files, self._limits, self._slots, turn, self._lines)
+        return BatchRun(record, self._directory, self.files, self._limits, self._slots, self._checks, turn, self._lines)
 
     def _run(self, record: BatchRecord) -> None:
         run = self._runs[record.id] = self._new_run(record)
@@ -127,7 +141,7 @@ class BatchService:
     def _remove_files(self, *records: BatchRecord) -> None:
         """Removes all of batches that are forgotten, in a thread. Raises OSError."""
         for record in records:
-            for name in ("output", "errors", "json"):
+            for name in ("output", "errors", "lines", "json"):
                 remove(self._path(record, name))
 
     def _path(self, record: BatchRecord, name: str) -> Path:
@@ -147,7 +161,7 @@ class BatchService:
         if num_unfinished >= MAX_UNFINISHED_PER_KEY:
             text = f"this key has {MAX_UNFINISHED_PER_KEY} batches that have not ended; try again when one has"
             raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded")
-        self.files.check_num_files(tenant, num_new=2 * (num_unfinished + 1))  # their results
+        self.files.reserve(tenant, num_files=NUM_RESULT_FILES)
         now = int(time.time())
         record = BatchRecord(
             id=new_id("batch_"),
@@ -170,6 +184,7 @@ class BatchService:
             await self._new_run(record).save()
         except BaseException:
             del self._records[record.id]
+            self.files.release(tenant, num_files=NUM_RESULT_FILES)
             raise
         self._run(record)
         return record
@@ -191,11 +206,9 @@ class BatchService:
         """Starts to cancel a batch. Raises ApiError 409 for one that ends or has ended, and OSError."""
         record = self.get(tenant, batch_id)
         run = self._runs.get(batch_id)
-        if record.status not in ("validating", "in_progress", "cancelling") or run is None:
+        if run is None or not await run.cancel():
             text = f"a batch with the status {record.status} cannot be cancelled"
             raise ApiError(409, text, code="invalid_status")
-        if record.status != "cancelling":
-            await run.cancel()
         return record
 
     async def delete_file(self, tenant: str, file_id: str) -> None:

@@ -2,7 +2,8 @@
 
     DIR/lock              held by the server that uses the directory
     DIR/files/ID.json     a file's record;  DIR/files/ID.content its bytes;  ID.part an upload that has not ended
-    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each
+    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each;
+                          ID.lines where the lines of its input are, once they are checked
 
 Both folders have mode 0700, all files 0600. A record is replaced as a whole; results are appended and fsynced.
 """
@@ -14,18 +15,20 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from plait.runtime.errors import InputError
+from plait.runtime.results.result_file import PRIVATE_MODE, sync_folder, write_all
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
 
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+FOLDER_MODE = 0o700
+INDEX_SUFFIX = ".lines"
 
 
 class StateDirectory:
@@ -58,7 +61,7 @@ def _check_is_private(path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,14 +122,7 @@ def read_records(folder: Path, kind: type[T]) -> list[T]:
 
 def open_new(path: Path) -> int:
     """Opens an empty file for writing, with mode 0600. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of `data`. Raises OSError, such as ENOSPC, after a part of it may have been written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
 
 
 def move(source: Path, target: Path) -> None:
@@ -152,21 +148,13 @@ async def run_to_end(function: Callable[..., R], *arguments: Any) -> R:
         task.exception()  # retrieved, also where the cancellation is raised instead
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes the records of a folder whose writing a kill interrupted. Raises OSError."""
-    for path in folder.glob("*.tmp"):
-        remove(path)
+def remove_unfinished(folder: Path, running: Collection[str]) -> None:
+    """Removes records whose writing a kill interrupted, and indexes of batches other than `running`. Raises OSError."""
+    for path in folder.iterdir():
+        if path.suffix == ".tmp" or (path.suffix == INDEX_SUFFIX and path.stem not in running):
+            remove(path)
 
 
 def remove(path: Path) -> None:
     """Removes a file, if it is there. Raises OSError."""
     path.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plait.runtime.results.result_file import sync_folder
 from plait.runtime.server.batches.directory import (
     StateDirectory,
     encode_record,
@@ -18,7 +19,6 @@ from plait.runtime.server.batches.directory import (
     open_new,
     read_records,
     remove,
-    sync_folder,
     write_record,
 )
 from plait.runtime.server.batches.records import FileRecord, Purpose, new_id
@@ -48,8 +48,9 @@ class FileStore:
         self._lock = threading.Lock()  # of the two mappings, which threads change while the event loop reads them
         self._files = {record.id: record for record in read_records(directory.files, FileRecord)}
         self._num_bytes: Counter[str] = Counter()  # by key, with uploads and results that are still written
+        self._num_files: Counter[str] = Counter()  # likewise
         for record in self._files.values():
-            self._num_bytes[record.tenant] += record.bytes
+            self.count(record.tenant, record.bytes, 1)
         self.user_of: Callable[[str], str | None] = lambda file_id: None  # -> the id of a batch that reads the file
 
     # -- reading ----------------------------------------------------------------------------------
@@ -85,31 +86,29 @@ class FileStore:
 
     # -- quotas -----------------------------------------------------------------------------------
 
-    def reserve(self, tenant: str, num_bytes: int) -> None:
-        """Counts bytes that are about to be written. Raises QuotaExceeded, having counted none."""
+    def reserve(self, tenant: str, num_bytes: int = 0, num_files: int = 0) -> None:
+        """Counts what is about to be written. Raises QuotaExceeded, having counted nothing."""
         with self._lock:
-            is_within = self._num_bytes[tenant] + num_bytes <= self.quota.max_bytes
-            self._num_bytes[tenant] += num_bytes if is_within else 0
-        if not is_within:
-            raise QuotaExceeded(
-                f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
-                "delete some, or ask the server's operator for more"
-            )
+            bytes_after, files_after = self._num_bytes[tenant] + num_bytes, self._num_files[tenant] + num_files
+            if num_bytes > 0 and bytes_after > self.quota.max_bytes:
+                raise QuotaExceeded(
+                    f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
+                    "delete some, or ask the server's operator for more"
+                )
+            if num_files > 0 and files_after > self.quota.max_files:
+                text = f"this key may store {self.quota.max_files} files, those of batches that run included"
+                raise QuotaExceeded(f"{text}; delete some")
+            self._num_bytes[tenant], self._num_files[tenant] = bytes_after, files_after
 
-    def count(self, tenant: str, num_bytes: int) -> None:
-        """Counts bytes that are on disk already."""
+    def count(self, tenant: str, num_bytes: int, num_files: int = 0) -> None:
+        """Counts what is on disk already, or was promised before."""
         with self._lock:
             self._num_bytes[tenant] += num_bytes
+            self._num_files[tenant] += num_files
 
-    def release(self, tenant: str, num_bytes: int) -> None:
+    def release(self, tenant: str, num_bytes: int = 0, num_files: int = 0) -> None:
         """Takes back a reservation."""
-        with self._lock:
-            self._num_bytes[tenant] -= num_bytes
-
-    def check_num_files(self, tenant: str, num_new: int = 1) -> None:
-        """Raises QuotaExceeded if the key may not have so many files more."""
-        if len(self.of_tenant(tenant)) + num_new > self.quota.max_files:
-            raise QuotaExceeded(f"this key may store {self.quota.max_files} files; delete some")
+        self.count(tenant, -num_bytes, -num_files)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -136,24 +135,20 @@ class FileStore:
             remove(path)
 
     def keep_upload(self, file_id: str, descriptor: int, tenant: str, filename: str, lifetime_s: int) -> FileRecord:
-        """Makes an upload a file, durably. Its bytes have been reserved. Raises OSError."""
+        """Makes an upload a file, durably. It and its bytes have been reserved. Raises OSError."""
         os.fsync(descriptor)
         move(self._folder / f"{file_id}.part", self.content_path(file_id))
         size = self.content_path(file_id).stat().st_size
         return self._add(file_id, tenant, "batch", filename, size, lifetime_s)
 
-    def add_results(
-        self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int, is_counted: bool
-    ) -> None:
-        """Moves a file of results here, durably, if that has not been done. is_counted: its bytes were reserved."""
+    def add_results(self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int) -> None:
+        """Moves a file of results here, durably, if that has not been done. It and its bytes have been reserved."""
         if self.has(file_id):
             return
         if path.exists():
             move(path, self.content_path(file_id))
         size = self.content_path(file_id).stat().st_size
         self._add(file_id, tenant, "batch_output", filename, size, lifetime_s)
-        if not is_counted:
-            self.count(tenant, size)
 
     def _add(
         self, file_id: str, tenant: str, purpose: Purpose, filename: str, size: int, lifetime_s: int
@@ -191,7 +186,7 @@ class FileStore:
         except OSError:
             self._show(record)
             raise
-        self.release(record.tenant, record.bytes)
+        self.release(record.tenant, record.bytes, 1)
         sync_folder(self._folder)
         remove(self.content_path(record.id))
 

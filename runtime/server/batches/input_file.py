@@ -1,7 +1,8 @@
 """Reads and checks the lines of a batch's input file, and orders them so that shared prefixes are computed once.
 
 A line is `{"custom_id": ..., "method": "POST", "url": ..., "body": {...}}`. Here only the line itself is checked; its
-body is checked by the endpoint, when the line runs, and a wrong one gets an error line of its own.
+body is checked by the endpoint, when the line runs, and a wrong one gets an error line of its own. The lines are found
+and checked once; an index on disk keeps their places and their order.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, NumberedLine
 from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.records import BatchProblem, Endpoint
 from plait.runtime.server.batches.result_log import digest
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_body import parse_steps
 
-READ_BYTES = 1 << 18
 SORTED_AT_ONCE = 4000
 ENVELOPE_BYTES = 1 << 12  # of a line beside its body
 MAX_PROBLEMS = 100  # reported for one file
@@ -33,6 +34,7 @@ FIELDS = ("custom_id", "method", "url", "body")
 # What a prompt begins with comes first: lines are compared by these fields of their bodies, in this order.
 PROMPT_FIELDS = ("model", "cache_salt", "tools", "instructions", "messages", "prompt", "input")
 PREFIX_BYTES = (64, 256, 1024, 4096, 16_384, 65_536)  # prefixes of these lengths are compared
+INDEX_ROW = struct.Struct(">IQI16s")  # a `Line`
 RANK = struct.Struct(f">{len(PREFIX_BYTES)}I")
 
 
@@ -52,6 +54,10 @@ class InputLine(msgspec.Struct):
     body: msgspec.Raw
 
 
+class InputChanged(Exception):
+    """The file is not the one that was checked."""
+
+
 @dataclass
 class CheckedInput:
     """The lines of a file, in the order in which they should run, and what is wrong with the file."""
@@ -61,13 +67,32 @@ class CheckedInput:
 
 
 def read_line(path: Path, line: Line) -> InputLine:
-    """Reads a line that was checked before. Raises OSError."""
+    """Reads a line that was checked before. Raises InputChanged and OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.pread(descriptor, line.size, line.offset)
     finally:
         os.close(descriptor)
-    return msgspec.json.decode(data, type=InputLine)
+    try:
+        read = msgspec.json.decode(data, type=InputLine)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputChanged(f"line {line.number}: {error}") from None
+    if digest(read.custom_id) != line.id_digest:
+        raise InputChanged(f"line {line.number} has another custom_id")
+    return read
+
+
+def encode_lines(lines: list[Line]) -> bytes:
+    """Returns the index of an input: its lines in their order, 32 bytes each."""
+    return b"".join(INDEX_ROW.pack(*line) for line in lines)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Reads an index. Raises InputChanged for a damaged one, and OSError."""
+    try:
+        return [Line(*row) for row in INDEX_ROW.iter_unpack(path.read_bytes())]
+    except struct.error:
+        raise InputChanged(f"the index {path.name} is damaged") from None
 
 
 async def check_input(path: Path, endpoint: Endpoint, max_body_bytes: int, max_lines: int) -> CheckedInput:
@@ -114,24 +139,15 @@ async def _in_order_of(ranks: list[bytes], lines: list[Line]) -> list[Line]:
     return ordered
 
 
-async def _lines(path: Path, max_bytes: int) -> AsyncIterator[tuple[int, int, bytes | None]]:
-    """Yields (number, offset, line) of all lines; None for a line that is longer than `max_bytes`."""
+async def _lines(path: Path, max_bytes: int) -> AsyncIterator[NumberedLine]:
+    splitter = LineSplitter(max_bytes)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        number, offset, rest, num_dropped = 1, 0, bytearray(), 0
         while piece := await run_to_end(os.read, descriptor, READ_BYTES):
-            *ends, tail = piece.split(b"\n")
-            for end in ends:
-                size = num_dropped + len(rest) + len(end)
-                yield number, offset, None if size > max_bytes else bytes(rest + end)
-                number, offset, num_dropped = number + 1, offset + size + 1, 0
-                rest.clear()
-            rest += tail
-            if num_dropped + len(rest) > max_bytes:
-                num_dropped += len(rest)
-                rest.clear()
-        if rest or num_dropped:
-            yield number, offset, None if num_dropped else bytes(rest)
+            for line in splitter.feed(piece):
+                yield line
+        for line in splitter.end():
+            yield line
     finally:
         os.close(descriptor)
 

@@ -2,7 +2,8 @@
 
 The ASGI application is called with the line's body. Between the context that gives each request its id, record and log
 line, and the endpoints, `BackgroundMiddleware` takes the place of admission: a line was authenticated when its batch
-was created, and counts neither against the queue nor against the limits of its key.
+was created, and is admitted as a request is that comes alone. It takes no room from requests: it counts neither in the
+queue nor among the requests of its key.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.runtime.server.in_flight import InFlightRequests, current_request
+from plait.runtime.server.http.call_limits import check_calls_alone
+from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
+from plait.runtime.server.settings import ServerSettings
 
 SetCalls = Callable[[int], None]
 
@@ -75,14 +79,20 @@ async def run_line(app: ASGIApp, path: str, body: bytes, tenant: str, label: str
 class BackgroundMiddleware:
     """Marks the current request as one of a batch. Its endpoints are behind it, admission is not."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
-        self.app, self.in_flight = app, in_flight
+    def __init__(self, app: ASGIApp, in_flight: InFlightRequests, settings: ServerSettings) -> None:
+        self.app, self.in_flight, self.settings = app, in_flight, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record, set_calls = current_request(), scope["state"]["set_calls"]
+        record = current_request()
         assert record is not None
         record.tenant, record.is_background = scope["state"]["tenant"], True
         record.route = f"batch {record.path}"
-        record.reserve_calls = lambda size: set_calls(size.num_rows)
+        record.reserve_calls = partial(self._reserve_calls, scope["state"]["set_calls"])
         self.in_flight.admit(record)
         await self.app(scope, receive, send)
+
+    def _reserve_calls(self, set_calls: SetCalls, size: RequestSize) -> None:
+        """Counts the calls of a line. Raises ApiError 400 if its particles exceed a limit, as for a request alone."""
+        if size.num_key_requests > 1:
+            check_calls_alone(self.settings, size.num_rows, "particles", "the particles of this request can be")
+        set_calls(size.num_rows)

@@ -45,20 +45,17 @@ class LineRunner:
         self._alone = asyncio.Lock()  # held by a line that may have ended a runtime
 
     async def run(self, record: BatchRecord, line: Line, slot: Slot, writer: ResultWriter) -> None:
-        """Gives the line its result, and then releases the slot. Raises OSError and QuotaExceeded."""
-        try:
-            path = self._files.content_path(record.input_file_id)
-            request = await asyncio.to_thread(read_line, path, line)
-            label = f"{record.id}:{line.number}"
-            answer = await self._answer(record, bytes(request.body), label, slot)
-            response = {
-                "status_code": answer.status,
-                "request_id": answer.request_id,
-                "body": msgspec.Raw(answer.body),
-            }
-            await writer.put(ResultLine(new_id("batch_req_"), request.custom_id, response, None))
-        finally:
-            slot.release()
+        """Gives the line its result. The caller releases the slot. Raises OSError and QuotaExceeded."""
+        path = self._files.content_path(record.input_file_id)
+        request = await asyncio.to_thread(read_line, path, line)
+        label = f"{record.id}:{line.number}"
+        answer = await self._answer(record, bytes(request.body), label, slot)
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.request_id,
+            "body": msgspec.Raw(answer.body),
+        }
+        await writer.put(ResultLine(new_id("batch_req_"), request.custom_id, response, None))
 
     async def _answer(self, record: BatchRecord, body: bytes, label: str, slot: Slot) -> LineAnswer:
         """The response to a line, from the first run that may count."""

@@ -57,7 +57,7 @@ class BatchRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A batch. `ending`: how it ends, known from the start of finalizing.
 
     output_id, error_id: ids that its two result files will have. results_expire_s: their lifetime. is_sealed: the
-    results are complete, and `has_output` and `has_errors` say which of the two files there are.
+    results are complete. has_output, has_errors: which of the two files there are, known at the end.
     """
 
     id: str

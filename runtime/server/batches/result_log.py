@@ -1,23 +1,23 @@
-"""The results of a batch while it runs: two files to which lines are appended, and what they hold after a crash.
+"""The results of a batch while it runs: its two `ResultFile`s, and the counts of what they hold.
 
-A line counts once it is written and fsynced. A crash can leave a part of a last line, which is cut off at the next
-start: that line is computed again. Any other line that cannot be read is damage.
+A line counts once it is written and fsynced. A part of a last line, which a crash left, is cut off: that line is
+computed again. Any other line that cannot be read is damage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from plait.runtime.server.batches.directory import FILE_MODE, write_all
+from plait.runtime.results.result_file import NotAResult, ResultFile
 from plait.runtime.server.batches.records import Counts, TokenCounts
 
-READ_BYTES = 1 << 20
+LINE_START = b'{"id":"'
 
 
 class DamagedResults(Exception):
@@ -93,74 +93,60 @@ def digest(custom_id: str) -> bytes:
 class ResultLog:
     """The two result files of a batch. `done`: digests of the custom ids that have a line.
 
-    reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. `recovered_bytes`: of the
-    lines that were there.
-    Opening raises DamagedResults and OSError.
+    reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. The bytes that are there
+    have been reserved. Opening raises DamagedResults and OSError.
     """
 
     def __init__(self, output: Path, errors: Path, reserve: Callable[[int], None]) -> None:
         self._reserve = reserve
         self.done: set[bytes] = set()
         self.counts, self.tokens = Counts(), TokenCounts()
-        self._paths = {True: output, False: errors}  # by `ResultLine.is_success`
-        self._files: dict[bool, int] = {}
-        self._sizes: dict[bool, int] = {}
+        self._files = {True: self._open(output), False: self._open(errors)}  # by `ResultLine.is_success`
+        for file in self._files.values():
+            self._cut_off(file)
+
+    def _open(self, path: Path) -> ResultFile:
         try:
-            for is_success, path in self._paths.items():
-                self._files[is_success], self._sizes[is_success] = _open(path), -1
-                self._sizes[is_success] = self._recover(is_success, path)
-            self.recovered_bytes = sum(self._sizes.values())
-        except BaseException:
-            self.close()
-            raise
+            return ResultFile(path, self._count, LINE_START, is_durable=True)
+        except NotAResult as error:
+            text = f"the results in {path.name!r} are damaged at line {error.number}: {error.reason}"
+            raise DamagedResults(text) from None
 
     def append(self, lines: Sequence[ResultLine]) -> None:
         """Appends lines, durably: all of them, or none if it raises OSError or what `reserve` raises."""
-        encoded = {is_success: b"".join(line.encode() for line in lines if line.is_success == is_success)
+        encoded = {is_success: [line.encode() for line in lines if line.is_success == is_success]
                    for is_success in (True, False)}  # fmt: skip
-        num_bytes = sum(map(len, encoded.values()))
+        sizes = {is_success: file.size for is_success, file in self._files.items()}
+        num_bytes = sum(map(len, encoded[True])) + sum(map(len, encoded[False]))
         self._reserve(num_bytes)
         try:
             for is_success, data in encoded.items():
                 if data:
-                    write_all(self._files[is_success], data)
-                    os.fsync(self._files[is_success])
+                    self._files[is_success].append(b"".join(data))
         except OSError:
             self._reserve(-num_bytes)
-            for is_success, descriptor in self._files.items():
-                os.ftruncate(descriptor, self._sizes[is_success])
+            for is_success, file in self._files.items():
+                with contextlib.suppress(OSError):  # else the next append cuts it
+                    file.cut(sizes[is_success])
             raise
-        for is_success, data in encoded.items():
-            self._sizes[is_success] += len(data)
-            for line in data.splitlines():
-                self._count(line)
+        for line in (*encoded[True], *encoded[False]):
+            self._count(line)
 
-    def close(self) -> None:
-        """Closes both files and removes the one that has no line."""
-        while self._files:
-            is_success, descriptor = self._files.popitem()
-            os.close(descriptor)
-            if not self._sizes[is_success]:
-                self._paths[is_success].unlink(missing_ok=True)
-
-    def has_lines(self, is_success: bool) -> bool:
-        """Whether the output file (True) or the error file has a line."""
-        return self._sizes[is_success] > 0
-
-    def _recover(self, is_success: bool, path: Path) -> int:
-        """Counts the lines of a file, and cuts off what a crash left of a last one. Returns its size."""
-        size = 0
-        for number, line in enumerate(_whole_lines(path), 1):
-            try:
-                self._count(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise DamagedResults(f"the results in {path.name!r} are damaged at line {number}: {error}") from None
-            size += len(line)
-        os.ftruncate(self._files[is_success], size)
-        return size
+    def _cut_off(self, file: ResultFile) -> None:
+        """Removes the part of a last line, and a file that has no other."""
+        num_bytes = file.path.stat().st_size if file.path.exists() else 0
+        if file.size:
+            file.begin()
+        elif num_bytes:
+            file.remove()
+        if file.size != num_bytes:
+            self._reserve(file.size - num_bytes)
 
     def _count(self, line: bytes) -> None:
-        result = msgspec.json.decode(line, type=_ResultLine)
+        try:
+            result = msgspec.json.decode(line, type=_ResultLine)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ValueError(str(error)) from None
         self.done.add(digest(result.custom_id))
         response = result.response
         if response is None or response.status_code != 200:
@@ -169,15 +155,3 @@ class ResultLog:
         self.counts.completed += 1
         if response.body.usage is not None:
             response.body.usage.add_to(self.tokens)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines that have their end."""
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line

@@ -28,10 +28,6 @@ class ResultWriter:
         while self._task is not None and not self._task.done():
             await asyncio.shield(self._task)
 
-    async def close(self) -> None:
-        """Waits until nothing is written any more, also when the server ends."""
-        await self.flush()
-
     async def _write(self) -> None:
         while self._pending:
             pending, self._pending = self._pending, []

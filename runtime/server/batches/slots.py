@@ -1,23 +1,22 @@
-"""How many lines of batches run: a bounded number of calls over all batches. Lines start in the order of waiting.
-
-One batch of each key waits for one line at a time, so keys take turns. `checks` limits the inputs that are checked.
-"""
+"""How many lines of batches run: a bounded number of calls over all batches, shared by their keys (`TenantShares`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from plait.constrained.tenant_shares import TenantQueue, TenantShares
 
 POLL_S = 0.05  # while the server may start no line
-MAX_CHECKS = 4
 
 
 class Slot:
     """One line that may run. `set_calls` says how many calls it makes; `release` ends it."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots, self._num_calls = slots, 1
+    def __init__(self, slots: Slots, tenant: str) -> None:
+        self._slots, self._tenant, self._num_calls = slots, tenant, 1
         self._is_parked = False
         self._changed = asyncio.Event()
 
@@ -33,6 +32,7 @@ class Slot:
         self._set(0, is_parked=False)
 
     def _set(self, num_calls: int, is_parked: bool) -> None:
+        self._slots.shares.take(self._tenant, num_calls - self._num_calls)
         self._slots.num_calls += num_calls - self._num_calls
         self._num_calls, self._is_parked = num_calls, is_parked
         self._changed.set()
@@ -52,45 +52,61 @@ class Slots:
 
     Lines start one after the other: the next one when the calls of the last one are known. So one line with several
     calls may exceed the limit, not many. While a slot is waited for, `may_start` is asked again every 50 ms.
+
+    weights: of keys.
     """
 
-    def __init__(self, max_calls: int, may_start: Callable[[], bool]) -> None:
-        self.max_calls, self._may_start = max_calls, may_start
-        self.checks = asyncio.Semaphore(MAX_CHECKS)  # of inputs at a time, each of which takes memory for its lines
+    def __init__(
+        self,
+        max_calls: int,
+        may_start: Callable[[], bool],
+        weights: Mapping[str, float],
+        max_per_key: float = math.inf,
+    ) -> None:
+        self.max_calls, self._may_start, self._max_per_key = max_calls, may_start, max_per_key
+        self.shares = TenantShares(weights)
         self.num_calls = 0
         self.starting: Slot | None = None  # whose calls are not known yet
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._waiting = TenantQueue[asyncio.Future[Slot]](self.shares)
         self._timer: asyncio.TimerHandle | None = None
 
-    async def acquire(self) -> Slot:
-        """Waits until a line may run."""
+    async def acquire(self, tenant: str) -> Slot:
+        """Waits until a line of this key may run."""
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        self._waiting.put(tenant, future)
         self.wake()
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 future.result().release()
+            self._waiting.discard(future)
             raise
 
     def wake(self) -> None:
         """Grants what can be granted now."""
-        while self._waiting and self._has_room and self._may_start():
-            future = self._waiting.popleft()
-            if not future.done():  # its batch was not cancelled
-                self.num_calls += 1
-                self.starting = Slot(self)
-                future.set_result(self.starting)
-        if self._waiting and self._has_room and self._timer is None:
+        now = time.monotonic()
+        while self._has_room and self._may_start():
+            tenant, future = self._waiting.pop(now)
+            self.shares.take(tenant)
+            self.shares.charge(tenant, 1, now)
+            self.num_calls += 1
+            self.starting = Slot(self, tenant)
+            future.set_result(self.starting)
+        if self._has_room and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(POLL_S, self._on_timer)
 
     @property
     def _has_room(self) -> bool:
-        return self.starting is None and self.num_calls < self.max_calls
+        """Whether a line waits that may start as far as others are concerned."""
+        tenant = self._waiting.next_tenant(time.monotonic())
+        return (
+            tenant is not None
+            and self.starting is None
+            and self.num_calls < self.max_calls
+            and self.shares.held(tenant) < self._max_per_key
+        )
 
     def _on_timer(self) -> None:
         self._timer = None
-        while self._waiting and self._waiting[0].done():
-            self._waiting.popleft()
         self.wake()

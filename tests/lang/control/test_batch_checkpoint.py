@@ -131,6 +131,15 @@ def test_invalid_files_and_arguments_are_errors(backend, tmp_path):
         qa.run_batch([{"question": "a"}], resume=file)
 
 
+@pytest.mark.parametrize("content", ["a text", "{\n", '{"key": "mine"}\n', '{"key": "mine", "run": {}}', "\n"])
+def test_a_file_of_others_is_left_as_it_is(backend, tmp_path, content):
+    file = tmp_path / "batch.jsonl"
+    file.write_text(content)
+    with pytest.raises(plait.InputError, match=r"batch.jsonl, line 1, is not a line that"):
+        qa.run_batch([{"question": "a"}], resume=file)
+    assert file.read_text() == content and backend.scheduler.sent(Generate) == []
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(backend, tmp_path):
     for path in (tmp_path, tmp_path / "none" / "batch.jsonl"):
         with pytest.raises(plait.InputError, match="resume: the file cannot be written: "):

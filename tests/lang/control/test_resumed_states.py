@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import plait
 from plait import gen
 from plait.constrained import Choices, JsonSchema
 from plait.lang.control.saved_values import CannotSave, ValueCodec
-from plait.runtime.messages import Generate
+from plait.runtime.messages import Generate, TokenLogprob
 
 pytestmark = pytest.mark.timeout(60)
 ITEMS = [{"question": "a"}, {"question": "b"}]
@@ -88,6 +90,22 @@ def test_resumed_item_gives_everything_that_a_fresh_one_gives(backend, tmp_path)
     assert state.show(trace) == trace and trace.read_text().count('class="span"') == state.usage.calls
     with pytest.raises(plait.PlaitError, match="the program has ended"):
         state._append(plait.lang.core.expressions.as_expr("more"))
+
+
+def test_infinite_logprobs_are_saved_as_json(backend, tmp_path, monkeypatch):
+    @plait.function
+    def program(s, question):
+        s += question + gen("a", return_logprob=True)
+
+    def logprob(token, request):
+        return TokenLogprob(token, -math.inf, [(token, -math.inf)])
+
+    monkeypatch.setattr(backend.scheduler, "_logprob", logprob)
+    file = tmp_path / "batch.jsonl"
+    first, second = (program.run_batch(ITEMS, resume=file)[0].get_meta_info("a") for _ in range(2))
+    assert first == second and "inf" in repr(first) and len(backend.scheduler.sent(Generate)) == 2
+    for line in file.read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
 
 
 def test_async_batch_gives_the_same(backend, tmp_path):

@@ -11,7 +11,8 @@ import pytest
 from batch_services import Service, as_lines, echo, line
 
 from plait.runtime.errors import InputError
-from plait.runtime.server.batches import batch_service, line_runner, result_log
+from plait.runtime.results import result_file
+from plait.runtime.server.batches import batch_run, batch_service, file_store, line_runner
 from plait.runtime.server.batches.file_store import QuotaExceeded
 from plait.runtime.server.errors import ApiError
 
@@ -162,7 +163,7 @@ def test_a_line_that_a_shutdown_aborts_is_run_by_the_next_server(tmp_path) -> No
 
 
 def test_a_full_disk_fails_the_batch_and_keeps_what_is_stored(tmp_path, monkeypatch) -> None:
-    real, num_writes = result_log.write_all, 0
+    real, num_writes = result_file.write_all, 0
 
     def write_all(descriptor, data):
         nonlocal num_writes
@@ -172,7 +173,7 @@ def test_a_full_disk_fails_the_batch_and_keeps_what_is_stored(tmp_path, monkeypa
             raise OSError(errno.ENOSPC, "no space")
         real(descriptor, data)
 
-    monkeypatch.setattr(result_log, "write_all", write_all)
+    monkeypatch.setattr(result_file, "write_all", write_all)
     items = [line(str(i)) for i in range(6)]
     record, results = asyncio.run(run_one(tmp_path, items, max_batch_calls=1))
     assert record.status == "failed" and codes(record) == [(None, "disk_full", None)]
@@ -254,7 +255,43 @@ def test_only_keys_of_the_server_are_continued(tmp_path) -> None:
     asyncio.run(main())
 
 
-def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) -> None:
+def test_an_input_is_checked_once(tmp_path, monkeypatch) -> None:
+    """An index of its lines stays on disk. A server without one, of an earlier version, checks once more."""
+    real, num_checks = batch_run.check_input, 0
+
+    async def check(*arguments):
+        nonlocal num_checks
+        num_checks += 1
+        return await real(*arguments)
+
+    async def ask(path, body, tenant, label, set_calls):
+        if b"slow" in body:
+            set_calls(1)
+            await asyncio.sleep(3600)
+        return await echo(path, body, tenant, label, set_calls)
+
+    async def main() -> None:
+        monkeypatch.setattr(batch_run, "check_input", check)
+        async with Service(tmp_path, ask) as service:
+            record = await service.create([line("a"), line("b slow")])
+            while record.counts.completed < 1:
+                await asyncio.sleep(0.001)
+        async with Service(tmp_path, ask, max_batch_lines=1) as service:  # what was accepted stays accepted
+            record = service.service.get("", record.id)
+            await asyncio.sleep(0.05)
+            assert record.status == "in_progress" and num_checks == 1
+        (tmp_path / "batches" / f"{record.id}.lines").unlink()
+        async with Service(tmp_path) as service:
+            record = await service.end_of(service.service.get("", record.id))
+            assert (record.status, record.counts.total, num_checks) == ("completed", 2, 2)
+            assert set(service.results(record)) == {"a", "b slow"}
+            assert not [*(tmp_path / "batches").glob("*.lines")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", ["content", "index", "other lines"])
+def test_an_input_that_changes_fails_the_batch_and_keeps_the_answers(tmp_path, damage) -> None:
     async def ask(path, body, tenant, label, set_calls):
         if b"slow" in body:
             set_calls(1)
@@ -266,7 +303,14 @@ def test_an_input_that_is_refused_after_a_restart_keeps_the_answers(tmp_path) ->
             record = await service.create([line("a"), line("b slow")])
             while record.counts.completed < 1:
                 await asyncio.sleep(0.001)
-        async with Service(tmp_path, max_batch_lines=1) as service:
+            content = service.service.files.content_path(record.input_file_id)
+        if damage == "content":
+            os.truncate(content, 90)
+        elif damage == "index":
+            os.truncate(tmp_path / "batches" / f"{record.id}.lines", 40)
+        else:
+            content.write_bytes(content.read_bytes().replace(b'"b slow"', b'"c slow"'))
+        async with Service(tmp_path) as service:
             record = await service.end_of(service.service.get("", record.id))
             assert record.status == "failed" and codes(record) == [(None, "input_changed", None)]
             assert (record.counts.total, record.counts.completed, record.tokens.output) == (2, 1, 2)
@@ -304,5 +348,85 @@ def test_what_has_expired_is_removed(tmp_path, monkeypatch) -> None:
             with pytest.raises(ApiError, match="there is no batch"):
                 service.service.get("", record.id)
             assert service.service.files._num_bytes[""] == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_full) -> None:
+    """The task of a line is made in the turn in which an earlier line fails, and so cancelled before it begins."""
+    keys = {"a": "0" * 64, "b": "1" * 64}
+
+    async def main() -> None:
+        items = [line(str(i), text="x" * 40) for i in range(30)]
+        async with Service(tmp_path, max_batch_calls=3, api_keys=keys) as service:
+            service.service.files._num_bytes["a"] = service.service.files.quota.max_bytes - len(as_lines(items)) - 600
+            real, num_writes = result_file.write_all, 0
+
+            def write_all(descriptor, data):
+                nonlocal num_writes
+                num_writes += 1
+                if num_writes > 2:
+                    raise OSError(errno.ENOSPC, "no space")
+                real(descriptor, data)
+
+            if is_disk_full:
+                monkeypatch.setattr(result_file, "write_all", write_all)
+            for _ in range(4):  # more lines than slots could be lost
+                failed = await service.end_of(await service.create(items, tenant="a"))
+                assert failed.status == "failed" and failed.counts.completed < 30
+                service.service.files._num_bytes["a"] -= len(as_lines(items))
+            assert service.service._slots.num_calls == 0
+            monkeypatch.setattr(result_file, "write_all", real)
+            assert (await service.end_of(await service.create([line("a")], tenant="b"))).status == "completed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", ["results", "end"])
+def test_a_batch_that_has_ended_stays_ended_whatever_the_disk_does(tmp_path, monkeypatch, fails) -> None:
+    """The end is on disk before a client sees it, and the results are files by then."""
+    monkeypatch.setattr(batch_run, "FIRST_PAUSE_S", 0.01)
+    real_write, real_append, is_full, refusals = batch_run.write_record, result_file.write_all, False, 0
+
+    def write_record(path, encoded):
+        nonlocal refusals
+        if is_full:
+            refusals += 1
+            raise OSError(errno.ENOSPC, "no space")
+        real_write(path, encoded)
+
+    def write_all(descriptor, data):
+        nonlocal is_full
+        if fails == "results" and b'"2"' in data:
+            is_full = True
+            raise OSError(errno.ENOSPC, "no space")
+        real_append(descriptor, data)
+
+    async def main() -> None:
+        nonlocal is_full
+        for module in (batch_run, file_store):
+            monkeypatch.setattr(module, "write_record", write_record)
+        monkeypatch.setattr(result_file, "write_all", write_all)
+
+        async def ask(path, body, tenant, label, set_calls):
+            nonlocal is_full
+            is_full = is_full or (fails == "end" and b'"3"' in body)
+            return await echo(path, body, tenant, label, set_calls)
+
+        async with Service(tmp_path, ask, max_batch_calls=1) as service:
+            record = await service.create([line(str(i)) for i in range(4)])
+            while refusals < 5:
+                await asyncio.sleep(0.001)
+                assert not record.has_ended
+            is_full = False
+            await service.end_of(record)
+            assert record.status == "failed" and codes(record) == [(None, "disk_full", None)]
+            results = service.results(record)
+            assert len(results) == record.counts.completed == (2 if fails == "results" else 4)
+            assert service.service.files._num_files[""] == 2
+        async with Service(tmp_path) as service:
+            again = service.service.get("", record.id)
+            assert again == record and service.results(again) == results
 
     asyncio.run(main())

@@ -55,6 +55,23 @@ def test_it_takes_no_room_from_others(serve, tmp_path, idle) -> None:
     assert wait_until(lambda: not lines_in_flight(state))
 
 
+@pytest.mark.parametrize("limit", [{"max_requests_per_key": 8}, {"max_running": 6, "max_queue": 2}])
+def test_a_line_has_the_limits_of_a_request_that_is_alone(serve, tmp_path, idle, limit) -> None:
+    address, _ = serve(files_dir=str(tmp_path), api_keys={"ann": digest(b"key")}, **limit)
+    key, drawn = {"authorization": "Bearer key"}, {**ASK, "regex": "[a-z]{1,3}"}
+    bodies = [drawn | how for how in ({"particles": 9}, {"particles": 3, "n": 3}, {"particles": 8}, {"exact": True})]
+    batch_id = create_batch(address, bodies, **key)
+    with httpx.Client(base_url=address, headers=key, timeout=60) as client:
+        expected = [client.post("/v1/completions", json=body) for body in bodies]
+        assert wait_until(lambda: client.get(f"/v1/batches/{batch_id}").json()["status"] == "completed")
+        batch = client.get(f"/v1/batches/{batch_id}").json()
+        texts = [client.get(f"/v1/files/{batch[name]}/content").text for name in ("output_file_id", "error_file_id")]
+    rows = {row["custom_id"]: row["response"] for text in texts for row in map(json.loads, text.splitlines())}
+    for number, answer in enumerate(expected):
+        assert rows[str(number)]["status_code"] == answer.status_code == (400 if number < 2 else 200)
+        assert rows[str(number)]["body"].get("error") == answer.json().get("error")
+
+
 def test_choices_count_as_calls(serve, tmp_path, idle) -> None:
     address, state = serve(files_dir=str(tmp_path), max_batch_calls=4)
     batch_id = create_batch(address, [LONG | {"n": 3}] * 6)

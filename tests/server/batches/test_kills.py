@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import pytest
 from batch_services import Service, as_lines, echo, line
 
+from plait.runtime.results import result_file
 from plait.runtime.server.batches import batch_service, directory, file_store, result_log
 
 ITEMS = [line("a"), line("b", status=400), line("c"), line("slow"), line("d")]
-MODULES = (directory, file_store, result_log)
+MODULES = (directory, file_store, result_file)
 
 
 class Killed(BaseException):
@@ -119,7 +120,7 @@ async def complete(path, batch_id: str | None) -> None:
             assert record.tokens.output == 2 * record.counts.completed
         stored = files.of_tenant("")
         assert len(stored) == 1 + 2 * len(records)
-        assert files._num_bytes[""] == sum(file.bytes for file in stored)
+        assert files._num_bytes[""] == sum(file.bytes for file in stored) and files._num_files[""] == len(stored)
         names = {path.stem for path in (path / "files").iterdir()}
         assert names == {file.id for file in stored}, "files are left over"
         assert {path.name for path in (path / "batches").iterdir()} <= {f"{record.id}.json" for record in records}
@@ -164,7 +165,6 @@ def test_a_killed_upload_leaves_nothing(tmp_path, monkeypatch) -> None:
 def test_the_kill_is_seen_by_the_test(tmp_path, start, monkeypatch) -> None:
     """Without the check of the last line, a torn line would be found as damage."""
     log = SimpleNamespace(output=tmp_path / "o", errors=tmp_path / "e")
-    log.output.write_bytes(json.dumps({"custom_id": "a", "response": None}).encode() + b"\n" + b'{"custom_id": "b"')
+    log.output.write_bytes(json.dumps({"custom_id": "a", "response": None}).encode() + b"\n" + b'{"id":"7","cus')
     results = result_log.ResultLog(log.output, log.errors, lambda num_bytes: None)
     assert results.done == {result_log.digest("a")} and log.output.read_bytes().endswith(b"}\n")
-    results.close()

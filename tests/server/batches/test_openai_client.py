@@ -10,6 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from asgi_server import wait_until
 from batch_clients import CHAT, create, end_of, line, results, upload
 
 
@@ -126,6 +127,7 @@ def test_a_batch_is_cancelled_and_listed(smollm) -> None:
     batch = create(smollm, items, "/v1/completions")
     with pytest.raises(openai.ConflictError, match="the input of batch_"):
         smollm.files.delete(batch.input_file_id)
+    assert wait_until(lambda: smollm.batches.retrieve(batch.id).status == "in_progress")
     cancelled = smollm.batches.cancel(batch.id)
     assert cancelled.status in ("cancelling", "finalizing", "cancelled") and cancelled.cancelling_at
     batch = end_of(smollm, cancelled)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -102,6 +104,27 @@ def test_limits_of_a_file_and_of_a_key(files) -> None:
     assert httpx.delete(f"{address}/v1/files/{ids[0]}", headers=ANN).status_code == 200
     assert [post(address, LINE).status_code for _ in range(3)] == [200, 200, 403]
     assert len([*folder.glob("*.content")]) == len([*folder.glob("*.json")]) == 4
+
+
+def test_uploads_at_once_keep_to_the_number_of_files(files, monkeypatch) -> None:
+    address, folder = files
+    real, has_all = upload_module.write_all, threading.Event()
+
+    def write_late(descriptor, data):
+        has_all.wait(30)
+        real(descriptor, data)
+
+    monkeypatch.setattr(upload_module, "write_all", write_late)
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(post, address) for _ in range(6)]
+        assert wait_until(lambda: sum(answer.done() for answer in answers) == 3 or len([*folder.glob("*.part")]) == 6)
+        has_all.set()
+        assert sorted(answer.result().status_code for answer in answers) == [200] * 3 + [403] * 3
+    ids = [item["id"] for item in httpx.get(f"{address}/v1/files", headers=ANN).json()["data"]]
+    assert len(ids) == 3
+    httpx.delete(f"{address}/v1/files/{ids[0]}", headers=ANN)
+    assert error_of(post(address, fields={"purpose": "other"}), 400)[1] == "purpose"
+    assert [post(address).status_code for _ in range(2)] == [200, 403]
 
 
 def test_large_uploads_are_larger_than_other_bodies(serve, tmp_path, monkeypatch) -> None:

@@ -65,9 +65,9 @@ class Service:
 
     def upload(self, data: bytes, tenant: str = "") -> str:
         files = self.service.files
+        files.reserve(tenant, len(data), 1)
         with files.new_upload() as (file_id, descriptor):
             os.write(descriptor, data)
-            files.reserve(tenant, len(data))
             return files.keep_upload(file_id, descriptor, tenant, "in.jsonl", 3600).id
 
     async def create(self, items: list[Any], tenant: str = "", **options: Any) -> BatchRecord:

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from plait.runtime.server.batches.records import DAY_S, BatchRecord, Endpoint, FileRecord, Purpose, Status
+from plait.runtime.server.batches.records import (
+    DAY_S,
+    BatchProblem,
+    BatchRecord,
+    Counts,
+    Endpoint,
+    FileRecord,
+    Purpose,
+    Status,
+)
 from plait.runtime.server.protocols.shared import StrictStruct
 
 DEFAULT_LIFETIME_S = 30 * DAY_S
@@ -83,25 +92,8 @@ class CreateBatch(StrictStruct):
     output_expires_after: ExpiresAfter | None = None
 
 
-class RequestCounts(msgspec.Struct):
-    """Lines of a batch: all, those answered with status 200, and those with an error."""
-
-    total: int
-    completed: int
-    failed: int
-
-
-class BatchError(msgspec.Struct):
-    """Why a batch failed. `line`: of its input, from 1."""
-
-    code: str
-    message: str
-    param: str | None
-    line: int | None
-
-
 class BatchErrors(msgspec.Struct):
-    data: list[BatchError]
+    data: list[BatchProblem]
     object: Literal["list"] = "list"
 
 
@@ -142,7 +134,7 @@ class Batch(msgspec.Struct):
     expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
-    request_counts: RequestCounts
+    request_counts: Counts
     metadata: dict[str, str] | None
     usage: BatchUsage
     model: str | UnsetType = UNSET
@@ -153,17 +145,16 @@ class Batch(msgspec.Struct):
     def of(cls, record: BatchRecord) -> Batch:
         """Returns what a client sees of a batch."""
         times = {name: getattr(record, name) for name in cls.__struct_fields__ if name.endswith("_at")}
-        problems = [BatchError(item.code, item.message, item.param, item.line) for item in record.problems]
-        tokens, counts = record.tokens, record.counts
+        tokens = record.tokens
         return cls(
             id=record.id,
             endpoint=record.endpoint,
-            errors=BatchErrors(problems) if problems else None,
+            errors=BatchErrors(record.problems) if record.problems else None,
             input_file_id=record.input_file_id,
             status=record.status,
             output_file_id=record.output_id if record.has_ended and record.has_output else None,
             error_file_id=record.error_id if record.has_ended and record.has_errors else None,
-            request_counts=RequestCounts(counts.total, counts.completed, counts.failed),
+            request_counts=record.counts,
             metadata=record.metadata,
             usage=BatchUsage(
                 tokens.input,

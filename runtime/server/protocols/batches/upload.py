@@ -13,8 +13,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
+from plait.runtime.results.result_file import write_all
 from plait.runtime.server.app_state import state_of, tenant_of
-from plait.runtime.server.batches.directory import run_to_end, write_all
+from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.records import FileRecord
 from plait.runtime.server.errors import ApiError, invalid
@@ -35,10 +36,10 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     Raises ApiError for a wrong body, QuotaExceeded, and OSError if the file cannot be written.
     """
     tenant = tenant_of(request)
-    files.check_num_files(tenant)
     form = _Form(_boundary(request))
     max_lines = state_of(request).settings.max_batch_lines
     num_bytes = 0
+    files.reserve(tenant, num_files=1)
     with files.new_upload() as (file_id, descriptor):
         try:
             async for piece in _pieces(request, form):
@@ -56,7 +57,7 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
             record = await run_to_end(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
         finally:
             if not files.has(file_id):
-                files.release(tenant, num_bytes)
+                files.release(tenant, num_bytes, 1)
     return record
 
 
