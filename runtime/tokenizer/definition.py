@@ -101,7 +101,7 @@ _TEXT_TOKEN = re.compile(rf"\s+|{SENTENCEPIECE_SPACE}+|</?(?:{_TAGS})>|.")
 
 
 def is_text_token(text: str) -> bool:
-    """Whether an added token is ordinary text: white space or an HTML tag (Gemma has both), or one character (DeepSeek).
+    """Whether an added token is ordinary text: white space or an HTML tag (both in Gemma) or one character (DeepSeek).
 
     Such tokens are recognised in user text, too. The list is closed, so that a token does not become control text, or
     user text a control token, because a file marks it "user defined".
