@@ -87,6 +87,7 @@ _DEEPSEEK_CLASS = "".join(
     "-".join(f"\\x{{{end}}}" for end in letters.split("-")) for letters in _DEEPSEEK_LETTERS.split()
 )
 _DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
+_SPACES_AT_END = r"(?<!\s)\s+$"  # DeepSeek's \s+$, which takes quadratic time
 _CJK = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
 
 _RULES = {
@@ -101,7 +102,7 @@ _RULES = {
     "gpt-4o": SplitRule((_cased_words(f"{_CONTRACTION}?", r"\p{N}{1,3}"),)),
     "tekken": SplitRule((_cased_words("", r"\p{N}"),), ignore_merges=True, add_bos=True),
     "deepseek-llm": SplitRule(
-        (r"[\r\n]", rf"\s?[{_DEEPSEEK_CLASS}]+", _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, _DIGIT),
+        (r"[\r\n]", rf"\s?[{_DEEPSEEK_CLASS}]+", _DEEPSEEK_PUNCTUATION, _SPACES_AT_END, _CJK, _DIGIT),
     ),
     "deepseek-coder": SplitRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT)),
     # llama.cpp's own rule for files that name none; no model defines it.
