@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -18,13 +19,14 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensu
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
+from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bounds, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
-from plait.constrained.json_schema.wide_objects import write_wide_objects
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
+_SPACE = r"[\x20\x0A\x0D\x09]*"
 _ESCAPES = 'nrbtf\\"'
 _WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
 _MANY_ALTERNATIVES_FROM = 10_000  # characters of a schema with possibly more alternatives than llguidance follows
@@ -115,10 +117,10 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     if spec.otherwise is None:
         rules.insert(0, f"start: call{{{spec.at_least},{at_most}}}{tail}")
     else:
-        otherwise_schema, otherwise_unchecked, otherwise_warnings = _alternative_schema(spec.otherwise)
+        otherwise_rules, otherwise_unchecked, otherwise_warnings = _alternative_rules(spec.otherwise)
         unchecked += otherwise_unchecked
         warnings += otherwise_warnings
-        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", f"otherwise: %json {json.dumps(otherwise_schema)}"]
+        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", *otherwise_rules]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
@@ -161,16 +163,16 @@ def _call_rules(triggers: list[Trigger], spec: Structural) -> tuple[list[str], l
         unchecked += [pointer + inner for inner in rewritten.unchecked]
         warnings += rewritten.warnings
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
+        rules += _value_rules(rewritten.schema, spec, f"value{index}")
         calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
     return rules, calls, unchecked, warnings
 
 
-def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
-    """Returns the schema of the value that may replace the calls, the pointers that it leaves unchecked, and its
+def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Returns the rules of the value that may replace the calls, the pointers that it leaves unchecked, and its
     warnings."""
     if isinstance(spec, JsonObject):
-        return with_options({} if spec.any_value else {"type": "object"}, spec), [], ()
+        return _value_rules({} if spec.any_value else {"type": "object"}, spec, "otherwise"), [], ()
     try:
         rewritten = rewrite_schema(
             spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
@@ -178,7 +180,13 @@ def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], 
     except GrammarError as error:
         raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
     unchecked = [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
-    return with_options(rewritten.schema, spec), unchecked, rewritten.warnings
+    return _value_rules(rewritten.schema, spec, "otherwise"), unchecked, rewritten.warnings
+
+
+def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
+    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
+    lark = _lark_rules(schema, spec, start)
+    return [f"{start}: %json {json.dumps(lark)}"] if isinstance(lark, dict) else lark
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
@@ -196,12 +204,33 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
 
 
 def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
-    """Returns the grammar of a rewritten schema; written as Lark where it has objects of hundreds of properties."""
-    separators = (",", ":") if spec.compact else (", ", ": ")
-    lark = None if spec.whitespace else write_wide_objects(schema, lambda part: with_options(part, spec), separators)
-    if lark is None:
-        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec))))
-    return str(llguidance.LLMatcher.grammar_from_lark(lark))
+    """Returns the grammar of a rewritten schema."""
+    lark = _lark_rules(schema, spec, "start")
+    if isinstance(lark, dict):
+        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(lark)))
+    return str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
+
+
+def _lark_rules(
+    schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str
+) -> list[str] | dict[str, Any]:
+    """Returns a rewritten schema as Lark rules from the rule `start` where it needs them, else as a JSON schema."""
+    with_own_options = partial(with_options, spec=spec)
+    separators = (",", ":") if spec.compact or spec.whitespace else (", ", ": ")
+    write = partial(
+        write_lark,
+        with_options=with_own_options,
+        separators=separators,
+        space=_SPACE if spec.whitespace else "",
+        start=start,
+    )
+    try:
+        return write(schema) or with_own_options(schema)
+    except NotWritten:
+        try:
+            return write(combine_conjunctions(schema)) or with_own_options(schema)
+        except (NotWritten, GrammarError):
+            return with_own_options(with_closed_bounds(schema))
 
 
 def _rejects(schema: Schema) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import groupby
-from os.path import commonprefix
 from typing import TypeVar
 
 Number = TypeVar("Number", int, Decimal)
@@ -60,15 +59,16 @@ def _decimals(low: Decimal, high: Decimal | None) -> str | None:
     if high is not None and low > high:
         return None
     first, above = _digits(low)
-    start = f"{first}\\.{_at_least(above)}" if above else None
+    start = f"{_literal(first)}\\.{_at_least(above)}" if above else None
     next_whole = int(first) + bool(above)
     if high is None:
         return _any_of(start, f"{_integers(next_whole, None)}{_FRACTION}")
     last, below = _digits(high)
     if first == last:
-        return f"{first}\\.{_between(above, below)}" if above else f"{first}(\\.{_at_most(below)})?"
+        whole = _literal(first)
+        return f"{whole}\\.{_between(above, below)}" if above else f"{whole}(\\.{_at_most(below)})?"
     inner = _integers(next_whole, int(last) - 1)
-    return _any_of(start, inner and f"{inner}{_FRACTION}", f"{last}(\\.{_at_most(below)})?")
+    return _any_of(start, inner and f"{inner}{_FRACTION}", f"{_literal(last)}(\\.{_at_most(below)})?")
 
 
 def _digits(number: Decimal) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def _digits(number: Decimal) -> tuple[str, str]:
 
 def _between(low: str, high: str) -> str:
     """Returns the pattern of the digits t with 0.low <= 0.t <= 0.high, where 0 < 0.low <= 0.high."""
-    common = commonprefix((low, high))
+    common = _common_prefix(low, high)
     if common == low:
         return _literal(common) + _at_most(high[len(common) :], may_end=True)
     low, high = low[len(common) :], high[len(common) :]
@@ -96,6 +96,8 @@ def _at_least(fraction: str) -> str:
     digit, run, rest = _first_run(fraction)
     if run == 1 and not rest:
         return f"{_class(int(digit), 9)}{_MORE}"
+    if rest == str(int(digit) + 1):
+        return f"{_repeated(digit, 0, run)}{_class(int(rest), 9)}{_MORE}"
     larger = f"{_repeated(digit, 0, run - 1)}{_class(int(digit) + 1, 9)}{_MORE}" if digit != "9" else None
     return _any_of(larger, f"{_repeated(digit, run, run)}{_at_least(rest)}") or ""
 
@@ -112,9 +114,11 @@ def _at_most(fraction: str, *, may_end: bool = False) -> str:
 
 def _integers(low: int, high: int | None) -> str | None:
     """Returns the pattern of the integers from `low`, which is at least 0, to `high`."""
+    power = 10 ** len(str(low))
     if high is None:
-        power = 10 ** len(str(low))
-        return "(0|[1-9][0-9]*)" if low == 0 else _any_of(_integers(low, power - 1), f"[1-9]{_repeated(_DIGIT, len(str(low)))}")
+        behind = power // 10 if str(low).strip("0") == "1" else power
+        longer = f"[1-9]{_repeated(_DIGIT, len(str(behind)) - 1)}"
+        return "(0|[1-9][0-9]*)" if low == 0 else _any_of(_integers(low, behind - 1), longer)
     options: list[str | None] = []
     while low <= high:
         num_digits, num_full = len(str(low)), len(str(high + 1)) - 1  # all numbers of num_full digits are at most high
@@ -130,7 +134,7 @@ def _integers(low: int, high: int | None) -> str | None:
 
 def _of_one_length(low: str, high: str) -> str:
     """Returns the pattern of the digits from `low` to `high`, all of one length."""
-    common = commonprefix((low, high))
+    common = _common_prefix(low, high)
     low, high = low[len(common) :], high[len(common) :]
     if not low:
         return _literal(common)
@@ -141,6 +145,11 @@ def _of_one_length(low: str, high: str) -> str:
     middle = f"{_class(first, last)}{_repeated(_DIGIT, num_more, num_more)}" if first <= last else None
     end = None if takes_high else high[0] + _of_one_length("0" * num_more, high[1:])
     return f"{_literal(common)}{_any_of(start, middle, end)}"
+
+
+def _common_prefix(one: str, other: str) -> str:
+    differing = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differing, min(len(one), len(other)))]
 
 
 def _first_run(digits: str) -> tuple[str, int, str]:

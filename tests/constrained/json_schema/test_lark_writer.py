@@ -17,7 +17,7 @@ from plait.constrained import GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
 from plait.constrained.json_schema.compiler import with_options
 from plait.constrained.json_schema.rewrite import rewrite_schema
-from plait.constrained.json_schema.wide_objects import write_wide_objects
+from plait.constrained.json_schema.lark_writer import write_lark
 
 NAMES = ["a", "ab", "b", "p1", "p12", "é", 'q"', "x/y", "\U0001f600", ""]
 REFERENCES = [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/tree"}]
@@ -57,11 +57,11 @@ def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, Llguidanc
     """Returns llguidance's own grammar and the written one; None if there is nothing to write."""
     spec = JsonSchema(schema, compact=True)
     rewritten = rewrite_schema(spec.text).schema
-    lark = write_wide_objects(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
+    lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
     if lark is None:
         return None
     own = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(rewritten, spec)))
-    written = llguidance.LLMatcher.grammar_from_lark(lark)
+    written = llguidance.LLMatcher.grammar_from_lark("\n".join(lark))
     try:
         own_grammar = LlguidanceGrammar(LlguidanceSource(own), BYTE_VOCABULARY)
     except GrammarError:

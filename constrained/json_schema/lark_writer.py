@@ -1,0 +1,426 @@
+"""Writes a rewritten schema as Lark rules where llguidance's JSON Schema does not do: bounds of numbers, wide objects.
+
+Numbers between bounds are terminals with a pattern of our own. llguidance writes the optional properties of an object
+as a chain in which each one follows the rest of the others: it compiles in quadratic time (5,000: 3.5 s), and every
+name adds four items to the state of the parser. Here they are a tree of `ARITY` branches instead, which compiles in
+linear time (0.5 s) with 1.3 items for each name. Only these parts, and the schemas around them, are written so; any
+other schema in them stays a JSON schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.numbers import BOUNDS, closed_bounds, needs_pattern, number_range
+from plait.constrained.specs import GrammarError
+
+WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
+ARITY = 4
+MAX_CHARS = 4 << 20  # of a grammar
+_OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
+_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
+_OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
+_PREFIX = "#/$defs/"
+_STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
+_SIMPLE = {
+    "null": '"null"',
+    "boolean": "/true|false/",
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "string": f'/"{_STRING_BYTE}*"/',
+}
+
+
+class NotWritten(Exception):
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here."""
+
+
+def write_lark(
+    schema: dict[str, Any],
+    with_options: Callable[[dict[str, Any]], dict[str, Any]],
+    separators: tuple[str, str],
+    *,
+    space: str = "",
+    start: str = "start",
+    wide_from: int = WIDE_FROM,
+) -> list[str] | None:
+    """Returns the Lark rules of a rewritten schema, from the rule `start`, or None if it needs none.
+
+    with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
+    array or an object, and behind a name. space: the pattern of what may surround these and stand within brackets.
+    wide_from: the number of optional properties from which an object is wide. Raises NotWritten; and GrammarError if no
+    value matches.
+
+    >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
+    """
+    writer = _Writer(schema, with_options, separators, space, start, wide_from)
+    return writer.rules() if writer.is_needed else None
+
+
+def with_closed_bounds(schema: Any) -> Any:
+    """Returns a rewritten schema whose bounds llguidance reads right, though it leaves out some numbers within them.
+
+    >>> with_closed_bounds({"items": {"exclusiveMinimum": 0}})
+    {'items': {'minimum': 1e-22}}
+    """
+    if not isinstance(schema, dict):
+        return schema
+    out = closed_bounds(schema)
+    for name in schema.keys() & ("items", "additionalProperties"):
+        out[name] = with_closed_bounds(schema[name])
+    for name in schema.keys() & ("allOf", "anyOf", "prefixItems"):
+        out[name] = list(map(with_closed_bounds, schema[name]))
+    for name in schema.keys() & ("properties", "patternProperties", "$defs"):
+        out[name] = {key: with_closed_bounds(inner) for key, inner in schema[name].items()}
+    return out
+
+
+def _parts(schema: Schema) -> Iterator[dict[str, Any]]:
+    """Yields a rewritten schema and every schema in it, references not followed."""
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            yield part
+            for name in part.keys() & ("items", "additionalProperties"):
+                todo.append(part[name])
+            for name in part.keys() & ("allOf", "anyOf", "prefixItems"):
+                todo += part[name]
+            for name in part.keys() & ("properties", "patternProperties"):
+                todo += part[name].values()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One place in the sequence of an object's members: its Lark expression, and whether it must occur."""
+
+    expression: str
+    is_required: bool
+
+
+class _Writer:
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        with_options: Callable[[dict[str, Any]], dict[str, Any]],
+        separators: tuple[str, str],
+        space: str,
+        start: str,
+        wide_from: int,
+    ) -> None:
+        self._definitions: dict[str, Schema] = schema.get("$defs", {})
+        self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
+        self._with_options, self._start, self._wide_from, self._space = with_options, start, wide_from, space
+        self._separator, self._colon = self._mark(separators[0]), separators[1]
+        self._rules: list[str] = []
+        self._num_chars = 0
+        self._written: dict[str, str] = {}  # the body of a terminal, or the JSON text of a schema -> its rule
+        self._names: dict[str, str] = {}  # the name of a definition -> its rule
+        self._needing: set[int] = set()  # the ids of the schemas that must be written
+        self._references: dict[str, set[str]] = {}  # the name of a definition -> those to which it refers itself
+        self._leading: set[str] = set()  # the definitions that lead to a schema that must be written
+        self._follow_references()
+
+    def _follow_references(self) -> None:
+        for name, body in (*self._definitions.items(), ("", self._root)):
+            found = list(_parts(body))
+            needing = [part for part in found if self._is_wide(part) or _has_own_pattern(part)]
+            self._needing |= {id(part) for part in needing}
+            self._references[name] = {part["$ref"].removeprefix(_PREFIX) for part in found if "$ref" in part}
+            self._leading |= {name} if needing else set()
+        while more := {n for n, found in self._references.items() if n not in self._leading and found & self._leading}:
+            self._leading |= more
+
+    @property
+    def is_needed(self) -> bool:
+        return "" in self._leading
+
+    def rules(self) -> list[str]:
+        root = self._schema(self._root)
+        if root is None:
+            raise GrammarError("no value satisfies this schema", "")
+        return [f"{self._start}: {root}", *self._rules]
+
+    def _is_wide(self, schema: dict[str, Any]) -> bool:
+        return len(schema.get("properties", ())) - len(schema.get("required", ())) >= self._wide_from
+
+    def _leads(self, schema: Schema) -> bool:
+        """Returns whether a schema, or one to which it leads, must be written."""
+        return any(
+            id(part) in self._needing or part.get("$ref", "").removeprefix(_PREFIX) in self._leading
+            for part in _parts(schema)
+        )
+
+    def _rule(self, body: str, prefix: str = "r") -> str:
+        """Adds a rule, or a terminal for an upper-case prefix, and returns its name."""
+        name = f"{prefix}{len(self._rules)}_{self._start}"
+        name = name.upper() if prefix.isupper() else name
+        self._num_chars += len(body)
+        if self._num_chars > MAX_CHARS:
+            raise NotWritten
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        if body not in self._written:
+            self._written[body] = self._rule(body, "T")
+        return self._written[body]
+
+    def _mark(self, text: str, *, before: bool = True, behind: bool = True) -> str:
+        """Returns the Lark expression of a mark with the white space that may stand before and behind it."""
+        if not self._space:
+            return _text(text)
+        return f"/{self._space * before}{_regex_literal(text)}{self._space * behind}/"
+
+    def _schema(self, schema: Schema) -> str | None:
+        """Returns the Lark expression of a schema, or None if it is found that no value matches it."""
+        if schema is False:
+            return None
+        if schema is True or not self._leads(schema):
+            return self._leaf(schema)
+        if schema.keys() == {"$ref"}:
+            return self._definition(schema["$ref"].removeprefix(_PREFIX))
+        if schema.keys() == {"anyOf"}:
+            return self._any_of(schema["anyOf"])
+        if schema.keys() == {"allOf"} and len(schema["allOf"]) == 1:
+            return self._schema(schema["allOf"][0])
+        if not schema.keys().isdisjoint(("$ref", "anyOf")):
+            raise NotWritten
+        if any(not isinstance(part, dict) or not part.keys() <= _OF_SCALARS for part in schema.get("allOf", ())):
+            raise NotWritten
+        return self._by_kind(schema)
+
+    def _definition(self, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = rule = f"d{len(self._names)}_{self._start}"
+            body = self._schema(self._definitions[name])
+            if body is None:
+                raise NotWritten
+            self._rules.append(f"{rule}: {body}")
+        return self._names[name]
+
+    def _any_of(self, branches: list[Schema]) -> str | None:
+        others = [branch for branch in branches if not self._leads(branch)]
+        options = [self._schema(branch) for branch in branches if self._leads(branch)]
+        if others:
+            options.append(self._leaf({"anyOf": others} if len(others) > 1 else others[0]))
+        return self._choice(options)
+
+    def _choice(self, options: list[str | None]) -> str | None:
+        found = [option for option in options if option is not None]
+        return self._rule(" | ".join(found)) if len(found) > 1 else found[0] if found else None
+
+    def _by_kind(self, schema: dict[str, Any]) -> str | None:
+        """Returns the expression of a schema without references and alternatives: one option for each type."""
+        parts, rest = [schema, *schema.get("allOf", ())], kinds_of([schema])
+        options: list[str | None] = []
+        if any("enum" in part for part in parts):
+            return self._leaf(_listed(schema, parts))
+        number = next((kind for kind in rest if kind in ("integer", "number")), None)
+        if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
+            options.append(self._number(schema, parts, is_integer=number == "integer"))
+            rest.remove(number)
+        for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
+            about = {name: schema[name] for name in names if name in schema}
+            if kind in rest and (self._is_wide(schema) or self._leads(about)):
+                options.append(write(about))
+                rest.remove(kind)
+        if rest:
+            left = {k: v for k, v in schema.items() if not (k in _OF_OBJECTS and "object" not in rest)}
+            left = {k: v for k, v in left.items() if not (k in _OF_ARRAYS and "array" not in rest)}
+            left = {k: v for k, v in left.items() if not (k in BOUNDS and number not in rest)}
+            options.append(self._leaf({**left, "type": rest}))
+        return self._choice(options)
+
+    def _leaf(self, schema: Schema) -> str | None:
+        """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
+        if schema is False:
+            return None
+        body: dict[str, Any] = {} if schema is True else schema
+        simple = _simple_terminal(body)
+        if simple is not None:
+            return self._terminal(simple)
+        key = json.dumps(body)
+        if key not in self._written:
+            needed, todo = (
+                dict[str, Schema](),
+                {part["$ref"].removeprefix(_PREFIX) for part in _parts(body) if "$ref" in part},
+            )
+            while todo:
+                name = todo.pop()
+                needed[name] = self._definitions[name]
+                todo |= self._references[name] - needed.keys()
+            whole = {**body, "$defs": needed} if needed else body
+            self._written[key] = self._rule(f"%json {json.dumps(self._with_options(whole))}", "v")
+        return self._written[key]
+
+    def _number(self, schema: dict[str, Any], parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
+        numbers = number_range(parts)
+        if any("multipleOf" in part for part in parts):
+            kept = [{k: v for k, v in part.items() if k in ("multipleOf", *BOUNDS)} for part in parts]
+            kind = "integer" if is_integer else "number"
+            return None if numbers.is_empty else self._leaf({"type": kind, "allOf": list(map(closed_bounds, kept))})
+        pattern = numbers.pattern(is_integer=is_integer)
+        return None if pattern is None else self._terminal(f"/{pattern}/")
+
+    def _array(self, schema: dict[str, Any]) -> str | None:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        listed = [self._schema(inner) for inner in schema.get("prefixItems", ())]
+        item = self._schema(schema.get("items", True))
+        ends = [len(listed[: listed.index(None)])] if None in listed else [] if item is not None else [len(listed)]
+        ends += [] if high is None else [high]
+        most = min(ends, default=None)
+        if most is not None and low > most:
+            return None
+        begin, end = self._mark("[", before=False), self._mark("]", behind=False)
+        first = [one for one in listed[:most] if one is not None]
+        num_more = (max(low - len(first), 0), None if most is None else most - len(first))
+        items = self._items(first, item, low, num_more)
+        empty = f" | {begin} {end}" if low == 0 and items else ""
+        return self._rule(f"{begin} {items} {end}{empty}")
+
+    def _items(self, first: list[str], item: str | None, low: int, num_more: tuple[int, int | None]) -> str:
+        """Returns the expression of `first` and then as many of `item`; of `first` all behind `low` are optional."""
+        least, most = num_more
+        behind = ""
+        if item is not None and most != 0:
+            if not first:
+                first, least, most = [item], max(least - 1, 0), None if most is None else most - 1
+                low = max(low, 1)
+            behind = self._more(item, least, most)
+        for at in range(len(first) - 1, 0, -1):
+            behind = f"{self._separator} {first[at]} {behind}"
+            behind = behind if at < low else f"({behind})?"
+        return f"{first[0]} {behind}" if first else ""
+
+    def _more(self, item: str, least: int, most: int | None) -> str:
+        """Returns the expression of more items behind one, each after a separator."""
+        return f"({self._separator} {item}){{{least},{'' if most is None else most}}}" if most != 0 else ""
+
+    def _object(self, schema: dict[str, Any]) -> str | None:
+        members = self._members(schema)
+        if members is None:
+            return None
+        begin, end = self._mark("{", before=False), self._mark("}", behind=False)
+        body = f"{begin} {self._sequence(members) if members else ''} {end}"
+        is_required = any(member.is_required for member in members)
+        return self._rule(body + (f" | {begin} {end}" if members and not is_required else ""))
+
+    def _members(self, schema: dict[str, Any]) -> list[_Member] | None:
+        """Returns the members of an object in order: those listed, those only required, and any others.
+
+        None if a required one has no value.
+        """
+        if "patternProperties" in schema:
+            raise NotWritten
+        listed, required = schema.get("properties", {}), dict.fromkeys(schema.get("required", ()))
+        additional = schema.get("additionalProperties", True)
+        named = {**listed, **{name: additional for name in required if name not in listed}}
+        members: list[_Member] = []
+        for name, inner in named.items():
+            value = self._schema(inner)
+            if value is not None:
+                members.append(_Member(f"{self._name(name)} {value}", name in required))
+            elif name in required:
+                return None
+        low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
+        if (low > 0 or high is not None) and len(members) > len(required):
+            raise NotWritten
+        most = None if high is None else high - len(required)
+        value = self._schema(additional)
+        if (most is not None and most < max(low, 0)) or (value is None and low > 0):
+            return None
+        if value is not None and most != 0:
+            member = f"{self._additional_name(list(named))} {value}"
+            more = self._more(member, max(low - 1, 0), None if most is None else most - 1)
+            members.append(_Member(self._rule(f"{member} {more}"), low > 0))
+        return members
+
+    def _name(self, name: str) -> str:
+        quoted = json.dumps(name, ensure_ascii=False)
+        return f"{_text(quoted)} {self._mark(self._colon)}" if self._space else _text(quoted + self._colon)
+
+    def _additional_name(self, names: list[str]) -> str:
+        """Returns the terminal of the names that are not listed, each in its only spelling."""
+        listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
+        colon = f"{self._space}{_regex_literal(self._colon)}{self._space}"
+        return self._terminal(f'/"{_STRING_BYTE}*"{colon}/ & ~/({listed}){colon}/')
+
+    def _sequence(self, members: list[_Member]) -> str:
+        """Returns the expression of a nonempty subsequence of `members` that has all the required ones."""
+        members = self._joined(members)
+        while len(members) > 1:
+            members = [self._group(members[at : at + ARITY]) for at in range(0, len(members), ARITY)]
+        return members[0].expression
+
+    def _joined(self, members: list[_Member]) -> list[_Member]:
+        """Returns the members, each run of required ones as one."""
+        joined: list[_Member] = []
+        for member in members:
+            if member.is_required and joined and joined[-1].is_required:
+                member = _Member(f"{joined.pop().expression} {self._separator} {member.expression}", True)
+            joined.append(member)
+        return joined
+
+    def _group(self, members: list[_Member]) -> _Member:
+        """Returns the nonempty subsequences of a few members as one member."""
+        behind = ""  # the expression of what may follow the member: nothing, or a separator and some of the later ones
+        options: list[str] = []  # the expressions of the nonempty subsequences of the later ones, by their first member
+        is_required = False
+        for member in reversed(members):
+            option = f"{member.expression} {behind}".rstrip()
+            options = [option] if member.is_required else [option, *options]
+            is_required = is_required or member.is_required
+            sequence = self._rule(" | ".join(options))
+            behind = self._rule(f"{self._separator} {sequence}" + ("" if is_required else ' | ""'))
+        return _Member(sequence, is_required)
+
+
+def _simple_terminal(schema: dict[str, Any]) -> str | None:
+    """Returns the terminal of a schema that is about one scalar type, or lists texts; None for any other."""
+    if schema.keys() == {"enum"} and all(isinstance(value, str) for value in schema["enum"]):
+        return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
+    kinds = kinds_of([schema]) if "type" in schema else ()
+    if schema.keys() == {"type"} and len(kinds) == 1:
+        return _SIMPLE.get(kinds[0])
+    if kinds == ["integer"] and schema.keys() <= {"type", *BOUNDS}:
+        pattern = number_range([schema]).pattern(is_integer=True)
+        return pattern and f"/{pattern}/"
+    return None
+
+
+def _has_own_pattern(schema: dict[str, Any]) -> bool:
+    if schema.keys().isdisjoint(BOUNDS):
+        return False
+    kinds = kinds_of([schema])
+    return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))
+
+
+def _listed(schema: dict[str, Any], parts: list[dict[str, Any]]) -> Schema:
+    """Returns a schema with listed values without its bounds, and without the values that violate them."""
+    numbers = number_range(parts)
+    listed = next(part["enum"] for part in parts if "enum" in part)
+    kept = [
+        value
+        for value in listed
+        if isinstance(value, bool) or not isinstance(value, int | float) or numbers.contains(value)
+    ]
+    if not kept:
+        return False
+    without = [
+        {name: value for name, value in part.items() if name not in BOUNDS and name != "allOf"} for part in parts
+    ]
+    return {**without[0], "enum": kept, "allOf": without[1:]}
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex_literal(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
