@@ -7,6 +7,7 @@ name. So these escapes are not allowed at all, and every text has one spelling.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,7 +47,8 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     """
     if isinstance(spec, JsonObject):
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
-        return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
+        (grammar,) = _grammars(rewritten.schema, spec)
+        return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
     rewritten = _rewritten(spec)
     reason = None
     if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
@@ -82,23 +84,40 @@ def _compile_rewritten(
     rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary, *, is_combined: bool = False
 ) -> LlguidanceSource:
     unique = extract_unique_items(rewritten.schema)
+    begins = (b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else ()
     try:
-        return ensure_compiles(
-            LlguidanceSource(
-                _grammar(rewritten.schema, spec),
-                rewritten.unchecked,
-                (spec.text,) if rewritten.unchecked else (),
-                max_digits=digit_limit(spec.text),
-                warnings=rewritten.warnings,
-                unique_items=json.dumps(unique) if unique else "",
+        return _first_compiled(
+            (
+                LlguidanceSource(
+                    grammar,
+                    rewritten.unchecked,
+                    (spec.text,) if rewritten.unchecked else (),
+                    max_digits=digit_limit(spec.text),
+                    warnings=rewritten.warnings,
+                    unique_items=json.dumps(unique) if unique else "",
+                )
+                for grammar in _grammars(rewritten.schema, spec)
             ),
             vocabulary,
-            begins=(b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else (),
+            begins,
         )
     except GrammarError as error:
         if error.reason.startswith(_NOT_COMBINED):
             raise _CannotCombine(error.reason) from None
         raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
+
+
+def _first_compiled(
+    sources: Iterable[LlguidanceSource], vocabulary: Vocabulary, begins: tuple[bytes, ...] = ()
+) -> LlguidanceSource:
+    """Returns the first source that compiles. Raises GrammarError with the reason of the last one."""
+    error: GrammarError | None = None
+    for source in sources:
+        try:
+            return ensure_compiles(source, vocabulary, begins)
+        except GrammarError as refusal:
+            error = refusal
+    raise error or AssertionError("every schema has a grammar")
 
 
 def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -186,7 +205,11 @@ def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[s
 def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
     """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
     lark = _lark_rules(schema, spec, start)
-    return [f"{start}: %json {json.dumps(lark)}"] if isinstance(lark, dict) else lark
+    whole = "\n".join([f"start: {start}", *lark]) if lark else ""
+    if lark and not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark(whole))):
+        return lark
+    plain = schema if lark is None else with_closed_bounds(schema)
+    return [f"{start}: %json {json.dumps(with_options(plain, spec))}"]
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
@@ -203,40 +226,38 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
     return {**schema, "x-guidance": options}
 
 
-def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
-    """Returns the grammar of a rewritten schema."""
+def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator[str]:
+    """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
     lark = _lark_rules(schema, spec, "start")
-    if isinstance(lark, dict):
-        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(lark)))
-    return str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
+    if lark:
+        yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
+    plain = schema if lark is None else with_closed_bounds(schema)
+    yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(plain, spec))))
 
 
-def _lark_rules(
-    schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str
-) -> list[str] | dict[str, Any]:
-    """Returns a rewritten schema as Lark rules from the rule `start` where it needs them, else as a JSON schema."""
-    with_own_options = partial(with_options, spec=spec)
+def _lark_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str] | None:
+    """Returns a rewritten schema as Lark rules from the rule `start`; None if it needs none, [] if it has none."""
     separators = (",", ":") if spec.compact or spec.whitespace else (", ", ": ")
     write = partial(
         write_lark,
-        with_options=with_own_options,
+        with_options=partial(with_options, spec=spec),
         separators=separators,
         space=_SPACE if spec.whitespace else "",
         start=start,
     )
     try:
-        return write(schema) or with_own_options(schema)
+        return write(schema)
     except NotWritten:
         try:
-            return write(combine_conjunctions(schema)) or with_own_options(schema)
+            return write(combine_conjunctions(schema)) or []
         except (NotWritten, GrammarError):
-            return with_own_options(with_closed_bounds(schema))
+            return []
 
 
 def _rejects(schema: Schema) -> bool:
     if isinstance(schema, bool):
         return not schema
-    return is_large(schema) or is_invalid_grammar(_grammar(schema, JsonObject()))
+    return is_large(schema) or all(map(is_invalid_grammar, _grammars(schema, JsonObject())))
 
 
 def _regex_literal(text: str) -> str:

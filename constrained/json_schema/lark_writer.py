@@ -15,9 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.numbers import BOUNDS, closed_bounds, needs_pattern, number_range
-from plait.constrained.specs import GrammarError
+from plait.constrained.json_schema.rewrite.numbers import (
+    BOUNDS,
+    closed_bounds,
+    decimal_of,
+    needs_pattern,
+    number_range,
+)
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 ARITY = 4
@@ -25,6 +31,7 @@ MAX_CHARS = 4 << 20  # of a grammar
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
 _OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
+_NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SIMPLE = {
@@ -37,7 +44,7 @@ _SIMPLE = {
 
 
 class NotWritten(Exception):
-    """Raised for a schema around a wide object or a bounded number that has no Lark form here."""
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here, or no value."""
 
 
 def write_lark(
@@ -53,8 +60,7 @@ def write_lark(
 
     with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
     array or an object, and behind a name. space: the pattern of what may surround these and stand within brackets.
-    wide_from: the number of optional properties from which an object is wide. Raises NotWritten; and GrammarError if no
-    value matches.
+    wide_from: the number of optional properties from which an object is wide. Raises NotWritten.
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
     """
@@ -143,7 +149,7 @@ class _Writer:
     def rules(self) -> list[str]:
         root = self._schema(self._root)
         if root is None:
-            raise GrammarError("no value satisfies this schema", "")
+            raise NotWritten
         return [f"{self._start}: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
@@ -181,6 +187,8 @@ class _Writer:
         """Returns the Lark expression of a schema, or None if it is found that no value matches it."""
         if schema is False:
             return None
+        if isinstance(schema, dict) and _is_bounded_number(schema):
+            return self._number([schema], is_integer=kinds_of([schema]) == ["integer"])
         if schema is True or not self._leads(schema):
             return self._leaf(schema)
         if schema.keys() == {"$ref"}:
@@ -223,7 +231,7 @@ class _Writer:
             return self._leaf(_listed(schema, parts))
         number = next((kind for kind in rest if kind in ("integer", "number")), None)
         if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
-            options.append(self._number(schema, parts, is_integer=number == "integer"))
+            options.append(self._number(parts, is_integer=number == "integer"))
             rest.remove(number)
         for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
             about = {name: schema[name] for name in names if name in schema}
@@ -259,14 +267,18 @@ class _Writer:
             self._written[key] = self._rule(f"%json {json.dumps(self._with_options(whole))}", "v")
         return self._written[key]
 
-    def _number(self, schema: dict[str, Any], parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
+    def _number(self, parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
+        """Returns the expression of the numbers within the bounds of `parts`, and multiples as these say."""
         numbers = number_range(parts)
-        if any("multipleOf" in part for part in parts):
-            kept = [{k: v for k, v in part.items() if k in ("multipleOf", *BOUNDS)} for part in parts]
-            kind = "integer" if is_integer else "number"
-            return None if numbers.is_empty else self._leaf({"type": kind, "allOf": list(map(closed_bounds, kept))})
+        steps = [decimal_of(part["multipleOf"]) for part in parts if "multipleOf" in part]
         pattern = numbers.pattern(is_integer=is_integer)
-        return None if pattern is None else self._terminal(f"/{pattern}/")
+        if pattern is None or (steps and not numbers.has_multiple(steps, is_integer=is_integer)):
+            return None
+        multiples = [multiples_of(step) for step in steps]
+        if None not in multiples:
+            return self._terminal(" & ".join(f"/{one}/" for one in (pattern, *multiples)))
+        kept = [{k: v for k, v in part.items() if k in ("multipleOf", *BOUNDS)} for part in parts]
+        return self._leaf({"type": "integer" if is_integer else "number", "allOf": list(map(closed_bounds, kept))})
 
     def _array(self, schema: dict[str, Any]) -> str | None:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -385,13 +397,13 @@ def _simple_terminal(schema: dict[str, Any]) -> str | None:
     """Returns the terminal of a schema that is about one scalar type, or lists texts; None for any other."""
     if schema.keys() == {"enum"} and all(isinstance(value, str) for value in schema["enum"]):
         return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
-    kinds = kinds_of([schema]) if "type" in schema else ()
-    if schema.keys() == {"type"} and len(kinds) == 1:
-        return _SIMPLE.get(kinds[0])
-    if kinds == ["integer"] and schema.keys() <= {"type", *BOUNDS}:
-        pattern = number_range([schema]).pattern(is_integer=True)
-        return pattern and f"/{pattern}/"
-    return None
+    kinds = kinds_of([schema])
+    return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
+
+
+def _is_bounded_number(schema: dict[str, Any]) -> bool:
+    is_number = schema.get("type") in ("integer", "number", ["integer"], ["number"])
+    return is_number and len(schema) > 1 and schema.keys() <= _NUMERIC
 
 
 def _has_own_pattern(schema: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from typing import TypeVar
 Number = TypeVar("Number", int, Decimal)
 _DIGIT = "[0-9]"
 _MORE = "[0-9]*"
+_WHOLE = "(0|[1-9][0-9]*)"
 _FRACTION = r"(\.[0-9]+)?"
 
 
@@ -37,6 +38,44 @@ def integers_between(low: int | None, high: int | None) -> str | None:
     '([7-9]|[1-9][0-9]|1([0-1][0-9]|2[0-3]))'
     """
     return _with_signs(low, high, 0, _integers)
+
+
+def multiples_of(step: Decimal) -> str | None:
+    """Returns the pattern of the multiples of c * 10^e if c divides 100; None for any other step.
+
+    A number is a multiple if its last digits, as many from the place e on as c needs, are one of a few texts.
+
+    >>> print(multiples_of(Decimal("0.05")), multiples_of(Decimal(3)))
+    -?(0|[1-9][0-9]*)(\\.([0-9]|[0-9](5|)0*))? None
+    """
+    _, digits, exponent = step.normalize().as_tuple()
+    factor, exponent = int("".join(map(str, digits))), int(exponent)
+    width = next((width for width in range(3) if 10**width % factor == 0), None)
+    if width is None:
+        return None
+    ends = [f"{number:0{width}d}" if width else "" for number in range(0, 10**width, factor)]
+    num_free = -exponent - width  # places behind the point and before the ends
+    if num_free < 0:
+        return f"-?{_ending_with([end + '0' * max(exponent, 0) for end in ends], max(-exponent, 0))}"
+    tails = [end.rstrip("0") for end in ends]
+    if num_free == 0:
+        options = _any_of(*(f"{tail}0*" for tail in tails if tail), "0+")
+    else:
+        options = f"({_repeated(_DIGIT, 1, num_free)}|{_repeated(_DIGIT, num_free, num_free)}{_any_of(*tails)}0*)"
+    return f"-?{_WHOLE}(\\.{options})?"
+
+
+def _ending_with(ends: list[str], num_behind: int) -> str | None:
+    """Returns the pattern of the numbers that end with one of these digits, the last `num_behind` behind the point."""
+    wholes: dict[str, list[str]] = {}
+    for end in ends:
+        point = len(end) - num_behind
+        wholes.setdefault(end[point:].rstrip("0"), []).append(end[:point])
+    options = []
+    for fraction, some in wholes.items():
+        whole = _any_of(f"[1-9][0-9]*{_any_of(*some)}", *(str(int(digits)) for digits in some))
+        options.append(f"{whole}\\.{fraction}0*" if fraction else f"{whole}(\\.0+)?")
+    return _any_of(*options)
 
 
 def _with_signs(
@@ -118,7 +157,7 @@ def _integers(low: int, high: int | None) -> str | None:
     if high is None:
         behind = power // 10 if str(low).strip("0") == "1" else power
         longer = f"[1-9]{_repeated(_DIGIT, len(str(behind)) - 1)}"
-        return "(0|[1-9][0-9]*)" if low == 0 else _any_of(_integers(low, behind - 1), longer)
+        return _WHOLE if low == 0 else _any_of(_integers(low, behind - 1), longer)
     options: list[str | None] = []
     while low <= high:
         num_digits, num_full = len(str(low)), len(str(high + 1)) - 1  # all numbers of num_full digits are at most high

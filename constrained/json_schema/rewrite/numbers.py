@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from plait.constrained.json_schema.number_patterns import decimals_between, integers_between
@@ -48,6 +50,7 @@ class NumberRange:
             number < self.high or (number == self.high and not self.excludes_high)
         )
 
+    @lru_cache(maxsize=1024)  # noqa: B019
     def pattern(self, *, is_integer: bool) -> str | None:
         """Returns the pattern of the texts of these numbers, or of the integers among them; None if there are none.
 
@@ -60,6 +63,17 @@ class NumberRange:
         if is_integer:
             return integers_between(*(int(end) if end.is_finite() else None for end in (low, high)))
         return decimals_between(*(end if end.is_finite() else None for end in (low, high)))
+
+    def has_multiple(self, steps: list[Decimal], *, is_integer: bool) -> bool:
+        """Returns whether a number, or integer, in the range is a multiple of all these."""
+        low, high = self.closed(is_integer=is_integer)
+        if low.is_infinite() or high.is_infinite():
+            return low < high
+        unit = math.lcm(*(Fraction(step).denominator for step in steps))
+        common = Fraction(
+            math.lcm(unit if is_integer else 1, *(int(step * unit) for step in map(Fraction, steps))), unit
+        )
+        return Fraction(high) // common >= Fraction(low) / common
 
     def closed(self, *, is_integer: bool) -> tuple[Decimal, Decimal]:
         """Returns the least and the greatest integer, or double, in the range; infinities: no bound."""
@@ -133,6 +147,8 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
 
     >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95})
     {'minimum': 1e-22, 'maximum': 0.95}
+    >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95, "multipleOf": 0.3})
+    {'multipleOf': 0.3, 'minimum': 0.3, 'exclusiveMaximum': 1}
     """
     if schema.keys().isdisjoint(BOUNDS):
         return schema
@@ -140,9 +156,21 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     if low > _LARGEST or high < -_LARGEST:
         raise GrammarError("no number of 64 bits is within a bound that stands beside other alternatives", "")
     out = {name: value for name, value in schema.items() if name not in BOUNDS}
-    out |= {} if low == -math.inf else {"minimum": _as_number(max(low, Decimal(-_LARGEST)))}
-    return out | ({} if high == math.inf else {"maximum": _as_number(min(high, Decimal(_LARGEST)))})
+    step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
+    if low != -math.inf:
+        first = Fraction(max(low, Decimal(-_LARGEST)))
+        out["minimum"] = _as_number(first if step is None else math.ceil(first / step) * step)
+    if high != math.inf:
+        last = Fraction(min(high, Decimal(_LARGEST)))
+        last = last if step is None else last // step * step
+        if step is not None and 0 <= last < math.floor(last) + 1 <= last + step:
+            out["exclusiveMaximum"] = (
+                math.floor(last) + 1
+            )  # excludes the next multiple; all digits behind the point stay
+        else:
+            out["maximum"] = _as_number(last)
+    return out
 
 
-def _as_number(number: Decimal) -> float:
-    return int(number) if number == number.to_integral_value() else float(number)
+def _as_number(number: Fraction) -> float:
+    return int(number) if number.denominator == 1 else float(number)
