@@ -12,15 +12,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import kinds_of
+from llguidance import regex_to_lark
+
+from plait.constrained.json_schema.emptiness import kinds_of, property_schema
 from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import (
     BOUNDS,
     closed_bounds,
+    common_multiple,
     decimal_of,
+    multiples_within,
     needs_pattern,
     number_range,
 )
@@ -34,6 +39,7 @@ _OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLengt
 _NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
+_PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
     "null": '"null"',
     "boolean": "/true|false/",
@@ -270,15 +276,17 @@ class _Writer:
     def _number(self, parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
         """Returns the expression of the numbers within the bounds of `parts`, and multiples as these say."""
         numbers = number_range(parts)
-        steps = [decimal_of(part["multipleOf"]) for part in parts if "multipleOf" in part]
+        steps = [Fraction(decimal_of(part["multipleOf"])) for part in parts if "multipleOf" in part]
         pattern = numbers.pattern(is_integer=is_integer)
-        if pattern is None or (steps and not numbers.has_multiple(steps, is_integer=is_integer)):
+        if pattern is None or not steps:
+            return pattern and self._terminal(f"/{pattern}/")
+        step = common_multiple(*steps)
+        if not numbers.has_multiple(step, is_integer=is_integer):
             return None
-        multiples = [multiples_of(step) for step in steps]
-        if None not in multiples:
-            return self._terminal(" & ".join(f"/{one}/" for one in (pattern, *multiples)))
-        kept = [{k: v for k, v in part.items() if k in ("multipleOf", *BOUNDS)} for part in parts]
-        return self._leaf({"type": "integer" if is_integer else "number", "allOf": list(map(closed_bounds, kept))})
+        multiples = multiples_of(step)
+        if multiples is not None:
+            return self._terminal(f"/{pattern}/ & /{multiples}/")
+        return self._leaf({"type": "integer" if is_integer else "number", "anyOf": multiples_within(numbers, step)})
 
     def _array(self, schema: dict[str, Any]) -> str | None:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -328,14 +336,11 @@ class _Writer:
 
         None if a required one has no value.
         """
-        if "patternProperties" in schema:
-            raise NotWritten
-        listed, required = schema.get("properties", {}), dict.fromkeys(schema.get("required", ()))
-        additional = schema.get("additionalProperties", True)
-        named = {**listed, **{name: additional for name in required if name not in listed}}
+        required = dict.fromkeys(schema.get("required", ()))
+        named = dict.fromkeys((*schema.get("properties", ()), *required))
         members: list[_Member] = []
-        for name, inner in named.items():
-            value = self._schema(inner)
+        for name in named:
+            value = self._schema(property_schema(schema, name))
             if value is not None:
                 members.append(_Member(f"{self._name(name)} {value}", name in required))
             elif name in required:
@@ -344,24 +349,34 @@ class _Writer:
         if (low > 0 or high is not None) and len(members) > len(required):
             raise NotWritten
         most = None if high is None else high - len(required)
-        value = self._schema(additional)
-        if (most is not None and most < max(low, 0)) or (value is None and low > 0):
+        other = self._other_member(schema, list(named))
+        if (most is not None and most < max(low, 0)) or (other is None and low > 0):
             return None
-        if value is not None and most != 0:
-            member = f"{self._additional_name(list(named))} {value}"
-            more = self._more(member, max(low - 1, 0), None if most is None else most - 1)
-            members.append(_Member(self._rule(f"{member} {more}"), low > 0))
+        if other is not None and most != 0:
+            more = self._more(other, max(low - 1, 0), None if most is None else most - 1)
+            members.append(_Member(self._rule(f"{other} {more}"), low > 0))
         return members
+
+    def _other_member(self, schema: dict[str, Any], names: list[str]) -> str | None:
+        """Returns the expression of a member that is not listed; None if there is none.
+
+        Beside `patternProperties`, which are anchored and disjoint, such a name has no escape, so that a pattern need
+        not be followed through them.
+        """
+        patterns: dict[str, Schema] = schema.get("patternProperties", {})
+        colon = f"{self._space}{_regex_literal(self._colon)}{self._space}"
+        listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
+        any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"{colon}/ & ~/({listed}){colon}/'
+        matching = {f'/"{regex_to_lark(pattern[1:-1])}"{colon}/': inner for pattern, inner in patterns.items()}
+        others = "".join(f" & ~{name}" for name in matching)
+        terminals = [(f"{any_name} & {name}", inner) for name, inner in matching.items()]
+        terminals.append((f"{any_name}{others}", schema.get("additionalProperties", True)))
+        values = [(terminal, self._schema(inner)) for terminal, inner in terminals]
+        return self._choice([f"{self._terminal(terminal)} {value}" for terminal, value in values if value is not None])
 
     def _name(self, name: str) -> str:
         quoted = json.dumps(name, ensure_ascii=False)
         return f"{_text(quoted)} {self._mark(self._colon)}" if self._space else _text(quoted + self._colon)
-
-    def _additional_name(self, names: list[str]) -> str:
-        """Returns the terminal of the names that are not listed, each in its only spelling."""
-        listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
-        colon = f"{self._space}{_regex_literal(self._colon)}{self._space}"
-        return self._terminal(f'/"{_STRING_BYTE}*"{colon}/ & ~/({listed}){colon}/')
 
     def _sequence(self, members: list[_Member]) -> str:
         """Returns the expression of a nonempty subsequence of `members` that has all the required ones."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from itertools import groupby
 from typing import TypeVar
 
 Number = TypeVar("Number", int, Decimal)
+_MOST_PLACES = 30  # of a step, behind the point
 _DIGIT = "[0-9]"
 _MORE = "[0-9]*"
 _WHOLE = "(0|[1-9][0-9]*)"
@@ -40,20 +42,22 @@ def integers_between(low: int | None, high: int | None) -> str | None:
     return _with_signs(low, high, 0, _integers)
 
 
-def multiples_of(step: Decimal) -> str | None:
+def multiples_of(step: Fraction) -> str | None:
     """Returns the pattern of the multiples of c * 10^e if c divides 100; None for any other step.
 
     A number is a multiple if its last digits, as many from the place e on as c needs, are one of a few texts.
 
-    >>> print(multiples_of(Decimal("0.05")), multiples_of(Decimal(3)))
-    -?(0|[1-9][0-9]*)(\\.([0-9]|[0-9](5|)0*))? None
+    >>> print(multiples_of(Fraction(1, 20)), multiples_of(Fraction(3)))
+    -?(0|[1-9][0-9]*)(\\.([0-9]|[0-9](|5)0*))? None
     """
-    _, digits, exponent = step.normalize().as_tuple()
-    factor, exponent = int("".join(map(str, digits))), int(exponent)
-    width = next((width for width in range(3) if 10**width % factor == 0), None)
+    digits = str(step * 10**_MOST_PLACES)  # an integer, unless the step has more places
+    factor, exponent = digits.rstrip("0"), len(digits) - len(digits.rstrip("0")) - _MOST_PLACES
+    if not factor.isdigit():
+        return None
+    width = next((width for width in range(3) if 10**width % int(factor) == 0), None)
     if width is None:
         return None
-    ends = [f"{number:0{width}d}" if width else "" for number in range(0, 10**width, factor)]
+    ends = [f"{number:0{width}d}" if width else "" for number in range(0, 10**width, int(factor))]
     num_free = -exponent - width  # places behind the point and before the ends
     if num_free < 0:
         return f"-?{_ending_with([end + '0' * max(exponent, 0) for end in ends], max(-exponent, 0))}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from plait.constrained.json_schema.number_patterns import decimals_between, integers_between
@@ -64,16 +65,13 @@ class NumberRange:
             return integers_between(*(int(end) if end.is_finite() else None for end in (low, high)))
         return decimals_between(*(end if end.is_finite() else None for end in (low, high)))
 
-    def has_multiple(self, steps: list[Decimal], *, is_integer: bool) -> bool:
-        """Returns whether a number, or integer, in the range is a multiple of all these."""
+    def has_multiple(self, step: Fraction, *, is_integer: bool) -> bool:
+        """Returns whether a number, or integer, in the range is a multiple of `step`."""
         low, high = self.closed(is_integer=is_integer)
         if low.is_infinite() or high.is_infinite():
             return low < high
-        unit = math.lcm(*(Fraction(step).denominator for step in steps))
-        common = Fraction(
-            math.lcm(unit if is_integer else 1, *(int(step * unit) for step in map(Fraction, steps))), unit
-        )
-        return Fraction(high) // common >= Fraction(low) / common
+        step = common_multiple(step, Fraction(1)) if is_integer else step
+        return Fraction(high) // step >= Fraction(low) / step
 
     def closed(self, *, is_integer: bool) -> tuple[Decimal, Decimal]:
         """Returns the least and the greatest integer, or double, in the range; infinities: no bound."""
@@ -110,6 +108,16 @@ def _short(integer: int, sign: int) -> Decimal:
 def decimal_of(number: float) -> Decimal:
     """Returns the decimal that a JSON number means: for a fraction, the shortest one that is read as it."""
     return Decimal(number) if isinstance(number, int) else Decimal(repr(number))
+
+
+def common_multiple(*steps: Fraction) -> Fraction:
+    """Returns the least number that is a multiple of all these.
+
+    >>> common_multiple(Fraction(3, 20), Fraction(1, 10))
+    Fraction(3, 10)
+    """
+    unit = math.lcm(*(step.denominator for step in steps))
+    return Fraction(math.lcm(*(int(step * unit) for step in steps)), unit)
 
 
 def number_range(parts: Iterable[dict[str, Any]]) -> NumberRange:
@@ -150,13 +158,18 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95, "multipleOf": 0.3})
     {'multipleOf': 0.3, 'minimum': 0.3, 'exclusiveMaximum': 1}
     """
-    if schema.keys().isdisjoint(BOUNDS):
-        return schema
-    low, high = number_range([schema]).closed(is_integer=False)
+    numbers = number_range([schema])
+    step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
+    if (
+        schema.keys().isdisjoint(BOUNDS)
+        or numbers.is_empty
+        or (step and not numbers.has_multiple(step, is_integer=False))
+    ):
+        return schema  # without a value, which llguidance finds as well
+    low, high = numbers.closed(is_integer=False)
     if low > _LARGEST or high < -_LARGEST:
         raise GrammarError("no number of 64 bits is within a bound that stands beside other alternatives", "")
     out = {name: value for name, value in schema.items() if name not in BOUNDS}
-    step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
     if low != -math.inf:
         first = Fraction(max(low, Decimal(-_LARGEST)))
         out["minimum"] = _as_number(first if step is None else math.ceil(first / step) * step)
@@ -170,6 +183,23 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
         else:
             out["maximum"] = _as_number(last)
     return out
+
+
+def multiples_within(numbers: NumberRange, step: Fraction) -> list[dict[str, Any]]:
+    """Returns alternatives for llguidance: the multiples of `step` with each number of digits behind the point.
+
+    llguidance alone accepts 0.30 as a multiple of 0.15, and not 0.3.
+
+    >>> multiples_within(NumberRange(high=Decimal("2")), Fraction(3, 2))
+    [{'multipleOf': 3, 'exclusiveMaximum': 1}, {'multipleOf': 1.5, 'exclusiveMaximum': 2}]
+    """
+    low, high = numbers.closed(is_integer=False)
+    bounds = {"minimum": low, "maximum": high}
+    within = {name: _as_number(Fraction(bound)) for name, bound in bounds.items() if bound.is_finite()}
+    places = next(places for places in count() if (step * 10**places).denominator == 1)
+    steps = dict.fromkeys(common_multiple(step, Fraction(1, 10**at)) for at in range(places + 1))
+    found = [one for one in steps if numbers.has_multiple(one, is_integer=False)]
+    return [closed_bounds({"multipleOf": _as_number(one), **within}) for one in found]
 
 
 def _as_number(number: Fraction) -> float:

@@ -174,7 +174,7 @@ STEPS = [
 
 @pytest.mark.parametrize("step", STEPS)
 def test_multiples_are_exactly_those_of_the_step(step: str) -> None:
-    pattern = multiples_of(Decimal(step))
+    pattern = multiples_of(Fraction(step))
     assert pattern is not None
     matches, scaled = re.compile(pattern).fullmatch, Fraction(step) * UNIT
     for value, text in random.Random(step).sample(TEXTS, 6000):
@@ -182,7 +182,7 @@ def test_multiples_are_exactly_those_of_the_step(step: str) -> None:
 
 
 def test_steps_that_do_not_divide_a_power_of_ten_have_no_pattern() -> None:
-    assert [multiples_of(Decimal(step)) for step in ("3", "0.3", "7", "0.15", "60")] == [None] * 5
+    assert [multiples_of(Fraction(step)) for step in ("3", "0.3", "7", "0.15", "60")] == [None] * 5
 
 
 def test_patterns_are_short() -> None:
