@@ -38,7 +38,7 @@ def accepted_texts(grammar: Grammar, max_length: int = 5) -> set[str]:
 
 
 def texts_within(schema: dict[str, Any], wholes: range, max_length: int = 5) -> set[str]:
-    """All numbers of up to `max_length` characters, with whole parts in `wholes`, that are valid by exact arithmetic."""
+    """All numbers of up to `max_length` characters, with whole parts in `wholes`, valid by exact arithmetic."""
     bounds = {name: Fraction(str(schema[name])) for name in BOUNDS if name in schema}
     step = Fraction(str(schema.get("multipleOf", 0)))
     found = set()
