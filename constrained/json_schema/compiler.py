@@ -27,7 +27,6 @@ from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
-_SPACE = r"[\x20\x0A\x0D\x09]*"
 _ESCAPES = 'nrbtf\\"'
 _WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
 _MANY_ALTERNATIVES_FROM = 10_000  # characters of a schema with possibly more alternatives than llguidance follows
@@ -204,10 +203,9 @@ def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[s
 
 def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
     """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
-    lark = _lark_rules(schema, spec, start)
-    whole = "\n".join([f"start: {start}", *lark]) if lark else ""
-    if lark and not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark(whole))):
-        return lark
+    lark = _lark_rules(schema, spec)
+    if lark and not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))):
+        return [f"{start}: %lark {{", *lark, "}"]
     plain = schema if lark is None else with_closed_bounds(schema)
     return [f"{start}: %json {json.dumps(with_options(plain, spec))}"]
 
@@ -228,22 +226,21 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
 
 def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator[str]:
     """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
-    lark = _lark_rules(schema, spec, "start")
+    lark = _lark_rules(schema, spec)
     if lark:
         yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
     plain = schema if lark is None else with_closed_bounds(schema)
     yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(plain, spec))))
 
 
-def _lark_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str] | None:
-    """Returns a rewritten schema as Lark rules from the rule `start`; None if it needs none, [] if it has none."""
+def _lark_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> list[str] | None:
+    """Returns a rewritten schema as a Lark grammar; None if it needs none, [] if it has none."""
     separators = (",", ":") if spec.compact or spec.whitespace else (", ", ": ")
     write = partial(
         write_lark,
         with_options=partial(with_options, spec=spec),
         separators=separators,
-        space=_SPACE if spec.whitespace else "",
-        start=start,
+        has_space=spec.whitespace,
     )
     try:
         return write(schema)

@@ -39,6 +39,7 @@ _OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLengt
 _NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
+_SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
 _PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
     "null": '"null"',
@@ -58,19 +59,21 @@ def write_lark(
     with_options: Callable[[dict[str, Any]], dict[str, Any]],
     separators: tuple[str, str],
     *,
-    space: str = "",
-    start: str = "start",
+    has_space: bool = False,
     wide_from: int = WIDE_FROM,
 ) -> list[str] | None:
-    """Returns the Lark rules of a rewritten schema, from the rule `start`, or None if it needs none.
+    """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
     with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
-    array or an object, and behind a name. space: the pattern of what may surround these and stand within brackets.
+    array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
     wide_from: the number of optional properties from which an object is wide. Raises NotWritten.
+
+    Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
+    only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
     """
-    writer = _Writer(schema, with_options, separators, space, start, wide_from)
+    writer = _Writer(schema, with_options, separators, has_space, wide_from)
     return writer.rules() if writer.is_needed else None
 
 
@@ -121,15 +124,15 @@ class _Writer:
         schema: dict[str, Any],
         with_options: Callable[[dict[str, Any]], dict[str, Any]],
         separators: tuple[str, str],
-        space: str,
-        start: str,
+        has_space: bool,
         wide_from: int,
     ) -> None:
         self._definitions: dict[str, Schema] = schema.get("$defs", {})
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
-        self._with_options, self._start, self._wide_from, self._space = with_options, start, wide_from, space
-        self._separator, self._colon = self._mark(separators[0]), separators[1]
-        self._rules: list[str] = []
+        self._with_options, self._wide_from = with_options, wide_from
+        self._gap = " SPACE? " if has_space else ""
+        self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
+        self._rules = [_SPACE] if has_space else []
         self._num_chars = 0
         self._written: dict[str, str] = {}  # the body of a terminal, or the JSON text of a schema -> its rule
         self._names: dict[str, str] = {}  # the name of a definition -> its rule
@@ -156,7 +159,7 @@ class _Writer:
         root = self._schema(self._root)
         if root is None:
             raise NotWritten
-        return [f"{self._start}: {root}", *self._rules]
+        return [f"start: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
         return len(schema.get("properties", ())) - len(schema.get("required", ())) >= self._wide_from
@@ -170,8 +173,7 @@ class _Writer:
 
     def _rule(self, body: str, prefix: str = "r") -> str:
         """Adds a rule, or a terminal for an upper-case prefix, and returns its name."""
-        name = f"{prefix}{len(self._rules)}_{self._start}"
-        name = name.upper() if prefix.isupper() else name
+        name = f"{prefix}{len(self._rules)}"
         self._num_chars += len(body)
         if self._num_chars > MAX_CHARS:
             raise NotWritten
@@ -182,12 +184,6 @@ class _Writer:
         if body not in self._written:
             self._written[body] = self._rule(body, "T")
         return self._written[body]
-
-    def _mark(self, text: str, *, before: bool = True, behind: bool = True) -> str:
-        """Returns the Lark expression of a mark with the white space that may stand before and behind it."""
-        if not self._space:
-            return _text(text)
-        return f"/{self._space * before}{_regex_literal(text)}{self._space * behind}/"
 
     def _schema(self, schema: Schema) -> str | None:
         """Returns the Lark expression of a schema, or None if it is found that no value matches it."""
@@ -211,7 +207,7 @@ class _Writer:
 
     def _definition(self, name: str) -> str:
         if name not in self._names:
-            self._names[name] = rule = f"d{len(self._names)}_{self._start}"
+            self._names[name] = rule = f"d{len(self._names)}"
             body = self._schema(self._definitions[name])
             if body is None:
                 raise NotWritten
@@ -297,12 +293,11 @@ class _Writer:
         most = min(ends, default=None)
         if most is not None and low > most:
             return None
-        begin, end = self._mark("[", before=False), self._mark("]", behind=False)
         first = [one for one in listed[:most] if one is not None]
         num_more = (max(low - len(first), 0), None if most is None else most - len(first))
         items = self._items(first, item, low, num_more)
-        empty = f" | {begin} {end}" if low == 0 and items else ""
-        return self._rule(f"{begin} {items} {end}{empty}")
+        empty = f' | "[" {self._gap} "]"' if low == 0 and items else ""
+        return self._rule(f'"[" {self._gap}{items}{self._gap} "]"{empty}')
 
     def _items(self, first: list[str], item: str | None, low: int, num_more: tuple[int, int | None]) -> str:
         """Returns the expression of `first` and then as many of `item`; of `first` all behind `low` are optional."""
@@ -326,10 +321,9 @@ class _Writer:
         members = self._members(schema)
         if members is None:
             return None
-        begin, end = self._mark("{", before=False), self._mark("}", behind=False)
-        body = f"{begin} {self._sequence(members) if members else ''} {end}"
+        body = f'"{{" {self._gap}{self._sequence(members) if members else ""}{self._gap} "}}"'
         is_required = any(member.is_required for member in members)
-        return self._rule(body + (f" | {begin} {end}" if members and not is_required else ""))
+        return self._rule(body + (f' | "{{" {self._gap} "}}"' if members and not is_required else ""))
 
     def _members(self, schema: dict[str, Any]) -> list[_Member] | None:
         """Returns the members of an object in order: those listed, those only required, and any others.
@@ -342,7 +336,7 @@ class _Writer:
         for name in named:
             value = self._schema(property_schema(schema, name))
             if value is not None:
-                members.append(_Member(f"{self._name(name)} {value}", name in required))
+                members.append(_Member(f"{_text(_text(name))} {self._colon} {value}", name in required))
             elif name in required:
                 return None
         low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
@@ -364,19 +358,16 @@ class _Writer:
         not be followed through them.
         """
         patterns: dict[str, Schema] = schema.get("patternProperties", {})
-        colon = f"{self._space}{_regex_literal(self._colon)}{self._space}"
         listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
-        any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"{colon}/ & ~/({listed}){colon}/'
-        matching = {f'/"{regex_to_lark(pattern[1:-1])}"{colon}/': inner for pattern, inner in patterns.items()}
+        any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"/ & ~/({listed})/'
+        matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
         others = "".join(f" & ~{name}" for name in matching)
         terminals = [(f"{any_name} & {name}", inner) for name, inner in matching.items()]
         terminals.append((f"{any_name}{others}", schema.get("additionalProperties", True)))
         values = [(terminal, self._schema(inner)) for terminal, inner in terminals]
-        return self._choice([f"{self._terminal(terminal)} {value}" for terminal, value in values if value is not None])
-
-    def _name(self, name: str) -> str:
-        quoted = json.dumps(name, ensure_ascii=False)
-        return f"{_text(quoted)} {self._mark(self._colon)}" if self._space else _text(quoted + self._colon)
+        return self._choice(
+            [f"{self._terminal(terminal)} {self._colon} {value}" for terminal, value in values if value is not None]
+        )
 
     def _sequence(self, members: list[_Member]) -> str:
         """Returns the expression of a nonempty subsequence of `members` that has all the required ones."""

@@ -81,6 +81,9 @@ def check_schema(schema: Any, values: list[Any], rng: random.Random, report: Rep
         has_value = any(validator.is_valid(value) for value in values)
         report("lost" if "no value" in error.reason and has_value else "refused", schema, error.reason)
         return
+    except Exception as error:  # a fault of the compiler, which must refuse instead
+        report("crash", schema, repr(error))
+        return
     for value in values:
         is_valid = validator.is_valid(value)
         is_accepted = any(accepts(grammar, compact(one)) for one in islice(orders(value), MAX_ORDERS))
@@ -136,7 +139,7 @@ def main() -> None:
 
         def report(kind: str, schema: Any, text: str) -> None:
             counts[kind] += 1
-            if kind in ("wrong", "lost", "dead end"):
+            if kind in ("wrong", "lost", "dead end", "crash"):
                 found.append({"found": kind, "schema": schema, "text": text})  # noqa: B023
 
         check_chunk(number, report)
