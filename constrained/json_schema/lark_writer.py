@@ -1,23 +1,21 @@
-"""Writes a rewritten schema as Lark rules where llguidance's JSON Schema does not do: bounds of numbers, wide objects.
+"""Writes a rewritten schema as Lark rules where llguidance's JSON Schema does not do: bounded numbers, wide objects.
 
-Numbers between bounds are terminals with a pattern of our own. llguidance writes the optional properties of an object
-as a chain in which each one follows the rest of the others: it compiles in quadratic time (5,000: 3.5 s), and every
-name adds four items to the state of the parser. Here they are a tree of `ARITY` branches instead, which compiles in
-linear time (0.5 s) with 1.3 items for each name. Only these parts, and the schemas around them, are written so; any
-other schema in them stays a JSON schema.
+Numbers between bounds are terminals with a pattern of our own, and the members of an object a tree (lark_sequences.py).
+Only objects of hundreds of optional properties, bounded numbers, and the schemas around them are written so; any other
+schema in them stays a JSON schema.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from llguidance import regex_to_lark
 
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.lark_sequences import Member, Sequences
 from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import (
@@ -31,7 +29,6 @@ from plait.constrained.json_schema.rewrite.numbers import (
 )
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
-ARITY = 4
 MAX_CHARS = 4 << 20  # of a grammar
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
@@ -110,14 +107,6 @@ def _parts(schema: Schema) -> Iterator[dict[str, Any]]:
                 todo += part[name].values()
 
 
-@dataclass(frozen=True)
-class _Member:
-    """One place in the sequence of an object's members: its Lark expression, and whether it must occur."""
-
-    expression: str
-    is_required: bool
-
-
 class _Writer:
     def __init__(
         self,
@@ -132,6 +121,7 @@ class _Writer:
         self._with_options, self._wide_from = with_options, wide_from
         self._gap = " SPACE? " if has_space else ""
         self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
+        self._sequences = Sequences(self._separator, self._rule)
         self._rules = [_SPACE] if has_space else []
         self._num_chars = 0
         self._written: dict[str, str] = {}  # the body of a terminal, or the JSON text of a schema -> its rule
@@ -294,49 +284,31 @@ class _Writer:
         if most is not None and low > most:
             return None
         first = [one for one in listed[:most] if one is not None]
-        num_more = (max(low - len(first), 0), None if most is None else most - len(first))
-        items = self._items(first, item, low, num_more)
+        num_more = None if most is None else most - len(first)
+        items = self._sequences.of_items(first, item, low, max(low - len(first), 0), num_more)
         empty = f' | "[" {self._gap} "]"' if low == 0 and items else ""
         return self._rule(f'"[" {self._gap}{items}{self._gap} "]"{empty}')
-
-    def _items(self, first: list[str], item: str | None, low: int, num_more: tuple[int, int | None]) -> str:
-        """Returns the expression of `first` and then as many of `item`; of `first` all behind `low` are optional."""
-        least, most = num_more
-        behind = ""
-        if item is not None and most != 0:
-            if not first:
-                first, least, most = [item], max(least - 1, 0), None if most is None else most - 1
-                low = max(low, 1)
-            behind = self._more(item, least, most)
-        for at in range(len(first) - 1, 0, -1):
-            behind = f"{self._separator} {first[at]} {behind}"
-            behind = behind if at < low else f"({behind})?"
-        return f"{first[0]} {behind}" if first else ""
-
-    def _more(self, item: str, least: int, most: int | None) -> str:
-        """Returns the expression of more items behind one, each after a separator."""
-        return f"({self._separator} {item}){{{least},{'' if most is None else most}}}" if most != 0 else ""
 
     def _object(self, schema: dict[str, Any]) -> str | None:
         members = self._members(schema)
         if members is None:
             return None
-        body = f'"{{" {self._gap}{self._sequence(members) if members else ""}{self._gap} "}}"'
+        body = f'"{{" {self._gap}{self._sequences.of_members(members) if members else ""}{self._gap} "}}"'
         is_required = any(member.is_required for member in members)
         return self._rule(body + (f' | "{{" {self._gap} "}}"' if members and not is_required else ""))
 
-    def _members(self, schema: dict[str, Any]) -> list[_Member] | None:
+    def _members(self, schema: dict[str, Any]) -> list[Member] | None:
         """Returns the members of an object in order: those listed, those only required, and any others.
 
         None if a required one has no value.
         """
         required = dict.fromkeys(schema.get("required", ()))
         named = dict.fromkeys((*schema.get("properties", ()), *required))
-        members: list[_Member] = []
+        members: list[Member] = []
         for name in named:
             value = self._schema(property_schema(schema, name))
             if value is not None:
-                members.append(_Member(f"{_text(_text(name))} {self._colon} {value}", name in required))
+                members.append(Member(f"{_text(_text(name))} {self._colon} {value}", name in required))
             elif name in required:
                 return None
         low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
@@ -347,8 +319,8 @@ class _Writer:
         if (most is not None and most < max(low, 0)) or (other is None and low > 0):
             return None
         if other is not None and most != 0:
-            more = self._more(other, max(low - 1, 0), None if most is None else most - 1)
-            members.append(_Member(self._rule(f"{other} {more}"), low > 0))
+            more = self._sequences.more(other, max(low - 1, 0), None if most is None else most - 1)
+            members.append(Member(self._rule(f"{other} {more}"), low > 0))
         return members
 
     def _other_member(self, schema: dict[str, Any], names: list[str]) -> str | None:
@@ -368,35 +340,6 @@ class _Writer:
         return self._choice(
             [f"{self._terminal(terminal)} {self._colon} {value}" for terminal, value in values if value is not None]
         )
-
-    def _sequence(self, members: list[_Member]) -> str:
-        """Returns the expression of a nonempty subsequence of `members` that has all the required ones."""
-        members = self._joined(members)
-        while len(members) > 1:
-            members = [self._group(members[at : at + ARITY]) for at in range(0, len(members), ARITY)]
-        return members[0].expression
-
-    def _joined(self, members: list[_Member]) -> list[_Member]:
-        """Returns the members, each run of required ones as one."""
-        joined: list[_Member] = []
-        for member in members:
-            if member.is_required and joined and joined[-1].is_required:
-                member = _Member(f"{joined.pop().expression} {self._separator} {member.expression}", True)
-            joined.append(member)
-        return joined
-
-    def _group(self, members: list[_Member]) -> _Member:
-        """Returns the nonempty subsequences of a few members as one member."""
-        behind = ""  # the expression of what may follow the member: nothing, or a separator and some of the later ones
-        options: list[str] = []  # the expressions of the nonempty subsequences of the later ones, by their first member
-        is_required = False
-        for member in reversed(members):
-            option = f"{member.expression} {behind}".rstrip()
-            options = [option] if member.is_required else [option, *options]
-            is_required = is_required or member.is_required
-            sequence = self._rule(" | ".join(options))
-            behind = self._rule(f"{self._separator} {sequence}" + ("" if is_required else ' | ""'))
-        return _Member(sequence, is_required)
 
 
 def _simple_terminal(schema: dict[str, Any]) -> str | None:

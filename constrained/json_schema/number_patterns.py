@@ -28,7 +28,7 @@ def decimals_between(low: Decimal | None, high: Decimal | None) -> str | None:
     """Returns the pattern of the numbers x with low <= x <= high; a bound of None is none.
 
     >>> print(decimals_between(Decimal("0.5"), Decimal("12")))
-    (0\\.[5-9][0-9]*|([1-9]|1[01])(\\.[0-9]+)?|12(\\.0+)?)
+    (0\\.[5-9][0-9]*|([1-9]|1[0-1])(\\.[0-9]+)?|12(\\.0+)?)
     """
     return _with_signs(low, high, Decimal(0), _decimals)
 
@@ -126,10 +126,10 @@ def _between(low: str, high: str) -> str:
     if common == low:
         return _literal(common) + _at_most(high[len(common) :], may_end=True)
     low, high = low[len(common) :], high[len(common) :]
-    first, last = int(low[0]), int(high[0])
-    middle = f"{_class(first + 1, last - 1)}{_MORE}" if first + 1 < last else None
-    options = _any_of(f"{first}{_at_least(low[1:])}", middle, f"{last}{_at_most(high[1:], may_end=True)}")
-    return f"{_literal(common)}{options}"
+    start = f"{low[0]}{_at_least(low[1:])}" if len(low) > 1 else None
+    first, last = int(low[0]) + (start is not None), int(high[0]) - 1
+    middle = f"{_class(first, last)}{_MORE}" if first <= last else None
+    return f"{_literal(common)}{_any_of(start, middle, f'{high[0]}{_at_most(high[1:], may_end=True)}')}"
 
 
 def _at_least(fraction: str) -> str:

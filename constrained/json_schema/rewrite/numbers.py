@@ -56,7 +56,7 @@ class NumberRange:
         """Returns the pattern of the texts of these numbers, or of the integers among them; None if there are none.
 
         >>> NumberRange(Decimal("0.5"), Decimal(1), excludes_high=True).pattern(is_integer=False)
-        '0\\.([5-8][0-9]*|9(9{0,14}[0-8][0-9]*|9{15}0*|9{0,14}))'
+        '0\\\\.([5-8][0-9]*|9(9{0,14}[0-8][0-9]*|9{15}0*|9{0,14}))'
         """
         low, high = self.closed(is_integer=is_integer)
         if low == math.inf or high == -math.inf or self.is_empty:
