@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ _WHOLE = "(0|[1-9][0-9]*)"
 _FRACTION = r"(\.[0-9]+)?"
 
 
+@lru_cache(maxsize=1024)
 def decimals_between(low: Decimal | None, high: Decimal | None) -> str | None:
     """Returns the pattern of the numbers x with low <= x <= high; a bound of None is none.
 
@@ -33,6 +35,7 @@ def decimals_between(low: Decimal | None, high: Decimal | None) -> str | None:
     return _with_signs(low, high, Decimal(0), _decimals)
 
 
+@lru_cache(maxsize=1024)
 def integers_between(low: int | None, high: int | None) -> str | None:
     """Returns the pattern of the integers x with low <= x <= high, written without a fraction.
 

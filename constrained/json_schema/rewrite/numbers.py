@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -51,7 +50,6 @@ class NumberRange:
             number < self.high or (number == self.high and not self.excludes_high)
         )
 
-    @lru_cache(maxsize=1024)  # noqa: B019
     def pattern(self, *, is_integer: bool) -> str | None:
         """Returns the pattern of the texts of these numbers, or of the integers among them; None if there are none.
 
@@ -130,8 +128,9 @@ def number_range(parts: Iterable[dict[str, Any]]) -> NumberRange:
                 bounds.append((decimal_of(part[closed]), exclusive is True))
             if not isinstance(exclusive, bool):
                 bounds.append((decimal_of(exclusive), True))
-    (low, excludes_low), (high, not_excluded) = max(lows), min((b, not e) for b, e in highs)
-    return NumberRange(low, high, excludes_low, not not_excluded)
+    low, excludes_low = max(lows)
+    high, excludes_high = min(highs, key=lambda bound: (bound[0], not bound[1]))
+    return NumberRange(low, high, excludes_low, excludes_high)
 
 
 def needs_pattern(schema: dict[str, Any], *, is_integer: bool) -> bool:
@@ -158,30 +157,25 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95, "multipleOf": 0.3})
     {'multipleOf': 0.3, 'minimum': 0.3, 'exclusiveMaximum': 1}
     """
+    if schema.keys().isdisjoint(BOUNDS):
+        return schema
     numbers = number_range([schema])
     step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
-    if (
-        schema.keys().isdisjoint(BOUNDS)
-        or numbers.is_empty
-        or (step and not numbers.has_multiple(step, is_integer=False))
-    ):
-        return schema  # without a value, which llguidance finds as well
+    if numbers.is_empty or (step and not numbers.has_multiple(step, is_integer=False)):
+        return schema  # no value, which llguidance finds too
     low, high = numbers.closed(is_integer=False)
     if low > _LARGEST or high < -_LARGEST:
-        raise GrammarError("no number of 64 bits is within a bound that stands beside other alternatives", "")
+        raise GrammarError("no number within its bounds can be written", "")
     out = {name: value for name, value in schema.items() if name not in BOUNDS}
-    if low != -math.inf:
+    if low.is_finite():
         first = Fraction(max(low, Decimal(-_LARGEST)))
-        out["minimum"] = _as_number(first if step is None else math.ceil(first / step) * step)
-    if high != math.inf:
+        out["minimum"] = _as_number(math.ceil(first / step) * step if step else first)
+    if high.is_finite():
         last = Fraction(min(high, Decimal(_LARGEST)))
-        last = last if step is None else last // step * step
-        if step is not None and 0 <= last < math.floor(last) + 1 <= last + step:
-            out["exclusiveMaximum"] = (
-                math.floor(last) + 1
-            )  # excludes the next multiple; all digits behind the point stay
-        else:
-            out["maximum"] = _as_number(last)
+        last = last // step * step if step else last
+        whole = math.floor(last) + 1  # llguidance allows all digits behind the point before a bound that is an integer
+        is_next = step is not None and 0 <= last < whole <= last + step
+        out |= {"exclusiveMaximum": whole} if is_next else {"maximum": _as_number(last)}
     return out
 
 
