@@ -160,6 +160,27 @@ def test_bounds_hold_wherever_they_stand(schema: Any, around: str, options: dict
             assert accepts(grammar, spaced) is validator.is_valid(json.loads(text)), spaced
 
 
+def test_names_beside_a_pattern_with_bounds() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"xa": {"type": "boolean"}},
+        "patternProperties": {"^x/": PRICE},
+        "additionalProperties": {"type": "string"},
+    }
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for text in (
+        '{"x/1":0.9}',
+        '{"x/1":"s"}',
+        '{"y":"s"}',
+        '{"y":0.9}',
+        '{"xa":true,"x/":0.5,"é":"s"}',
+        '{"xa":0.5}',
+        "{}",
+    ):
+        assert accepts(grammar, text) is validator.is_valid(json.loads(text)), text
+    assert not accepts(grammar, '{"x\\/1":"s"}') and not accepts(grammar, '{"\\u0078/":"s"}')
+
+
 @pytest.mark.parametrize("schema", [PRICE, {"type": "object", "properties": {"p": PRICE}, "required": ["p"]}])
 def test_bounds_hold_in_tool_calls(schema: Any) -> None:
     spec = Structural([("<c>", schema, "</c>"), ("<d>", {"type": "string"}, "</d>")])
