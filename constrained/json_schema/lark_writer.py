@@ -157,7 +157,7 @@ class _Writer:
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
         return any(
-            id(part) in self._needing or part.get("$ref", "").removeprefix(_PREFIX) in self._leading
+            id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
             for part in _parts(schema)
         )
 
