@@ -151,7 +151,7 @@ def remove(key: str) -> None:
 def store(header: CacheHeader, arrays: Sequence[Bytes], before_part: Callable[[], None] = lambda: None) -> bool:
     """Writes the file of a model, unless another process does, it is larger than the limit, or its model has changed.
 
-    Removes other files as far as needed. Returns whether the file exists now. before_part: called before each 16 MiB;
+    Removes other files as far as needed. Returns whether the file exists now. before_part: called before each MiB;
     an exception that it raises ends the writing, and the unfinished file is removed. Raises UnusableFolder.
     """
     metadata, limit = msgspec.json.encode(header), limit_bytes()
