@@ -67,7 +67,7 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
 def _lost_too_often() -> ApiError:
     """The answer to a request that was in several runtimes when they ended, and is perhaps why they did."""
     text = f"the model's runtime process has ended {MAX_RUNS} times while it ran this request, which is not run again"
-    no_retry = {"x-should-retry": "false"}  # for the clients of OpenAI and Anthropic, which retry after a 503
+    no_retry = {"x-should-retry": "false"}  # for clients of OpenAI, Anthropic and plait, which repeat after a 503
     return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=no_retry)
 
 
