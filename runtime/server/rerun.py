@@ -41,16 +41,17 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
     model = record.model
     limit_s = math.inf if record.is_background else MAX_WAIT_S  # nobody waits for a line
     while True:
+        had_runtime = not model.client.is_closed
         try:
             return await run()
         except (PlaitError, ApiError) as error:
             if not _is_runtime_gone(error):
                 raise
-            was_in_runtime = bool(record.awaited_calls)
-            num_lost_runs += was_in_runtime
+            is_lost = had_runtime or bool(record.awaited_calls)
+            num_lost_runs += is_lost
             if num_lost_runs == MAX_RUNS:
                 raise _lost_too_often() from error
-            if record.is_background and was_in_runtime and not _was_moved(record):
+            if record.is_background and record.awaited_calls and not _was_moved(record):
                 raise
             record.begin_next_run()
             timeout_s = min(limit_s, record.deadline - time.monotonic())
@@ -59,7 +60,7 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
                     raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
                 _ = model.client  # raises NotRestarted, which says why there is no further runtime
                 raise
-            if was_in_runtime:
+            if is_lost:
                 state.metrics.reruns.add(1)
                 log.warning("%s is run again: %s", record.request_id, error)
 
