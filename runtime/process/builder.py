@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.constrained.spec_file import SpecFile
+from plait.kernels.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -47,7 +48,7 @@ def build_engine_loop(
         deadline_s=config.compile_deadline_s,
         start_eagerly=False,
         in_place=True,
-        spec_file=SpecFile(Path(config.constraint_file)) if config.constraint_file else None,
+        spec_file=SpecFile(Path(config.constraint_file), open_private) if config.constraint_file else None,
     )
     compiler.start()
     pooling, embeddings = read_pooling(model_path), None
