@@ -14,7 +14,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition
 from plait.runtime.tokenizer.from_gguf import definition_from_gguf
 from plait.runtime.tokenizer.from_hf import definition_from_folder
-from plait.runtime.tokenizer.literal_pattern import literal_pattern
+from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern
 
 LONG_TEXT_CHARS = 5_000  # other threads can run while a longer text is tokenized
 
@@ -91,6 +91,7 @@ class Tokenizer:
         self.chat_template: ChatTemplate | None = definition.chat_template
         self._template_text_ids: dict[tuple[str, bool], list[int]] = {}
         self._added_pattern = literal_pattern(definition.added_tokens)
+        self._longest_added = max(map(len, definition.added_tokens), default=0)
 
     def replace_chat_template(self, source: str) -> None:
         """Uses another chat template than that of the model's files. For the owner of a tokenizer, before its use."""
@@ -163,7 +164,7 @@ class Tokenizer:
                 raise InputError(f"a text to tokenize must be a str, not {type(text).__name__}")
             end = 0
             if control and self._added_pattern is not None:
-                for match in self._added_pattern.finditer(text):
+                for match in find_in_pieces(self._added_pattern, text, self._longest_added):
                     yield text[end : match.start()]
                     yield self._definition.added_tokens[match[0]]
                     end = match.end()

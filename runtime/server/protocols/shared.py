@@ -103,8 +103,9 @@ def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parame
 
 def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], param: str) -> frozenset[str]:
     """The names. Raises ApiError 400 if there are none, or one is not the name of a tool."""
+    known = {tool.name for tool in tools}
     for name in names:
-        if all(tool.name != name for tool in tools):
+        if name not in known:
             raise invalid(f"'{param}' names '{name[:100]}', which is none of the tools", param)
     if not names:
         raise invalid(f"'{param}' is empty", param)
