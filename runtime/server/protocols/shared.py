@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from plait.constrained.specs import GrammarError
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import TokenLogprob
+from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
 
 UnsupportedFields = Mapping[str, tuple[Any, ...]]
 """Fields that clients know and this server refuses -> the values that are allowed all the same."""
+
+
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
