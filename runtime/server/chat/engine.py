@@ -70,7 +70,7 @@ class ChatOutput:
     def parse_update(self, update: CallUpdate) -> list[ParsedPart]:
         """Returns the parts that are complete enough to be sent."""
         parts = self._parser.push(update.text) if update.text else []
-        if update.logprobs or self._logprob_aligner.has_pending:
+        if update.encoded_logprobs or self._logprob_aligner.has_pending:
             self.logprobs += self._logprob_aligner.push(update)
         if update.finished:
             parts += self._parser.finish()
@@ -81,7 +81,7 @@ class ChatOutput:
 
     def parse_result(self, result: CallResult) -> list[ParsedPart]:
         """Returns all parts of a finished call."""
-        return self.parse_update(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
+        return self.parse_update(CallUpdate(result.text, result.token_ids, result.encoded_logprobs or (), True))
 
 
 async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:

@@ -15,6 +15,7 @@ from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
+from plait.runtime.server.http.response import encoded
 
 UnsupportedFields = Mapping[str, tuple[Any, ...]]
 """Fields that clients know and this server refuses -> the values that are allowed all the same."""
@@ -168,7 +169,7 @@ class ContentLogprob(TopLogprob):
 
 
 def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[ContentLogprob]:
-    """The entries in OpenAI's shape (`logprobs.content` of a chat completion)."""
+    """The entries in OpenAI's shape (`logprobs.content` of a chat completion), each `encoded`."""
     token_bytes = client.tokenizer.vocabulary.token_bytes
 
     def fields(token: int, logprob: float) -> tuple[str, list[int], float]:
@@ -176,8 +177,11 @@ def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[Cont
         return data.decode("utf-8", "replace"), list(data), max(logprob, MIN_LOGPROB)
 
     return [
-        ContentLogprob(
-            *fields(entry.token_id, entry.logprob), [TopLogprob(*fields(token, value)) for token, value in entry.top]
+        encoded(
+            ContentLogprob(
+                *fields(entry.token_id, entry.logprob),
+                [TopLogprob(*fields(token, value)) for token, value in entry.top],
+            )
         )
         for entry in entries
     ]
