@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.errors import InputError
+from plait.runtime.errors import ContextOverflow, InputError
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition
@@ -134,12 +134,15 @@ class Tokenizer:
         """The vocabulary for constrained decoding and detokenizing."""
         return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain)
 
-    def encode(self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False) -> list[int]:
+    def encode(
+        self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Tokenizes consecutive (text, control) parts.
 
         Control tokens are recognised only within a part whose `control` is true. All other text is plain, whatever it
         contains. Adjacent plain text is tokenized as one text, independent of the borders between parts. `at_start`:
-        the parts begin the session's text, so SentencePiece's leading space applies. Raises InputError.
+        the parts begin the session's text, so SentencePiece's leading space applies. Raises InputError, and
+        ContextOverflow for a long text of more than `max_tokens`, whose ids are not made.
 
         >>> tokenizer.encode([("<|im_start|>", True), ("<|im_start|>", False)])  # doctest: +SKIP
         [1, 44, 108, 306, 79, 3738, 108, 46]
@@ -152,10 +155,10 @@ class Tokenizer:
             if isinstance(piece, str):
                 pending.append(piece)
                 continue
-            ids += self._encode_run(pending, is_initial, before, piece)
+            ids += self._encode_run(pending, is_initial, before, piece, max_tokens)
             ids.append(piece.id)
             pending, before, is_initial = [], piece, self._definition.prefix_after_control
-        return ids + self._encode_run(pending, is_initial, before, None)
+        return ids + self._encode_run(pending, is_initial, before, None, max_tokens)
 
     def _split_added_tokens(self, parts: Sequence[tuple[str, bool]]) -> Iterator[str | AddedToken]:
         """Yields plain text and added tokens, in order."""
@@ -171,7 +174,12 @@ class Tokenizer:
             yield text[end:]
 
     def _encode_run(
-        self, pieces: list[str], is_initial: bool, before: AddedToken | None, after: AddedToken | None
+        self,
+        pieces: list[str],
+        is_initial: bool,
+        before: AddedToken | None,
+        after: AddedToken | None,
+        max_tokens: int | None,
     ) -> list[int]:
         """Tokenizes plain text between the added tokens `before` and `after`."""
         text = "".join(pieces)
@@ -193,7 +201,10 @@ class Tokenizer:
         if (
             len(text) > LONG_TEXT_CHARS
         ):  # of the library's functions only those for lists release the interpreter's lock
-            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            if max_tokens is not None and len(encoding) > max_tokens:
+                raise ContextOverflow(f"a text has {len(encoding)} tokens, more than any prompt here can have")
+            ids = encoding.ids
         else:
             ids = backend.encode(text, add_special_tokens=False).ids
         if text in self._template_texts:  # only template text is cached: user text must not be kept

@@ -28,6 +28,7 @@ from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_r
 
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
+MAX_TOKENS_OF_TEXT = 500_000  # as many as a body may list; their ids are made in one call that holds the lock
 YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text of this length: there may be many
 
 
@@ -209,13 +210,14 @@ def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores) -> list[T
 async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:
     """Returns the token ids of a prompt, with BOS if the model uses it.
 
-    `parts`: (text, whether it may contain control tokens). Raises ContextOverflow, before tokenizing, for a text that
-    cannot fit.
+    `parts`: (text, whether it may contain control tokens). Raises ContextOverflow, mostly before tokenizing, for a text
+    that cannot fit.
     """
     tokenizer, num_chars = client.tokenizer, sum(len(text) for text, _ in parts)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)
-        ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
+        max_tokens = max(client.model.context_length, MAX_TOKENS_OF_TEXT)
+        ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True, max_tokens=max_tokens)
     else:
         ids = tokenizer.encode(parts, at_start=True)
         if num_chars > YIELD_AFTER_CHARS:
