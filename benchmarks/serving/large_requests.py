@@ -1,4 +1,4 @@
-"""Large requests for `loop_gaps.py`, valid and hostile, near the limits of the server: bodies, prompts, messages, tools."""
+"""Large requests for `loop_gaps.py`, near the limits of the server: bodies, prompts, messages and tools."""
 
 from __future__ import annotations
 

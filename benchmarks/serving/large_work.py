@@ -1,4 +1,4 @@
-"""Large requests for `loop_gaps.py` whose work is not the prompt: constraints, sampling, programs, and large answers."""
+"""Large requests for `loop_gaps.py`: constraints, sampling parameters, answers and programs."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def sampling_cases() -> Iterator[Case]:
         "stop_regex of 16 patterns": ["(a|b|cd?e*){1,30}x"] * 16,
     }.items():
         yield case(name, CHAT_PATH, CHAT | {name.split()[0]: value})
-    params = {"max_new_tokens": 1, "stop": ["a" * 1024] * 64}
+    params = {"max_new_tokens": 1, "stop": ["a" * 1000] * 60}
     yield case(
-        "128 prompts with 64 stop strings each", GENERATE, {"text": ["hi"] * 128, "sampling_params": [params] * 128}, 6
+        "128 prompts with 60 stop strings each", GENERATE, {"text": ["hi"] * 128, "sampling_params": [params] * 128}, 6
     )
-    params = {"max_new_tokens": 1, "stop_regex": ["(a|b|cd?e*){1,30}x"]}
+    params = {"max_new_tokens": 1, "stop_regex": ["(a|b|cd?e*){1,6}x"]}
     yield case(
         "128 prompts with a stop pattern each", GENERATE, {"text": ["hi"] * 128, "sampling_params": [params] * 128}, 6
     )
@@ -151,7 +151,7 @@ def program_cases() -> Iterator[Case]:
     wide = [{"fork": {"branches": [[{"text": f"{i} {SENTENCE}"}, gen] for i in range(126)]}}]
     long = [{"text": SENTENCE * 150}, gen] * 20
     many = [{"role": "user", "content": [{"text": SENTENCE}]} for _ in range(1000)]
-    variables = [{"var": "a"}] * 4000
+    variables = [{"var": "a"}] * 4000 + [gen]
     for name, nodes in (
         ("4,000 texts", [*texts, gen]),
         ("126 branches", wide),
@@ -166,9 +166,9 @@ def program_cases() -> Iterator[Case]:
     yield case(
         "a program with a variable of 90,000 texts",
         "/v1/programs",
-        {"program": [gen], "variables": {"a": ["x"] * 90_000}},
+        {"program": [{"text": "hi"}, gen], "variables": {"a": ["x"] * 90_000}},
     )
     selects = [{"select": {"choices": [f"{i} choice" for i in range(1000)]}}]
     yield case("a program with 1,000 choices", "/v1/programs", {"program": selects})
-    tops = {"gen": {"max_tokens": 1000, "ignore_eos": True, "top_logprobs": 20, "logprobs": True}}
-    yield case("a program's 1,000 tokens with 20 logprobs", "/v1/programs", {"program": [tops]}, 60)
+    tops = {"gen": {"max_tokens": 1000, "ignore_eos": True, "top_logprobs_num": 20, "return_logprob": True}}
+    yield case("a program's 1,000 tokens with 20 logprobs", "/v1/programs", {"program": [{"text": "hi"}, tops]}, 60)
