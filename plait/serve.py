@@ -86,7 +86,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "running and waiting requests (of programs: calls) of one key; default: 0, no limit",
     )
     number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
-    number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
+    number("--idle-timeout", float, "S", "seconds between two requests of a connection; default: 75")
     number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")

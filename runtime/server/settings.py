@@ -41,9 +41,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Files and batches. files_dir: the directory that holds them ("": none are kept). max_file_bytes: of one upload.
     max_batch_lines: of one file. max_stored_bytes_per_key, max_files_per_key: results included. max_batch_calls: calls
     of batches that are in flight at once (0: max_running).
-    Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
-    line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
-    requests to end at shutdown. stuck_after_s: without an answer from the runtime until it is replaced.
+    Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: between two requests of a
+    connection; a request line with its headers has as long, but at most 30. write_timeout_s: until a client has read
+    what was sent. drain_timeout_s: for running requests to end at shutdown. stuck_after_s: without an answer from the
+    runtime until it is replaced.
     retry_after_s: the least Retry-After of a refusal for lack of capacity.
     Restarts. max_restarts: of a runtime in a row, see `RestartingRuntime`.
     """

@@ -25,7 +25,7 @@ from plait.runtime.executor.gpu.adjustment_slots import AdjustmentSlots
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
-from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select
+from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select, decode_logprobs
 from plait.runtime.sampling_params import sampling_params
 
 
@@ -88,7 +88,8 @@ def assert_same(outcomes, expected):
         assert type(ours.end) is type(outcome.end), call
         assert getattr(ours.end, "reason", None) == getattr(outcome.end, "reason", None), call
         assert_same_logprobs(ours.logprobs, outcome.logprobs)
-        assert_same_logprobs(getattr(ours.end, "prompt_logprobs", None), getattr(outcome.end, "prompt_logprobs", None))
+        ours_of_prompt, other_of_prompt = (getattr(end, "prompt_logprobs", None) for end in (ours.end, outcome.end))
+        assert_same_logprobs(decode_logprobs(ours_of_prompt or ()), decode_logprobs(other_of_prompt or ()))
         choice, other = getattr(ours.end, "choice", None), getattr(outcome.end, "choice", None)
         assert (choice is None) == (other is None)
         if choice is not None:
