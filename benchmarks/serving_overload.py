@@ -1,12 +1,15 @@
 """Measures a server under ten times the load that it can serve: time to first token, refusals, goodput, recovery.
 
+By default requests wait as long as they have to. Under a load that lasts, each then waits longer than the one before,
+so give the server `--max-queue-time`.
+
 The peak is measured first, with 48 clients that send one request after the other. Then the load is open: requests
 arrive at random, whether or not earlier ones were answered. It rises from 0.9 of the peak to ten times the peak and
-falls to half of it, without a pause. The time to the first token under overload is compared with that at the peak, and
-with that at 0.9 of it, where only a part of the rows is occupied. The client runs on the last core and the server on
-the others, so that the client costs the server nothing (with one core they share it).
+falls to half of it, without a pause. The time to the first token is measured on the idle server, too. The client runs
+on the last core and the server on the others, so that the client costs the server nothing (with one core they share
+it).
 
-    python benchmarks/serving_overload.py [--seconds 20] [-- options of plait serve]
+    python benchmarks/serving_overload.py [--seconds 20] [-- --max-queue-time=1]
 """
 
 from __future__ import annotations
@@ -132,8 +135,10 @@ class Overload:
 
     goodput: float  # answers per second, of those at the peak
     p99_s: float
+    idle_s: float  # of requests one after the other, the median
     peak_p99_s: float
     p99_below_peak_s: float  # at 0.9 of the peak
+    refusal_min_s: float
     refusal_p99_s: float
     recovery_s: float
     num_errors: int  # answers other than 200, 429 and 503
@@ -141,6 +146,8 @@ class Overload:
 
 async def measure(port: int, seconds: float, factor: float, seed: int) -> Overload:
     load = Load(port, seed)
+    idle = [await load.ask() for _ in range(20)]
+    idle_s = percentile([answer.first - answer.sent for answer in idle[5:]], 0.5)
     start = time.perf_counter() + WARM_UP_S
     answers = await load.closed(
         WARM_UP_S + seconds + 1, NUM_CLIENTS
@@ -160,9 +167,11 @@ async def measure(port: int, seconds: float, factor: float, seed: int) -> Overlo
     p99 = report(f"{factor:g} times the peak", overload, rate)
     report("0.5 of the peak, afterwards", after, served_per_second(everything, end, 10))
     late = [a.sent - end for a in after if a.status != 200 or a.first - a.sent > NORMAL * p99_below_peak]
-    refusal_p99 = percentile([answer.end - answer.sent for answer in overload if answer.status != 200], 0.99)
+    refusals = [answer.end - answer.sent for answer in overload if answer.status != 200]
+    of_refusals = min(refusals, default=0.0), percentile(refusals, 0.99)
     num_errors = sum(answer.status not in (200, 429, 503) for answer in [*overload, *after])
-    return Overload(rate / peak, p99, peak_p99, p99_below_peak, refusal_p99, max(late, default=0.0), num_errors)
+    recovery_s = max(late, default=0.0)
+    return Overload(rate / peak, p99, idle_s, peak_p99, p99_below_peak, *of_refusals, recovery_s, num_errors)
 
 
 def take_priority() -> None:
@@ -190,8 +199,8 @@ def main() -> None:
         port = int(server.stdout.readline().rpartition(":")[2])
         result = asyncio.run(measure(port, options.seconds, options.factor, options.seed))
         print(
-            f"goodput {100 * result.goodput:.1f}% of the peak; p99 {result.p99_s / result.peak_p99_s:.2f} of that at "
-            f"the peak, {result.p99_s / result.p99_below_peak_s:.2f} of that at 0.9 of it; normal "
+            f"goodput {100 * result.goodput:.1f}% of the peak; first token {result.p99_s:.2f} s (p99), idle "
+            f"{result.idle_s:.3f} s; refusals after {result.refusal_min_s:.3f} to {result.refusal_p99_s:.3f} s; normal "
             f"{result.recovery_s:.1f} s after the end"
         )
     finally:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -117,17 +117,21 @@ def serve(
     *options: str,
     model: str = "",
     has_keys: bool = False,
+    keys: Sequence[str] = KEYS,
     folder: Path | None = None,
     log: IO[Any] | int | None = None,
     before_exec: Callable[[], None] | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
-    """Runs `plait serve` for the block, with `environment` added. Everything that it started has ended afterwards."""
+    """Runs `plait serve` for the block, with `environment` added. Everything that it started has ended afterwards.
+
+    has_keys: it has `keys`, and `Server.key` is the first.
+    """
     own_folder = Path(tempfile.mkdtemp(prefix="plait-faults-"))
     try:
         command = [sys.executable, "-P", "-m", "plait.cli", "serve", *filter(None, [model]), "--port=0", *options]
         if has_keys:
-            (own_folder / "keys").write_text("".join(f"{key.split('-')[0]} {key}\n" for key in KEYS))
+            (own_folder / "keys").write_text("".join(f"{key.split('-')[0]} {key}\n" for key in keys))
             command.append(f"--api-key-file={own_folder / 'keys'}")
         with (own_folder / "log").open("w") as log_file:
             process = subprocess.Popen(
@@ -145,7 +149,7 @@ def serve(
             if not line.startswith("plait serves at "):
                 raise RuntimeError(f"plait serve did not start: {(own_folder / 'log').read_text()[-500:]}")
             server = Server(
-                process, line.split()[-1], folder or own_folder, own_folder / "log", KEYS[0] if has_keys else ""
+                process, line.split()[-1], folder or own_folder, own_folder / "log", keys[0] if has_keys else ""
             )
             with contextlib.closing(server.http):
                 server.complete()  # the first request waits for the model

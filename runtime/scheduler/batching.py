@@ -295,8 +295,11 @@ class BatchScheduler:
             rows.setdefault(self.fairness.queue(request), []).append(request)
         if (len(self.running) >= self.max_batch_rows or self.background.is_limited) and not self._may_preempt(rows):
             return
-        num_tokens = 0
+        num_tokens, without_victims = 0, set[Queue]()
         for request in self._ranked_waiting():
+            queue = self.fairness.queue(request)
+            if queue in without_victims:
+                continue
             is_row_free = self._is_row_free(request)
             if num_tokens >= self.max_batch_tokens or (is_row_free and self._has_room_for(request)):
                 return
@@ -304,20 +307,24 @@ class BatchScheduler:
             if not victims:
                 if is_row_free:
                     return  # others must not take its pages
+                without_victims.add(queue)
                 continue
             for victim in victims:
                 self.num_pauses += 1
                 self._preempt(victim)
             self._start(request)
-            rows.setdefault(self.fairness.queue(request), []).append(request)
+            rows.setdefault(queue, []).append(request)
             num_tokens += request.num_pending
 
     def _may_preempt(self, rows: Mapping[Queue, list[Request]]) -> bool:
         """Whether a waiting request may take a row while none is free; a cheap check before they are ranked."""
-        if any(self.fairness.tier(request, self._now) for request in self.running):
-            return True
-        queues = {self.fairness.queue(request) for request in self.waiting}
-        return any(self.fairness.giver(queue, rows, self._now) is not None for queue in queues)
+        fairness, now = self.fairness, self._now
+        for queue in {fairness.queue(request) for request in self.waiting}:
+            if any(fairness.tier(request, now) for request in rows.get(queue, ())):
+                return True
+            if fairness.giver(queue, rows, now) is not None:
+                return True
+        return False
 
     def _victims(self, waiting: Request, rows: dict[Queue, list[Request]]) -> list[Request]:
         """Returns the running requests whose rows and pages `waiting` gets, and removes them from `rows`.

@@ -20,7 +20,7 @@ from plait.runtime.server.batches.result_writer import ResultWriter
 from plait.runtime.server.batches.slots import Slot
 
 MAX_RUNS = 5  # of a line that is refused for lack of capacity or fails with the server
-MAX_RUNS_WITH_LOST_RUNTIME = 2  # it may be the cause, and each run was in two runtimes
+MAX_RUNS_WITH_LOST_RUNTIME = 2  # it may be the cause; the second run was alone
 FIRST_PAUSE_S = 1.0  # before the next run; it doubles
 REPEATED = frozenset({429, 503})
 RUNTIME_GONE = "runtime_gone"
