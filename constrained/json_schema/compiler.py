@@ -203,11 +203,12 @@ def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[s
 
 def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
     """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
-    lark = _lark_rules(schema, spec)
-    if lark and not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))):
-        return [f"{start}: %lark {{", *lark, "}"]
-    plain = schema if lark is None else with_closed_bounds(schema)
-    return [f"{start}: %json {json.dumps(with_options(plain, spec))}"]
+    for form in _forms(schema, spec):
+        if isinstance(form, dict):
+            return [f"{start}: %json {json.dumps(with_options(form, spec))}"]
+        if not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark("\n".join(form)))):
+            return [f"{start}: %lark {{", *form, "}"]
+    raise AssertionError("the last form is a JSON schema")
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
@@ -226,29 +227,31 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
 
 def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator[str]:
     """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
-    lark = _lark_rules(schema, spec)
-    if lark:
-        yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
-    plain = schema if lark is None else with_closed_bounds(schema)
-    yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(plain, spec))))
+    for form in _forms(schema, spec):
+        if isinstance(form, list):
+            yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(form)))
+        else:
+            yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(form, spec))))
 
 
-def _lark_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> list[str] | None:
-    """Returns a rewritten schema as a Lark grammar; None if it needs none, [] if it has none."""
-    separators = (",", ":") if spec.compact or spec.whitespace else (", ", ": ")
-    write = partial(
-        write_lark,
-        with_options=partial(with_options, spec=spec),
-        separators=separators,
-        has_space=spec.whitespace,
-    )
-    try:
-        return write(schema)
-    except NotWritten:
+def _forms(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> Iterator[list[str] | dict[str, Any]]:
+    """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile."""
+    for combine in (dict[str, Any], combine_conjunctions):
         try:
-            return write(combine_conjunctions(schema)) or []
+            whole = combine(schema)
+            rules = write_lark(
+                whole,
+                partial(with_options, spec=spec),
+                (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
+                has_space=spec.whitespace,
+            )
         except (NotWritten, GrammarError):
-            return []
+            continue
+        yield whole if rules is None else rules
+        if rules is None:
+            return
+        break
+    yield with_closed_bounds(schema)
 
 
 def _rejects(schema: Schema) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.analysis import listed_values
@@ -70,17 +71,37 @@ def _is_boolean_or_null(schema: SchemaObject) -> bool:
     return set(listed) <= {"boolean", "null"}
 
 
-def check_listed(listed: list[Any]) -> None:
-    """Raises UnsupportedKeywords for a text or a number that the grammar cannot write: it reads numbers as doubles."""
-    for value in _scalars(listed):
-        if isinstance(value, str) and any(
-            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in value
+def check_enum_texts(listed: list[Any]) -> None:
+    """Raises UnsupportedKeywords for an enum text with a control character that the grammar cannot write."""
+    for text in _scalars(listed):
+        if isinstance(text, str) and any(
+            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in text
         ):
             raise UnsupportedKeywords("it lists a text with an unsupported control character", "enum")
-        if isinstance(value, int | float) and not _is_exact(value):
-            raise UnsupportedKeywords(
-                "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
-            )
+
+
+def listed_schema(listed: list[Any]) -> SchemaObject:
+    """Returns the schema of listed values. One with a number that llguidance would read as another one is spelt out.
+
+    >>> listed_schema([1, 90.88184001853247])
+    {'anyOf': [{'enum': [1]}, {'type': 'number', 'minimum': 90.88184001853247, 'maximum': 90.88184001853247}]}
+    """
+    exact = [value for value in listed if all(map(_is_exact, _scalars(value)))]
+    if len(exact) == len(listed):
+        return {"enum": listed}
+    others = [value for value in listed if not all(map(_is_exact, _scalars(value)))]
+    return {"anyOf": [*([{"enum": exact}] if exact else []), *map(_spelt_out, others)]}
+
+
+def _spelt_out(value: Any) -> SchemaObject:
+    if isinstance(value, list):
+        return {"type": "array", "prefixItems": list(map(_spelt_out, value)), "items": False, "minItems": len(value)}
+    if isinstance(value, dict):
+        named = {name: _spelt_out(inner) for name, inner in value.items()}
+        return {"type": "object", "properties": named, "required": list(named), "additionalProperties": False}
+    if _is_exact(value):
+        return {"enum": [value]}
+    return {"type": "integer" if isinstance(value, int) else "number", "minimum": value, "maximum": value}
 
 
 def _scalars(value: Any) -> list[Any]:
@@ -89,10 +110,14 @@ def _scalars(value: Any) -> list[Any]:
     return [scalar for item in value for scalar in _scalars(item)] if isinstance(value, list) else [value]
 
 
-def _is_exact(number: float) -> bool:
-    if isinstance(number, float):
-        return number > _LOWEST
-    return _LOWEST < number <= _HIGHEST and (number == _HIGHEST or int(float(number)) == number)
+def _is_exact(value: Any) -> bool:
+    """Returns whether llguidance, whose reader of fractions is exact up to 15 digits, writes a value as it is."""
+    if isinstance(value, float):
+        _, digits, exponent = Decimal(repr(value)).as_tuple()
+        return len(digits) <= 15 and -22 <= int(exponent) <= 22 and abs(value) < _HIGHEST
+    if isinstance(value, int):
+        return _LOWEST < value <= _HIGHEST and (value == _HIGHEST or int(float(value)) == value)
+    return True
 
 
 def canonical_json(value: Any) -> str:

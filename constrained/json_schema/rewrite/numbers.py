@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _EXACT = 1 << 53  # every integer closer to 0, and its neighbours, are doubles
 _LARGEST = (1 << 63) - 1024  # the largest double that llguidance takes as a bound
 _LEAST = Decimal("1e-22")  # the least number above 0 that has at most MAX_DIGITS digits
-_MOST_DIGITS = 25  # longer bounds are moved inwards to a power of ten; numbers have at most MAX_DIGITS digits
+_MOST_DIGITS = 60  # of a bound, without zeros at the end: a pattern is nested as deep
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,23 @@ def _double_inside(bound: Decimal, is_excluded: bool, sign: int) -> Decimal:
     return _short(int(shortest), sign) if 1e17 < abs(number) < math.inf else shortest
 
 
+def _decimal_inside(bound: Decimal, is_excluded: bool, sign: int) -> Decimal:
+    """Returns a decimal of 15 digits behind a bound: llguidance may read more digits as a double next to theirs."""
+    if not bound.is_finite() or not bound:
+        return _LEAST * sign if is_excluded and not bound else bound
+    context = Context(prec=15, rounding=ROUND_CEILING if sign > 0 else ROUND_FLOOR)
+    short = context.plus(bound)
+    if not is_excluded or short != bound:
+        return short
+    return context.next_plus(bound) if sign > 0 else context.next_minus(bound)
+
+
 def _short(integer: int, sign: int) -> Decimal:
-    """Returns the integer, or one of fewer digits behind it."""
-    power = 10 ** (len(str(abs(integer))) - 1)
-    if power < 10**_MOST_DIGITS or abs(integer) == power:
+    """Returns the integer, or a power of ten behind it if it has many digits before its last zeros."""
+    digits = str(abs(integer))
+    if len(digits.rstrip("0")) <= _MOST_DIGITS:
         return Decimal(integer)
+    power = 10 ** (len(digits) - 1)
     return Decimal(sign * (10 * power if integer * sign > 0 else -power))
 
 
@@ -136,15 +148,15 @@ def number_range(parts: Iterable[dict[str, Any]]) -> NumberRange:
 def needs_pattern(schema: dict[str, Any], *, is_integer: bool) -> bool:
     """Returns whether the bounds of a schema need a pattern of our own.
 
-    llguidance is right about integers between doubles that are integers. Its patterns of fractions accept some excluded
-    bounds, and lack the prefixes of a bound and zeros behind it.
+    llguidance is right about integers between bounds that are integers, and doubles. Its patterns of fractions accept
+    some excluded bounds, and lack the prefixes of a bound and zeros behind it.
 
     >>> needs_pattern({"minimum": 0}, is_integer=True), needs_pattern({"minimum": 0}, is_integer=False)
     (False, True)
     """
     if not is_integer:
         return not schema.keys().isdisjoint(BOUNDS)
-    return any(abs(schema[name]) >= _EXACT for name in BOUNDS if name in schema)
+    return any(abs(schema[name]) >= _EXACT or schema[name] != int(schema[name]) for name in BOUNDS if name in schema)
 
 
 def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +175,8 @@ def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
     if numbers.is_empty or (step and not numbers.has_multiple(step, is_integer=False)):
         return schema  # no value, which llguidance finds too
-    low, high = numbers.closed(is_integer=False)
+    low = _decimal_inside(numbers.low, numbers.excludes_low, 1)
+    high = _decimal_inside(numbers.high, numbers.excludes_high, -1)
     if low > _LARGEST or high < -_LARGEST:
         raise GrammarError("no number within its bounds can be written", "")
     out = {name: value for name, value in schema.items() if name not in BOUNDS}

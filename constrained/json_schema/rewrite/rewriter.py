@@ -14,7 +14,7 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
 from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token
-from plait.constrained.json_schema.rewrite.enums import check_listed, fold_enum, upgrade_draft
+from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, listed_schema, upgrade_draft
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import (
     ANNOTATIONS,
@@ -263,11 +263,11 @@ class _Rewriter:
 
     def _enum(self, schema: SchemaObject, at: str) -> Schema:
         try:
-            check_listed(schema["enum"])
+            check_enum_texts(schema["enum"])
         except UnsupportedKeywords as error:
             self._reject_or_drop(error.reason, at, dict(schema), "enum")
             return True
-        return {"enum": schema["enum"]}
+        return listed_schema(schema["enum"])
 
     def _any_of(self, branches: list[Schema], at: str, active_references: frozenset[int]) -> Schema:
         rewritten = [self._schema(inner, f"{at}/anyOf/{i}", active_references) for i, inner in enumerate(branches)]

@@ -17,6 +17,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 from plait.constrained import Grammar, GrammarError, JsonSchema, Matcher, Structural
 from plait.constrained.json_schema.compiler import compile_json
 from plait.constrained.json_schema.lark_writer import with_closed_bounds
+from plait.constrained.json_schema.rewrite.numbers import decimal_of
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -199,6 +200,26 @@ def test_listed_numbers_beside_bounds_are_compared_as_decimals() -> None:
     assert [text for text in ("0", "0.5", "0.95", "1", '"a"', "true") if accepts(grammar, text)] == [
         "0.5", "0.95", '"a"', "true",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "listed", [90.88184001853247, 1.0000000000000002, 1e23, 1.5e30, 2**53 + 1, 10**30 + 7, -(2**63)]
+)
+def test_listed_numbers_that_the_compiler_would_read_as_others(listed: float) -> None:
+    """llguidance reads a number of 17 digits as a double that may be the next one."""
+    text, near = f"{decimal_of(listed):f}", f"{decimal_of(listed) + (1 if listed == int(listed) else 0):f}1"
+    for schema, around in (({"enum": [listed, "a"]}, "{}"), ({"const": [listed, {"a": listed}]}, '[{},{"a":{}}]')):
+        grammar = grammar_of(schema)
+        assert accepts(grammar, around.replace("{}", text)), text
+        assert not accepts(grammar, around.replace("{}", near))
+    assert accepts(grammar_of({"enum": [listed, "a"]}), '"a"')
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.floats(-1e6, 1e6).filter(lambda number: abs(number) > 1e-6))
+def test_a_listed_fraction_is_completed_as_itself(listed: float) -> None:
+    completion = grammar_of({"const": listed}).matcher().completion(60)
+    assert completion is not None and float("".join(chr(token - 1) for token in completion)) == listed
 
 
 def test_zeros_behind_the_point_do_not_go_on_for_ever() -> None:
