@@ -282,7 +282,8 @@ def figure(result: Result) -> dict[str, Any]:
     if result.unit == "compared":
         return {"name": f"{name}: difference from the reference", "value": result.worst_error, "unit": ""} | found
     unit = "x" if "shared" in result.unit else "share"
-    return {"name": name, "value": result.share, "unit": unit, "goal": result.goal} | found
+    goal = result.goal if result.blocks == "chosen" else None  # tiles that were tried by hand have none
+    return {"name": name, "value": result.share, "unit": unit, "goal": goal} | found
 
 
 def show(result: Result) -> None:
