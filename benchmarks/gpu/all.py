@@ -1,13 +1,14 @@
 """Runs the tests and benchmarks of a GPU in one call, the most important figures first.
 
-    python benchmarks/gpu/all.py [--only decode,json] [--minutes 9] [--out FOLDER] [--dry]
+    python benchmarks/gpu/all.py [--call figures|why] [--only decode,json] [--minutes 9] [--out FOLDER] [--dry]
 
-A preflight comes first: it imports what all chosen parts need, names everything that is missing, and tries one small
-kernel and one small engine. Parts whose modules are missing are not started. Then come short checks, the parts with a
-goal, the tests, and refinements. Each part has its own process; if it fails, the others continue. Only the first parts
-of the engine share a process, because its start takes longer than they do; those that do not finish there run again
-alone. The folder (--out, or $OUT) has two files: gpu.log, to which every line is appended as it comes, and gpu.json,
-rewritten after every figure. --dry runs all of this code on the CPU, at tiny sizes.
+A preflight comes first: it imports what all chosen parts need, names everything that is missing, measures the limits of
+the GPU, which all parts share, and tries one small kernel and one small engine with a pool that fills the memory. Parts
+whose modules are missing are not started. The call `figures` has what tells most, `why` what explains it; the budgets
+of each add up to nine minutes. Each part has its own process; if it fails, the others continue. Only the first parts of
+the engine share a process, because its start takes longer than they do; those that do not finish there run again alone.
+The folder (--out, or $OUT) has two files: gpu.log, to which every line is appended as it comes, and gpu.json, rewritten
+after every figure. --dry runs all of this code on the CPU, at tiny sizes.
 """
 
 from __future__ import annotations
@@ -28,37 +29,57 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import part_process  # noqa: E402
 from server_comparison.signals import unwind_on_signal  # noqa: E402
 
-TESTS = ["tests/gpu"]
+WORKERS = 8  # processes of tests: they compile beside each other, and share the GPU
+TESTS = ["tests/gpu/test_kernels.py", "tests/gpu/test_attention.py", "tests/gpu/test_engine.py"]
 MORE_TESTS = ["tests/runtime/executor/test_prefix_sharing.py", "tests/runtime/executor/test_torch_runner_on_triton.py"]
 MORE_TESTS += ["tests/runtime/executor/gpu/test_cuda_graphs.py", "tests/runtime/models/test_quantized_gpu_weights.py"]
-HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
-PYTEST = ["-P", "-m", "pytest", "-rfE", "--tb=short", *(["--timeout=100"] if HAS_TIMEOUT else [])]
+PLUGINS = {"pytest_timeout": ["--timeout=100"], "xdist": ["-n", str(WORKERS), "--dist", "load"]}
+PYTEST = ["-P", "-m", "pytest", "-rfEs", "--tb=short"]
+PYTEST += [option for name, options in PLUGINS.items() if importlib.util.find_spec(name) for option in options]
 ENGINE, ATTENTION, KERNELS, FLOAT8, PREFLIGHT = (
     str(HERE / name) for name in ("engine.py", "attention.py", "kernels.py", "float8_sweep.py", "preflight.py")
 )
-# name: (command behind python, the most seconds it may take), in the order of worth
-PARTS: dict[str, tuple[list[str], int]] = {
-    "check": ([ATTENTION, "--check"], 60),
-    "attention": ([ATTENTION], 80),
-    "decode": ([ENGINE, "decode"], 80),
-    "json": ([ENGINE, "json"], 60),
-    "offline": ([ENGINE, "offline"], 80),
-    "prefill": ([ENGINE, "prefill"], 60),
-    "shared": ([ENGINE, "shared"], 60),
-    "transformers": ([ENGINE, "transformers"], 180),
-    "tests": ([*PYTEST, *TESTS], 150),
-    "kernels": ([KERNELS], 150),
-    "tests-more": ([*PYTEST, *MORE_TESTS], 120),
-    "chats": ([ENGINE, "chats"], 300),
-    "chats-fp8": ([ENGINE, "chats-fp8"], 300),
-    "attention-more": ([ATTENTION, "--more"], 150),
-    "int4": ([ENGINE, "int4"], 150),
-    "fp8": ([ENGINE, "fp8"], 150),
-    "fp8-sweep": ([FLOAT8], 150),
-    "attention-sweep": ([ATTENTION, "--sweep"], 240),
+SANITIZER = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "python"]
+PROFILER = ["ncu", "--set", "full", "--clock-control", "none", "--launch-count", "1", "--kernel-name"]
+ENGINE_START_S = 35
+PREFLIGHT_S = 55  # it compiles the kernels of the engine that the cache does not have
+# call: {name: (command behind python, the most seconds it may take)}, in the order of worth. With the preflight, the
+# seconds of each call add up to nine minutes; the three profiles of `why` are of the first launch of a kernel.
+CALLS: dict[str, dict[str, tuple[list[str], int]]] = {
+    "figures": {
+        "check": ([ATTENTION, "--check"], 20),
+        "attention": ([ATTENTION], 35),
+        "decode": ([ENGINE, "decode"], 55),
+        "prefill": ([ENGINE, "prefill"], 15),
+        "json": ([ENGINE, "json"], 20),
+        "shared": ([ENGINE, "shared"], 20),
+        "offline": ([ENGINE, "offline"], 40),
+        "chats": ([ENGINE, "chats"], 60),
+        "chats-fp8": ([ENGINE, "chats-fp8"], 60),
+        "int4": ([ENGINE, "int4"], 45),
+        "tests": ([*PYTEST, *TESTS], 75),
+        "attention-sweep": ([ATTENTION, "--sweep"], 40),
+    },
+    "why": {
+        "sanitizer": ([*SANITIZER, ATTENTION, "--check"], 60),
+        "profile-prefill": ([*PROFILER, "_prefill_kernel", "python", ATTENTION, "--only", "prompts"], 25),
+        "profile-decode": ([*PROFILER, "_decode_kernel", "python", ATTENTION, "--only", "128 x 1024"], 25),
+        "profile-shared": ([*PROFILER, "_shared_prefix_kernel", "python", ATTENTION, "--only", "one prefix"], 25),
+        "kernels": ([KERNELS], 70),
+        "fp8-sweep": ([FLOAT8], 50),
+        "transformers": ([ENGINE, "transformers"], 100),
+        "chats-more": ([ENGINE, "chats-more"], 80),
+        "attention-more": ([ATTENTION, "--more"], 50),
+    },
+    "further": {
+        "fp8": ([ENGINE, "fp8"], 60),
+        "chats-fp8-more": ([ENGINE, "chats-fp8-more"], 120),
+        "tests-more": ([*PYTEST, *MORE_TESTS], 120),
+    },
 }
-ONE_PROCESS_PARTS = ("decode", "json", "offline", "prefill", "shared")
-PREFLIGHT_S = 180.0  # it compiles the kernels of the engine
+PARTS = {name: part for call in CALLS.values() for name, part in call.items()}
+ONE_PROCESS_PARTS = ("decode", "prefill", "json", "shared", "offline")
+NOT_DRY = ("tests", "tests-more", "sanitizer", "profile-prefill", "profile-decode", "profile-shared")
 DRY_SLOWDOWN = 5  # a dry run may share its cores
 
 
@@ -80,7 +101,8 @@ class Report:
         """Replaces gpu.json; a reader finds the old file or the new one."""
         kept = {name: {**part, "output": part["output"][-200:]} for name, part in self.parts.items()}
         temporary = self.folder / "gpu.json.new"
-        temporary.write_text(json.dumps({"machine": self.machine, "parts": kept}, indent=1))
+        limits = self.parts["preflight"].get("limits", {})
+        temporary.write_text(json.dumps({"machine": self.machine, "limits": limits, "parts": kept}, indent=1))
         temporary.replace(self.folder / "gpu.json")
 
     def run(self, title: str, command: list[str], seconds: float) -> dict[str, Any]:
@@ -102,12 +124,13 @@ class Report:
 def main() -> int:
     arguments = parsed_arguments()
     unwind_on_signal()
-    chosen = [name for name in arguments.only.split(",") if not (arguments.dry and "tests" in name)]
+    chosen = [name for name in arguments.only.split(",") if not (arguments.dry and name in NOT_DRY)]
     deadline = time.monotonic() + 60 * arguments.minutes
     report = Report(arguments.out or Path(os.environ.get("OUT") or tempfile.mkdtemp(prefix="plait-gpu-")))
     kinds = ",".join(dict.fromkeys(kind_of(name) for name in chosen))
     command = [PREFLIGHT, "--parts", kinds, *(["--dry"] if arguments.dry else [])]
-    preflight = report.run("preflight", command, min(PREFLIGHT_S, deadline - time.monotonic()))
+    slowdown = DRY_SLOWDOWN if arguments.dry else 1
+    preflight = report.run("preflight", command, min(slowdown * PREFLIGHT_S, deadline - time.monotonic()))
     missing = preflight.get("missing", {})
     for name in [name for name in chosen if missing.get(kind_of(name))]:
         report.skip(name, f"NOT STARTED, missing: {', '.join(missing[kind_of(name)])}")
@@ -116,8 +139,8 @@ def main() -> int:
         names = todo.pop(0)
         command = [ENGINE, *names] if len(names) > 1 else list(PARTS[names[0]][0])
         command += ["--dry"] if arguments.dry else ["--shape", arguments.shape] if command[0] == ENGINE else []
-        most = sum(PARTS[name][1] for name in names) * (DRY_SLOWDOWN if arguments.dry else 1)
-        seconds = min(most, deadline - time.monotonic())
+        command += limits_option(preflight) if kind_of(names[0]) in ("engine", "kernels", "transformers") else []
+        seconds = min(slowdown * most_seconds(names), deadline - time.monotonic())
         part = report.run(", ".join(names), command, seconds)
         if len(names) > 1 and part["state"] != "no time left":
             todo[:0] = [[name] for name in names if name not in part["done"]]
@@ -126,23 +149,38 @@ def main() -> int:
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas; all: %(default)s")
+    parser.add_argument("--call", default="figures", choices=CALLS, help="which parts (default %(default)s)")
+    parser.add_argument("--only", default="", help=f"parts of any call instead, with commas: {','.join(PARTS)}")
     parser.add_argument("--minutes", type=float, default=9.0, help="for all parts together (default %(default)s)")
     parser.add_argument("--shape", default="llama-3-8b", help="of the engine's model (default %(default)s)")
     parser.add_argument("--out", type=Path, help="a folder for gpu.log and gpu.json (default: $OUT, else a new one)")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU, without the tests")
     arguments = parser.parse_args()
+    arguments.only = arguments.only or ",".join(CALLS[arguments.call])
     unknown = [name for name in arguments.only.split(",") if name not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
     return arguments
 
 
+def most_seconds(names: list[str]) -> int:
+    """The budget of a process. A part that is to share the engine of `decode`, but runs alone, also starts one."""
+    starts = len(names) == 1 and names[0] in ONE_PROCESS_PARTS[1:]
+    return sum(PARTS[name][1] for name in names) + (ENGINE_START_S if starts else 0)
+
+
 def kind_of(name: str) -> str:
     """The key of a part in `preflight.MODULES`."""
     if name in ("tests", "tests-more", "transformers"):
         return name
-    return "engine" if PARTS[name][0][0] == ENGINE else "kernels"
+    first = PARTS[name][0][0]
+    return "engine" if first == ENGINE else first if first in part_process.TOOLS else "kernels"
+
+
+def limits_option(preflight: dict[str, Any]) -> list[str]:
+    """What hands down the limits that the preflight measured; nothing if it failed before."""
+    limits = preflight.get("limits", {})
+    return ["--limits", ",".join(map(str, limits.values()))] if limits else []
 
 
 def processes(chosen: list[str]) -> list[list[str]]:

@@ -1,12 +1,12 @@
 """Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
-    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--json FILE]
+    python benchmarks/gpu/attention.py [--check] [--more] [--sweep] [--only WORD] [--json FILE]
 
 Every case is first compared with the reference; a case that fails is reported, and the others continue. A step is
 captured in a CUDA graph with a plan and four layers, each with its own cache (larger than the L2 cache together), and
 replayed. Times are of one layer, medians of CUDA events. The head layout is that of Llama 3 8B. --check only compares,
 at small sizes. --more measures larger pages and quantized caches instead; --sweep tries other tile sizes for
-the decode and the prefill kernel.
+the decode and the prefill kernel. Without these, prompts are also compared with cuDNN's attention and FlashAttention 2.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import machine
 import torch
+from attention_peers import compare_with_peers
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
@@ -98,14 +99,17 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare with the reference, at small sizes")
     parser.add_argument("--more", action="store_true", help="the other cases")
     parser.add_argument("--sweep", action="store_true", help="other block shapes too")
+    parser.add_argument("--only", default="", help="only cases whose name holds this")
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
     parser.add_argument("--json", type=Path, help="write the results there, one JSON object a line")
+    machine.add_limits_option(parser)
     arguments = parser.parse_args()
     machine.require()
-    bandwidth, rate = (1.0, 1.0) if arguments.check else (machine.copy_bandwidth(), machine.matrix_rate())
+    bandwidth, rate = (1.0, 1.0) if arguments.check else machine.limits()[:2]
     print(f"{machine.name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
     results, failures = [], 0
     cases = [small_case(case) for case in (*CASES, MORE[0])] if arguments.check else MORE if arguments.more else CASES
+    cases = [case for case in cases if arguments.only in case.name]
     for case in map(dry_run_case, cases) if DRY else cases:
         for blocks in [None, *(candidates(case) if arguments.sweep else [])]:
             try:
@@ -124,6 +128,8 @@ def main() -> None:
             results.append(result)
             show(result)
             print(json.dumps(figure(result)), flush=True)
+            if result.unit == "TFLOP/s" and not (arguments.more or arguments.sweep):
+                failures += compare_with_peers(case.name, case.rows, case.q_len, HEADS, DIM, result.microseconds / 1e6)
     if arguments.json:
         arguments.json.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
     if failures:
@@ -276,7 +282,8 @@ def figure(result: Result) -> dict[str, Any]:
     if result.unit == "compared":
         return {"name": f"{name}: difference from the reference", "value": result.worst_error, "unit": ""} | found
     unit = "x" if "shared" in result.unit else "share"
-    return {"name": name, "value": result.share, "unit": unit, "goal": result.goal} | found
+    goal = result.goal if result.blocks == "chosen" else None  # tiles that were tried by hand have none
+    return {"name": name, "value": result.share, "unit": unit, "goal": goal} | found
 
 
 def show(result: Result) -> None:

@@ -61,11 +61,10 @@ def now(bench: Workbench) -> float:
     return time.perf_counter()
 
 
-def limits(device: str, float8: bool = False) -> tuple[float, float]:
-    """(bytes per second of a copy, FLOP/s of a product in bf16 or fp8); not a number on a CPU."""
-    if device == "cpu":
-        return math.nan, math.nan
-    return machine.copy_bandwidth(), machine.float8_rate() if float8 else machine.matrix_rate()
+def limits(float8: bool = False) -> tuple[float, float]:
+    """(bytes per second of a copy, FLOP/s of a product in bf16 or fp8), as measured before any engine."""
+    found = machine.limits()
+    return found.copy, found.fp8 if float8 else found.bf16
 
 
 def weight_bytes(bench: Workbench) -> int:
@@ -91,7 +90,7 @@ def tensors(part: Any) -> Iterator[torch.Tensor]:
 
 
 def decode(bench: Workbench, device: str) -> Iterator[Figure]:
-    bandwidth, _ = limits(device)
+    bandwidth, _ = limits()
     count, length = (60, 1000) if device != "cpu" else (4, 20)
     for rows, goal in ((64, 0.7), (1, 0.8), (16, None)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
         seconds, before = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
@@ -161,7 +160,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 
 
 def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
-    _, rate = limits(device, holds_float8(bench))
+    _, rate = limits(holds_float8(bench))
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
     layers = layer_weights(bench)
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
@@ -219,17 +218,19 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
     more = {name: value - before[name] for name, value in counts(bench).items()} | {"seconds": seconds}
     yield steady(f"{len(lengths)} chats", bench, before)
     yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", None, **more)
-    yield from shares_of_ceilings(bench, device, lengths, answers / seconds)
+    yield from shares_of_ceilings(bench, lengths, answers / seconds)
     yield figure(f"{len(lengths)} chats: all tokens", (answers + read) / seconds, "tok/s")
     bench.flush()
 
 
 CHAT_ROWS = (64, 256, 512, 1000)
+TELLING_ROWS = (512,)  # the default of a pool as large as this model's; `offline` has 256
+OTHER_ROWS = (1000, 64)
 
 
-def shares_of_ceilings(bench: Workbench, device: str, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
+def shares_of_ceilings(bench: Workbench, lengths: list[tuple[int, int]], speed: float) -> Iterator[Figure]:
     """The output speed over the most that the load allows at several numbers of rows; the goal is for the engine's."""
-    bandwidth, rate = limits(device, holds_float8(bench))
+    bandwidth, rate = limits(holds_float8(bench))
     flop, own = 2.0 * layer_weights(bench), bench.engine_loop.batch_scheduler.max_batch_rows
     gpu = Machine(bandwidth, rate, weight_bytes(bench), bench.runner.page_bytes, flop)
     for rows in sorted({*CHAT_ROWS, own}):
@@ -317,9 +318,11 @@ def narrow_weights(shape: str, device: str, kind: str, settings: dict[str, Any])
         bench.close()
 
 
-def chats(shape: str, device: str, float8: bool = False) -> Iterator[Figure]:
+def chats(
+    shape: str, device: str, float8: bool = False, row_counts: tuple[int, ...] = TELLING_ROWS
+) -> Iterator[Figure]:
     """The chats at several numbers of rows, each on an engine of its own, beside the ceiling of that number."""
-    for rows in CHAT_ROWS if device != "cpu" else (2, 3):
+    for rows in row_counts if device != "cpu" else (2, 3):
         bench = workbench(shape, device, max_batch_rows=rows, float8=float8)
         try:
             yield figure(f"{weight_kind(float8)}, {rows} rows: weights read by a step", weight_bytes(bench) / 1e9, "GB")
@@ -344,6 +347,8 @@ OWN_ENGINE_PARTS = {
     "transformers": compare_with_transformers,
     "chats": chats,
     "chats-fp8": partial(chats, float8=True),
+    "chats-more": partial(chats, row_counts=OTHER_ROWS),
+    "chats-fp8-more": partial(chats, float8=True, row_counts=(256, *OTHER_ROWS)),
     "int4": partial(narrow_weights, kind="int4", settings={"weights": "int4"}),
     "fp8": partial(narrow_weights, kind="fp8", settings={"float8": True}),
 }  # with engines of their own
@@ -388,10 +393,12 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")
+    machine.add_limits_option(parser)
     arguments = parser.parse_args()
     if arguments.dry:
         arguments.shape, arguments.device = "tiny", "cpu"
     left = set(arguments.parts)
+    machine.limits()  # while the memory is free
     with torch.no_grad():
         for each in figures(arguments.parts, arguments.shape, arguments.device):
             print(json.dumps(each), flush=True)

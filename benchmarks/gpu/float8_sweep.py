@@ -80,11 +80,12 @@ def first_faster(times: dict[int, dict[str, float]]) -> int | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
+    machine.add_limits_option(parser)
     parser.parse_args()
     machine.require()
     torch.manual_seed(0)
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
-    limits = {"FLOP": machine.matrix_rate()}
+    limits = {"FLOP": machine.limits().bf16}
     failures = 0
     for group in (0, 128):
         for outs, channels in SHAPES:

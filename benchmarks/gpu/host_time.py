@@ -19,52 +19,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from no_driver import NoDriver, install_no_driver
 from workbench import Workbench, prompts, workbench
 
 from plait.kernels.kv_cache import LayerCache
 from plait.runtime.executor.gpu.stream import DeviceWork, ImmediateStream, PieceReplay
 
-SHARED_BYTES = 227 << 10
 GOAL_MS = 1.0
 MAX_MIXED_STEPS = 40
 TOKEN_BYTES = 4096  # KV of a token in a layer
-
-
-class NoDriver:
-    """What Triton asks of a GPU's driver, for a GPU that runs nothing."""
-
-    def __init__(self) -> None:
-        from triton.backends.compiler import GPUTarget
-
-        self.target = GPUTarget("cuda", 90, 32)
-        self.num_launches = 0
-        self.utils = SimpleNamespace(
-            load_binary=lambda name, kernel, shared, device: (object(), object(), 0, 0, 1024),
-            get_device_properties=lambda device: {"max_shared_mem": SHARED_BYTES},
-        )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        def launch(*arguments: Any) -> None:
-            self.num_launches += 1
-
-        return launch
 
 
 class NoStream(ImmediateStream):
@@ -191,15 +160,6 @@ def measure_steps(
         raise RuntimeError(f"not every step was {kind}, or a graph was captured late")
     name = f"{arguments.rows} rows" + (f", {arguments.chunk} of a prompt" if kind == "mixed" else "")
     report(name, *times, no_driver.num_launches - launches, stream.num_replays - replays)
-
-
-def install_no_driver() -> NoDriver:
-    """Makes Triton launch nothing in this process."""
-    from triton.runtime import driver
-
-    no_driver = NoDriver()
-    driver.set_active(no_driver)
-    return no_driver
 
 
 if __name__ == "__main__":

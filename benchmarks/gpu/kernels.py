@@ -226,11 +226,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name holds this")
     parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
     parser.add_argument("--json", type=Path, help="also write one JSON line per case to this file")
+    machine.add_limits_option(parser)
     arguments = parser.parse_args()
     machine.require()
     torch.manual_seed(0)
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
-    limits = {"B": machine.copy_bandwidth(), "FLOP": machine.matrix_rate()}
+    limits = {"B": machine.limits().copy, "FLOP": machine.limits().bf16}
     print(f"{machine.name()}: copy {limits['B'] / 1e9:.0f} GB/s, bf16 {limits['FLOP'] / 1e12:.0f} TFLOP/s")
     lines, wrong = [], 0
     for cases in (row_cases, sampling_cases, quantized_cases, expert_cases):

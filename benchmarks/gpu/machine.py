@@ -1,4 +1,4 @@
-"""The device of a benchmark: timing of calls, copy bandwidth and matrix rate.
+"""The device of a benchmark: timing of calls, and its limits: copy bandwidth and matrix rates.
 
 With --dry everything runs once without a GPU, on the CPU and in Triton's interpreter, at tiny sizes. Import this module
 before any that imports triton.
@@ -6,12 +6,14 @@ before any that imports triton.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 DRY = "--dry" in sys.argv
 if DRY:
@@ -22,6 +24,26 @@ import torch  # noqa: E402
 DEVICE = "cpu" if DRY else "cuda"
 DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter has no bfloat16 products
 REPEATS = 1 if DRY else 30
+
+
+def mend_interpreter() -> None:
+    """Lets kernels in Triton 3.6's interpreter loop to a number in an array [1], which numpy 2.4 makes no int.
+
+    Newer versions of Triton do so themselves.
+    """
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, *more: Any) -> None:
+        original(tensor, *more)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
+
+
+if DRY:
+    mend_interpreter()
 
 
 def require() -> None:
@@ -71,6 +93,34 @@ def seconds_of(call: Callable[[], Any], before: Callable[[], Any] = lambda: None
         end.record()
     torch.cuda.synchronize()
     return sorted(begin.elapsed_time(end) for begin, end in pairs)[repeats // 2] / 1e3
+
+
+class Limits(NamedTuple):
+    """What a GPU can do: bytes per second that a copy reads and writes, FLOP per second of products."""
+
+    copy: float
+    bf16: float
+    fp8: float
+
+
+@functools.cache
+def limits() -> Limits:
+    """Those that `--limits` hands down; else measured now, so first call it before anything fills the memory.
+
+    The preflight of all.py measures them, and every part shares in the same ones.
+    """
+    if "--limits" in sys.argv:
+        return Limits(*map(float, sys.argv[sys.argv.index("--limits") + 1].split(",")))
+    require()
+    found = Limits(copy_bandwidth(), matrix_rate(), float8_rate())
+    if not DRY:
+        torch.cuda.empty_cache()
+    return found
+
+
+def add_limits_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--limits`, which `limits` reads."""
+    parser.add_argument("--limits", metavar="COPY,BF16,FP8", help="of the GPU, in B/s and FLOP/s (default: measured)")
 
 
 def copy_bandwidth() -> float:

@@ -17,7 +17,8 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[2]
 MIN_PART_S = 15.0  # a part is not begun with less time left
 POLL_S = 0.1
-FAILURE_PREFIXES = ("FAILED ", "ERROR ")  # pytest's summary
+TOOLS = ("compute-sanitizer", "ncu")
+FAILURE_PREFIXES = ("FAILED ", "ERROR ", "========= Invalid ", "========= Race ")  # of pytest and compute-sanitizer
 
 Part = dict[str, Any]
 
@@ -52,8 +53,19 @@ def read_line(part: Part, line: str) -> bool:
     return True
 
 
+def full_command(command: list[str]) -> list[str]:
+    """Returns the command with python's path in its place."""
+    if command[0] in TOOLS:
+        at = command.index("python")
+        return [*command[:at], sys.executable, *command[at + 1 :]]
+    return [sys.executable, *command]
+
+
 def run(part: Part, command: list[str], seconds: float, log: IO[str], on_result: Callable[[], None]) -> None:
-    """Runs a part for at most `seconds`; fills its record, appends its lines to `log`, calls `on_result` at results."""
+    """Runs a part for at most `seconds`; fills its record, appends its lines to `log`, calls `on_result` at results.
+
+    `command`: what follows python, or begins with one of TOOLS, which starts python.
+    """
     if seconds < MIN_PART_S:
         part["state"] = "no time left"
         return
@@ -62,7 +74,7 @@ def run(part: Part, command: list[str], seconds: float, log: IO[str], on_result:
     environment.pop("PYTHONSAFEPATH", None)  # the scripts import what lies beside them
     begun, part["state"] = time.monotonic(), "running"
     child = subprocess.Popen(
-        [sys.executable, *command],
+        full_command(command),
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -1,9 +1,10 @@
-"""Checks a machine before the GPU benchmarks: every module that they import, one small kernel, one small engine.
+"""Checks a machine before the GPU benchmarks: every module that they import, its limits, a kernel and a small engine.
 
-    python benchmarks/gpu/preflight.py [--parts attention,engine] [--dry]
+    python benchmarks/gpu/preflight.py [--parts kernels,engine] [--dry]
 
-Prints one JSON object a line: {"machine": ...}, {"missing": {part: [module, ...]}} and figures. All missing modules are
-found before anything else runs, with the commands that bring them to a machine without network.
+Prints one JSON object a line: {"machine": ...}, {"missing": {part: [module, ...]}}, {"limits": ...} and figures. All
+missing modules are found before anything else runs, with the commands that bring them to a machine without network. The
+limits are measured while nothing fills the memory, once for all parts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
 import time
 import tomllib
@@ -32,11 +34,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "engine": KERNEL_MODULES + ENGINE_MODULES,
     "transformers": (*KERNEL_MODULES, *ENGINE_MODULES, "transformers"),
     "tests": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES,
-    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "numba"),
+    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "numba", "gguf"),
+    "compute-sanitizer": KERNEL_MODULES,
+    "ncu": KERNEL_MODULES,
 }
+PROGRAMS = ("compute-sanitizer", "ncu")  # kinds that also need the program of their name
 DISTRIBUTIONS = {"zmq": "pyzmq"}  # the others have the name of their module
-
-
+# pip takes a wheel only if its platform is named. llguidance's is manylinux_2_31; the others have one of these too.
+PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34, 35)))
 DRY_MODULES = ("numba",)  # what an engine on the CPU imports besides
 
 
@@ -71,10 +76,10 @@ def advice(modules: Iterable[str]) -> str:
     """Returns how to bring modules to a machine that has no network."""
     wanted = " ".join(f"'{requirement(module)}'" for module in modules)
     version = ".".join(platform.python_version_tuple()[:2])
+    platforms = " ".join(f"--platform {name}_{platform.machine()}" for name in PLATFORMS)
     return (
         "bring them as wheels. On a machine with network:\n"
-        f"  pip download --only-binary=:all: --python-version {version} --platform manylinux_2_28_{platform.machine()} "
-        f"--no-deps --dest wheels {wanted}\n"
+        f"  pip download --only-binary=:all: --python-version {version} {platforms} --no-deps --dest wheels {wanted}\n"
         "then here:\n"
         f"  pip install --no-index --no-deps --find-links wheels {wanted}"
     )
@@ -113,38 +118,51 @@ def try_kernel() -> dict[str, Any]:
     return {"name": "preflight: a small kernel", "value": time.perf_counter() - begun, "unit": "s", "error": error}
 
 
+def measure_limits() -> dict[str, float]:
+    """Returns the GPU's limits, by their names in `machine.Limits`."""
+    import machine
+
+    return machine.limits()._asdict()
+
+
 def try_engine(device: str) -> dict[str, Any]:
-    """Starts a small engine and runs three calls. Returns its figure.
+    """Starts a small engine whose pool is fitted to the memory, and runs three calls. Returns its figure.
 
     On a GPU it has one layer of the large model, whose kernels later parts then find in Triton's cache.
     """
     from workbench import prompts, workbench
 
     begun = time.perf_counter()
-    bench = workbench("tiny" if device == "cpu" else "llama-3-8b-one-layer", device, max_batch_rows=4, max_pages=2048)
+    bench = workbench("tiny" if device == "cpu" else "llama-3-8b-one-layer", device, max_batch_rows=4)
     try:
         for prompt in prompts([5, 9, 3], bench.runner.config.vocab_size):
             bench.call(prompt, 6)
         bench.finish()
-        tokens = bench.inbox.num_tokens
+        tokens, pages = bench.inbox.num_tokens, bench.runner.num_pages
     finally:
         bench.close()
     if tokens != 18:
         raise RuntimeError(f"the engine gave {tokens} tokens instead of 18")
-    return {"name": "preflight: a small engine", "value": time.perf_counter() - begun, "unit": "s", "tokens": tokens}
+    seconds = time.perf_counter() - begun
+    return {"name": "preflight: a small engine", "value": seconds, "unit": "s", "tokens": tokens, "pages": pages}
 
 
 def checks(kinds: list[str], dry: bool) -> Iterator[dict[str, Any]]:
     """Yields the machine, what is missing, then a figure for each check that ran."""
     errors = import_errors(module for kind in kinds for module in modules_of(kind, dry))
     yield {"machine": machine_report()}
-    yield {"missing": {kind: [name for name in modules_of(kind, dry) if name in errors] for kind in kinds}}
+    missing = {kind: [name for name in modules_of(kind, dry) if name in errors] for kind in kinds}
+    for kind in PROGRAMS:
+        if kind in kinds and shutil.which(kind) is None:
+            missing[kind].append(f"the program {kind}")
+    yield {"missing": missing}
     if errors:
         print(f"missing: {', '.join(errors)}; {advice(errors)}", flush=True)
         for name, text in errors.items():
             print(f"  {name}: {text}", flush=True)
     if errors.keys().isdisjoint(KERNEL_MODULES):
         yield try_kernel()
+        yield {"limits": measure_limits()}
         if "engine" in kinds and errors.keys().isdisjoint(modules_of("engine", dry)):
             yield try_engine("cpu" if dry else "cuda")
 

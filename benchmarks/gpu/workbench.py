@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from plait.kernels.quantized_matrix import E4M3_NAN, Grid, e4m3_numbers
 from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
-from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher
+from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher, prepare_device
 from plait.runtime.executor.gpu.stream import ImmediateStream, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
@@ -48,6 +48,9 @@ SHAPES["llama-3-8b-narrow"] = SHAPES["llama-3-8b"] | dict(hidden_size=64, interm
 
 # Runs the kernels of the large model, so that they are compiled only once.
 SHAPES["llama-3-8b-one-layer"] = SHAPES["llama-3-8b"] | dict(num_hidden_layers=1)
+
+
+DRY_MEMORY = 320 << 20  # bytes, of which the reserve takes 256 MB
 
 
 class RandomCheckpoint:
@@ -224,12 +227,31 @@ def workbench(
     compiler = CompilePool(vocabulary, deadline_s=30.0)
     compiler.start()
     inbox, steps = Inbox(), make_gpu_step_launcher(config, runner)
-    if stream is not None:
+    if DRY and stream is not None and not (config.max_pages or config.kv_memory_bytes):
+        steps = prepare_device(config, runner, DryMemory(runner), lambda: stream)
+    elif stream is not None:
         steps = GpuStepLauncher(runner, config.max_batch_rows or 64, stream)
         steps.graphs.capture_all() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
     made = (Sampler(TorchLogitOperations(runner.device)), vocabulary, compiler, inbox, steps)
     return Workbench(runner, EngineLoop(config, welcome, runner, *made), inbox, steps)
+
+
+class DryMemory:
+    """A GPU's memory in a dry run: `DRY_MEMORY` bytes that only the KV pool takes."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self._runner = runner
+
+    def free(self) -> int:
+        return DRY_MEMORY - self._runner.num_pages * self._runner.page_bytes
+
+    def total(self) -> int:
+        return DRY_MEMORY
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        work()
+        return 0
 
 
 def dry_kernels(device: str, has_quantized_weights: bool) -> Kernels:

@@ -47,6 +47,9 @@ def test_a_dry_run_reports_every_figure(tmp_path: Path) -> None:
     figures = {figure["name"].split(":")[1].strip(): figure["value"] for figure in parts["decode"]["figures"]}
     assert figures.keys() >= {"share of the memory roofline", "output", "between graphs"}
     assert figures["output"] > 0 and math.isfinite(figures["between graphs"])
+    limits = json.loads((tmp_path / "gpu.json").read_text())["limits"]
+    assert limits.keys() == {"copy", "bf16", "fp8"} and all(value > 0 for value in limits.values())
+    assert parts["preflight"]["figures"][1]["pages"] * 2 * 2 * 32 * 4 == 64 << 20, "the pool does not fill the memory"
     log = (tmp_path / "gpu.log").read_text().splitlines()
     assert [line for line in log if line in parts["decode"]["output"]] == parts["decode"]["output"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.log"]
@@ -82,6 +85,68 @@ def test_missing_modules_are_named_together_before_a_part_starts(tmp_path: Path)
     assert [figure["name"] for figure in parts["preflight"]["figures"]] == ["preflight: a small kernel"]
     assert parts["json"]["state"] == parts["decode"]["state"] == f"NOT STARTED, missing: {', '.join(MISSING[:5])}"
     assert "pip download" in result.stdout and "'llguidance>=1.7,<2'" in result.stdout
+
+
+def test_the_budgets_of_a_call_are_nine_minutes_and_end_with_refinements() -> None:
+    code = (
+        "import runpy; names = runpy.run_path('benchmarks/gpu/all.py')\n"
+        "for call in ('figures', 'why'):\n"
+        "    seconds = [seconds for _, seconds in names['CALLS'][call].values()]\n"
+        "    assert names['PREFLIGHT_S'] + sum(seconds) == 540, call\n"
+        "assert sum(map(len, names['CALLS'].values())) == len(names['PARTS']), 'a name is in two calls'\n"
+        "figures = list(names['CALLS']['figures'])\n"
+        "assert figures[:7] == ['check', 'attention', 'decode', 'prefill', 'json', 'shared', 'offline'], figures\n"
+        "assert figures[7:] == ['chats', 'chats-fp8', 'int4', 'tests', 'attention-sweep'], figures\n"
+        "assert tuple(figures[2:7]) == names['ONE_PROCESS_PARTS']\n"
+        "assert names['most_seconds'](['json']) > names['most_seconds'](['decode', 'json']) - 55\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_limits_that_are_handed_down_are_not_measured() -> None:
+    code = (
+        "import sys; sys.argv = ['x', '--dry', '--limits', '2.0,3.0,4e12']; sys.path.insert(0, 'benchmarks/gpu')\n"
+        "import machine\n"
+        "machine.copy_bandwidth = machine.matrix_rate = machine.float8_rate = None\n"
+        "assert machine.limits() == (2.0, 3.0, 4e12)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_dry_runs_loop_to_numbers_that_kernels_load() -> None:
+    """Triton 3.6's interpreter converts an array [1] to an int, which numpy refuses from 2.4 on."""
+    code = (
+        "import os, sys, warnings; sys.argv = ['x', '--dry']; sys.path.insert(0, 'benchmarks/gpu')\n"
+        "os.environ['TRITON_INTERPRET'] = '1'\n"
+        "from triton.runtime import interpreter\n"
+        "plain = interpreter._patch_lang_tensor\n"
+        "def as_in_3_6(tensor, *more):\n"
+        "    plain(tensor, *more)\n"
+        "    tensor.__index__ = lambda self: int(self.handle.data)\n"
+        "interpreter._patch_lang_tensor = as_in_3_6\n"
+        "import attention\n"
+        "warnings.simplefilter('error', DeprecationWarning)\n"
+        "assert attention.compare(attention.dry_run_case(attention.CASES[0])).ok\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def test_a_tool_starts_python_in_its_place() -> None:
+    process = load("part_process")
+    assert process.full_command(["a.py", "x"]) == [sys.executable, "a.py", "x"]
+    assert process.full_command(["ncu", "--set", "full", "python", "a.py"]) == [
+        "ncu", "--set", "full", sys.executable, "a.py"
+    ]  # fmt: skip
+
+
+def test_advice_names_the_platforms_of_all_wheels() -> None:
+    """llguidance has wheels for manylinux_2_31 only; pip takes none whose platform is not named."""
+    text = load("preflight").advice(["llguidance"])
+    for platform in ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_31"):
+        assert f"--platform {platform}_{os.uname().machine}" in text
 
 
 def test_requirements_have_the_packages_names_and_versions() -> None:
@@ -152,10 +217,12 @@ def test_parts_that_use_an_engine_share_a_process_and_are_retried_after_a_failur
         "    commands.append([word for word in command if not word.endswith('.py')])\n"
         "    fails = len(commands) == 2\n"
         "    part |= {'state': 'FAILED' if fails else 'done', 'done': ['json'] if fails else []}\n"
+        "    if len(commands) == 1: part |= {'limits': {'copy': 3.0, 'bf16': 5.0, 'fp8': 7.0}}\n"
         "process.run = run\n"
         "assert names['main']() == 0\n"
-        "assert commands == [['--parts', 'engine,kernels', '--dry'], ['decode', 'json', '--dry'], "
-        "['decode', '--dry'], ['--dry']], commands\n"
+        "limits = ['--limits', '3.0,5.0,7.0']\n"
+        "assert commands == [['--parts', 'engine,kernels', '--dry'], ['decode', 'json', '--dry', *limits], "
+        "['decode', '--dry', *limits], ['--dry', *limits]], commands\n"
     )
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

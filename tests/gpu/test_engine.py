@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 
 import pytest
 import torch
 
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
+from plait.runtime.model_files.locate import EMBEDDED_PACKAGE
 from plait.runtime.process.engine import Engine
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.overlap import OverlapController
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)"),
+    pytest.mark.skipif(
+        importlib.util.find_spec(EMBEDDED_PACKAGE) is None,
+        reason=f"needs the embedded model, package {EMBEDDED_PACKAGE} (since 2026-11-27)",
+    ),
+]
 
 PROMPTS = ["The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at"]
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from plait.kernels.gguf_weights import SPAN_PAIR, GGUFWeight
-from plait.kernels.triton.linear.quantized_matmul import check_operands, finish, launch
+from plait.kernels.triton.linear.quantized_matmul import check_operands, finish, launch, pairs_of_split
 
 
 @triton.jit
@@ -73,7 +73,8 @@ def _gguf_matmul(
     j = tl.arange(0, 32)
     x_row = x_ptr + m[None, :].to(tl.int64) * x_stride  # [1, BM]
     acc = tl.zeros((BN, BM), tl.float32)
-    for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
+    for number in range(0, pairs_of_split(split, pairs_per_split, pairs)):
+        pair = split * pairs_per_split + number
         for step in tl.static_range(2):
             span = pair * 2 + step
             at = (span.to(tl.int64) * outs + n)[:, None] * 32 + j[None, :]

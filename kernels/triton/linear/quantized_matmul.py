@@ -50,6 +50,16 @@ def quantized_matmul_config(rows: int, out_features: int, pairs: int, capability
 
 
 @triton.jit
+def pairs_of_split(split, pairs_per_split, pairs):
+    """The number of a split's pairs, at least one.
+
+    If the compiler does not see that, it branches around the loop, the accumulators have two definitions, and ptxas
+    waits for each product before the next one (C7515).
+    """
+    return tl.maximum(tl.minimum(pairs_per_split, pairs - split * pairs_per_split), 1)
+
+
+@triton.jit
 def finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
     """Stores the transposed tile acc [BN, BM]: the result, or one split's partial sums in float32."""
     inside = (n < outs)[:, None] & (m < rows)[None, :]
@@ -91,7 +101,8 @@ def _int4_matmul(
     byte = tl.arange(0, 32)
     x_row = x_ptr + m[None, :].to(tl.int64) * x_stride  # [1, BM]
     acc = tl.zeros((BN, BM), tl.float32)
-    for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
+    for number in range(0, pairs_of_split(split, pairs_per_split, pairs)):
+        pair = split * pairs_per_split + number
         for step in tl.static_range(2):
             span = pair * 2 + step
             at = (span.to(tl.int64) * outs + n)[:, None] * 32 + byte[None, :]
@@ -143,7 +154,8 @@ def _int8_matmul(
     x_row = x_ptr + m[None, :].to(tl.int64) * x_stride
     values_row = values_ptr + n[:, None].to(tl.int64) * channels  # [BN, 1]
     acc = tl.zeros((BN, BM), tl.float32)
-    for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
+    for number in range(0, pairs_of_split(split, pairs_per_split, pairs)):
+        pair = split * pairs_per_split + number
         for step in tl.static_range(128 // STEP):
             first = pair * 128 + step * STEP
             k = first + tl.arange(0, STEP)

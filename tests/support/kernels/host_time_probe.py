@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks/gpu"))
 
 import host_time
+import no_driver
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
@@ -36,7 +37,7 @@ sent: list[Any] = []  # (kernel, grid, arguments) of each launch, with addresses
 dispatched: list[Any] = []  # the kernels for which Triton searched the compiled one
 
 
-class RecordingDriver(host_time.NoDriver):
+class RecordingDriver(no_driver.NoDriver):
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         launch = super().launcher_cls(source, metadata)
 
@@ -70,7 +71,7 @@ def install() -> None:
         return run(kernel, *arguments, **options)
 
     host_time.measured, host_time.NoStream._count, JITFunction.run = measure, count_late, dispatch
-    host_time.NoDriver = RecordingDriver
+    no_driver.NoDriver = RecordingDriver
 
 
 def layer(first_element: int) -> AttentionLayer:

@@ -34,7 +34,6 @@ SHARED_LIMIT = {
     90: 227 * 1024,
     100: 227 * 1024,
 }  # bytes per thread block, CUDA C++ Programming Guide
-OVERLAPPING = {"_prefill_kernel", "_float8_matmul"}  # of which it is reported if ptxas runs products one by one
 
 
 @dataclass
@@ -72,6 +71,7 @@ class Report:
     spilled_bytes: int
     shared_bytes: int
     tensor_core: str  # "wgmma", "tcgen05", "mma" or ""; "wgmma fp8" with float8 operands
+    serialized: str  # the codes of ptxas' advice if it runs wgmma products one by one, such as "C7515"; else ""
     wants_tensor_core: bool
     copies_of_16: int = 0  # asynchronous copies of 16 bytes in the PTX
     copies_of_less: int = 0
@@ -84,6 +84,8 @@ class Report:
             faults.append(f"needs {self.shared_bytes} bytes of shared memory")
         if self.wants_tensor_core and not self.tensor_core:
             faults.append("does not use the tensor cores")
+        if self.serialized:
+            faults.append(f"runs its products one by one ({self.serialized})")
         return faults
 
 
@@ -173,9 +175,8 @@ def compile_job(job: Job) -> Report:
     assert registers and spills, f"no registers in the output of ptxas: {text}"
     patterns = {"wgmma": r"\bwgmma\.mma_async\.sync", "tcgen05": r"\btcgen05\.mma\b", "mma": r"\bmma\.sync"}
     kind = " fp8" if re.search(r"e4m3\.e4m3|kind::f8f6f4", ptx) else ""
-    if launch.kernel.__name__ in OVERLAPPING and "wgmma.mma_async instructions are serialized" in text:
-        kind += " serialized"
     cores = (name + kind for name, pattern in patterns.items() if re.search(pattern, ptx))
+    serialized = re.findall(r"\((C\d+)\)[^\n]*wgmma\.mma_async instructions are serialized", text)
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
     copies_of_16 = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
     return Report(
@@ -186,6 +187,7 @@ def compile_job(job: Job) -> Report:
         spilled_bytes=int(spills[1]),
         shared_bytes=compiled.metadata.shared,
         tensor_core=next(cores, ""),
+        serialized=" ".join(sorted(set(serialized))),
         wants_tensor_core=job.wants_tensor_core,
         copies_of_16=copies_of_16,
         copies_of_less=len(sizes) - copies_of_16,
@@ -197,7 +199,6 @@ def jobs_of(cases_file: str | Path) -> list[Job]:
     import triton
 
     triton.knobs.nvidia.dump_ptxas_log = True
-    compiled_record.without_line_numbers()
     spec = importlib.util.spec_from_file_location("cases", cases_file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

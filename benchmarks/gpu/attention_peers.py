@@ -1,0 +1,46 @@
+"""Times torch's own attention of prompts, for comparison: cuDNN's, and FlashAttention 2 as torch has it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+
+import machine
+import torch
+from machine import DEVICE, DRY, DTYPE
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention 2": SDPBackend.FLASH_ATTENTION}
+
+
+def seconds_of_peer(backend: SDPBackend, rows: int, tokens: int, heads: int, dim: int) -> float:
+    """Seconds of one layer's causal attention of `rows` prompts over keys and values that lie side by side.
+
+    Every query head has a KV head: no backend has fewer in all versions of torch, and the products are as many.
+    """
+    q, k, v = (torch.randn(rows, heads, tokens, dim, device=DEVICE, dtype=DTYPE) for _ in range(3))
+    with contextlib.nullcontext() if DRY else sdpa_kernel(backend):
+        call = machine.captured(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    return machine.seconds_of(call)
+
+
+def compare_with_peers(name: str, rows: int, tokens: int, heads: int, dim: int, seconds: float) -> int:
+    """Prints the speed of each peer, and ours (`seconds`) over it. Returns how many failed."""
+    failures, flop = 0, 4 * rows * heads * dim * tokens * (tokens + 1) / 2
+    for peer, backend in PEERS.items():
+        try:
+            theirs = seconds_of_peer(backend, rows, tokens, heads, dim)
+        except Exception as error:  # a version of torch or a GPU without it; the others may work
+            traceback.print_exc()
+            print(
+                json.dumps({"failed": f"{name}: {peer}", "error": f"{type(error).__name__}: {error}"[:300]}), flush=True
+            )
+            failures += 1
+            continue
+        speed = {"name": f"{name}: {peer}", "value": flop / theirs / 1e12, "unit": "TFLOP/s", "us": theirs * 1e6}
+        print(json.dumps(speed), flush=True)
+        ratio = {"name": f"{name}: speed over {peer}", "value": theirs / seconds, "unit": "x", "us": seconds * 1e6}
+        print(json.dumps(ratio), flush=True)
+    return failures
