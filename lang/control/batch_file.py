@@ -106,12 +106,11 @@ def _run_here(
     progress_bar: bool,
 ) -> None:
     output.begin(client)
-    executions = []
-    for index, arguments in ready.items():
-        executions.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
-        executions[-1].on_done = partial(output.record, index)
-    for first in range(0, len(executions), CHUNK_ITEMS):
-        chunk = executions[first : first + CHUNK_ITEMS]
+    for first in range(0, len(ready), CHUNK_ITEMS):
+        chunk = []
+        for index, arguments in itertools.islice(ready.items(), first, first + CHUNK_ITEMS):
+            chunk.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
+            chunk[-1].on_done = partial(output.record, index)
         output.abort_items = partial(_abort, chunk)
         program._run_all(chunk, threads, num_workers(threads, len(chunk)), progress_bar)
         output.check_written()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from plait.lang.control.item_log import model_name
+from plait.lang.control.saved_values import fields_of, is_data_class
 from plait.lang.core.state import ProgramState
 from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
@@ -192,15 +190,4 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if hasattr(value, "model_dump"):
         return as_json(value.model_dump(mode="json"))  # which leaves NaN as it is
-    if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct) or hasattr(value, "_asdict"):
-        return as_json(_fields(value))
-    return str(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if hasattr(value, "_asdict"):
-        fields: dict[str, Any] = value._asdict()
-        return fields
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return as_json(fields_of(value)) if is_data_class(type(value)) else str(value)
