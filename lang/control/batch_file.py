@@ -55,7 +55,7 @@ def run_batch_file(
     """
     options, _ = program._arguments.split_sampling("batch", sampling or {})
     items, reasons = _read_items(program, input_path)
-    identity = batch_identity(program.name, program._body, options)
+    identity = batch_identity(program.name, program._body, program._arguments.bound, options)
     output = _open_output(output_path, items, identity, input_path)
     ready = _ready_items(program, items, reasons, output, input_path)
     threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads

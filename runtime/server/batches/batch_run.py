@@ -156,8 +156,8 @@ class BatchRun:
             await self._end("failed", checked.problems)
             return False
         record.counts.total = len(checked.lines)
-        await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
         async with self._saving:
+            await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
             if record.status == "validating":
                 await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
         return True
