@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
@@ -30,17 +29,20 @@ _logger = logging.getLogger("plait.constrained")
 
 
 class SpecFile:
-    """The file at `path`, of at most 4 MiB and 1,024 constraints. Its errors are logged and never raised."""
+    """The file at `path`, of at most 4 MiB and 1,024 constraints. Its errors are logged and never raised.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    open_private: returns a descriptor for reading, or raises OSError unless this user alone may write to the file.
+    """
+
+    def __init__(self, path: Path, open_private: Callable[[Path], int]) -> None:
+        self.path, self._open_private = path, open_private
         self._lock = Lock()  # of writing
         self._digest = b""  # of what was read or written last
 
     def read(self) -> list[Spec]:
         """Returns the constraints, the most recently used first; none if the file is missing, damaged or not private.
 
-        >>> SpecFile(Path("/nowhere/constraints")).read()
+        >>> SpecFile(Path("/nowhere/constraints"), open_private).read()       # doctest: +SKIP
         []
         """
         try:
@@ -71,10 +73,7 @@ class SpecFile:
                 _logger.warning("constraints are not kept for the next start: %s: %.200s", self.path, error)
 
     def _read_checked(self) -> bytes:
-        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise ValueError("it is no file of this user's, or others may write to it")
+        with open(self._open_private(self.path), "rb") as file:
             content = file.read(MAX_BYTES + 1)
         head, body = content[: len(_MAGIC) + _DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
         digest = hashlib.sha256(body).digest()
@@ -100,7 +99,7 @@ class KeptSpecs:
     """The specs that `used` returns, the most recently used first, and those of the last start that are not compiled
     again yet. Without a file it has none.
 
-    >>> kept = KeptSpecs(SpecFile(path), cache.grammars.specs)                  # doctest: +SKIP
+    >>> kept = KeptSpecs(spec_file, cache.grammars.specs)                  # doctest: +SKIP
     >>> kept.read()                                                       # doctest: +SKIP
     >>> kept.next_to_restore()                                            # doctest: +SKIP
     Regex(pattern='[0-9]+')

@@ -305,7 +305,10 @@ def _schema_text(schema: object) -> str:
         schema = model_schema()
     if isinstance(schema, dict | bool):
         try:
-            schema = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            if len(text := msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:  # found faster than json.dumps writes it
+                schema = text.decode()
+            else:
+                schema = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
             raise GrammarError(f"the schema is not JSON: {reason}") from None

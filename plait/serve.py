@@ -86,10 +86,11 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "running and waiting requests (of programs: calls) of one key; default: 0, no limit",
     )
     number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
-    number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
+    number("--idle-timeout", float, "S", "seconds between two requests of a connection; default: 75")
     number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")
+    number("--max-restarts", int, "N", "of a runtime in a row, none of which lasts for 60 s; default: 8")
     number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
 
 
@@ -184,6 +185,7 @@ def serve_command(options: argparse.Namespace) -> int:
         write_timeout_s=options.write_timeout,
         drain_timeout_s=options.drain_timeout,
         stuck_after_s=options.stuck_after,
+        max_restarts=options.max_restarts,
         retry_after_s=options.retry_after,
     )
     engine = _model_settings(options)

@@ -11,6 +11,7 @@ FlushCache) is answered by exactly one Finished, Failed or Status.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 10  # incremented when the layout of any message changes
+PROTOCOL = 11  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -257,18 +258,35 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
+LOGPROBS_PER_PART = 128
+_encode = msgspec.msgpack.Encoder().encode
+_decode_part = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
+
+
+def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> list[msgspec.Raw]:
+    """Returns logprobs in MessagePack, in parts each of which is decoded within a millisecond."""
+    starts = range(0, len(logprobs), LOGPROBS_PER_PART)
+    return [msgspec.Raw(_encode(logprobs[start : start + LOGPROBS_PER_PART])) for start in starts]
+
+
+def decode_logprobs(parts: Iterable[bytes | msgspec.Raw]) -> list[TokenLogprob]:
+    """Returns the logprobs in some parts, in order."""
+    return [entry for part in parts for entry in _decode_part(part)]
+
+
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
     """The result of a Select: the `index` of the selected choice, and the score of each.
 
     token_logprobs[i][j]: logprob of token j of choice i.
-    top_logprobs[i][j]: the most likely tokens at the position of token j of choice i, if requested.
+    top_logprobs[i]: the tokens of choice i with their logprobs and the most likely tokens at their positions, if these
+        were requested, in parts for `decode_logprobs`.
     """
 
     index: int
     scores: list[float]
     token_logprobs: list[list[float]]
     unconditional_logprobs: list[list[float]] | None = None
-    top_logprobs: list[list[list[tuple[int, float]]]] | None = None
+    top_logprobs: list[list[msgspec.Raw]] | None = None
 
 
 class ExactInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -341,7 +359,8 @@ class Finished(Message, frozen=True):
     """The call ended with a value.
 
     matched: the stop string or stop token that ended it.
-    prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested.
+    prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested, in parts for
+        `decode_logprobs`.
     embedding: the vector of an Embed, float32, little-endian.
     warnings: what the constraint does not enforce; see `Grammar.warnings`.
     exact: set if the value was drawn with `SamplingParams.exact`.
@@ -353,7 +372,7 @@ class Finished(Message, frozen=True):
     usage: Usage
     matched: str | int | None = None
     choice: ChoiceScores | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[msgspec.Raw] | None = None
     embedding: bytes | None = None
     warnings: tuple[str, ...] = ()
     exact: ExactInfo | None = None

@@ -42,7 +42,7 @@ GROUPS = {
     "tenants": 100,
     "logs": 100,
     "overload": 150,
-    "event_loop": 150,
+    "event_loop": 240,
     "scheduler": 150,
 }
 

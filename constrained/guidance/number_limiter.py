@@ -17,6 +17,7 @@ Number::toString: 0.0000012345678901234567)."""
 MAX_EXPONENT_DIGITS = 3
 _MAX_LITERAL_DIGITS = 400  # digits of the longest double written without an exponent, 5e-324 with all that it can have
 _DIGITS = b"0123456789"
+_BOUND = re.compile(r'"(?:exclusiveM|m)(?:in|ax)imum"\s*:\s*-?[0-9.eE+-]+')  # continues where it needs more digits
 _LONG_LITERAL = re.compile(rf"[0-9][0-9.]{{{MAX_DIGITS},}}|[0-9.]+[eE][+-]?[0-9]{{1,3}}(?![0-9])")
 
 
@@ -78,11 +79,11 @@ def digit_limit(schema: str) -> int:
 
     That is MAX_DIGITS, or more if the schema lists a longer number, which the library writes without an exponent.
 
-    >>> digit_limit('{"enum": [1, 1e30]}'), digit_limit('{"type": "number"}')
+    >>> digit_limit('{"enum": [1, 1e30]}'), digit_limit('{"maximum": 1e300}')
     (31, 23)
     """
     max_digits = MAX_DIGITS
-    for literal in _LONG_LITERAL.findall(schema):
+    for literal in _LONG_LITERAL.findall(_BOUND.sub("", schema)):
         mantissa, _, exponent = literal.lower().partition("e")
         integer, _, fraction = mantissa.partition(".")
         shift = int(exponent or 0)

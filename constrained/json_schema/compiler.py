@@ -7,7 +7,9 @@ name. So these escapes are not allowed at all, and every text has one spelling.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -18,10 +20,10 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensu
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
+from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bounds, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
-from plait.constrained.json_schema.wide_objects import write_wide_objects
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
@@ -44,7 +46,8 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     """
     if isinstance(spec, JsonObject):
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
-        return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
+        (grammar,) = _grammars(rewritten.schema, spec)
+        return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
     rewritten = _rewritten(spec)
     reason = None
     if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
@@ -80,23 +83,40 @@ def _compile_rewritten(
     rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary, *, is_combined: bool = False
 ) -> LlguidanceSource:
     unique = extract_unique_items(rewritten.schema)
+    begins = (b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else ()
     try:
-        return ensure_compiles(
-            LlguidanceSource(
-                _grammar(rewritten.schema, spec),
-                rewritten.unchecked,
-                (spec.text,) if rewritten.unchecked else (),
-                max_digits=digit_limit(spec.text),
-                warnings=rewritten.warnings,
-                unique_items=json.dumps(unique) if unique else "",
+        return _first_compiled(
+            (
+                LlguidanceSource(
+                    grammar,
+                    rewritten.unchecked,
+                    (spec.text,) if rewritten.unchecked else (),
+                    max_digits=digit_limit(spec.text),
+                    warnings=rewritten.warnings,
+                    unique_items=json.dumps(unique) if unique else "",
+                )
+                for grammar in _grammars(rewritten.schema, spec)
             ),
             vocabulary,
-            begins=(b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else (),
+            begins,
         )
     except GrammarError as error:
         if error.reason.startswith(_NOT_COMBINED):
             raise _CannotCombine(error.reason) from None
         raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
+
+
+def _first_compiled(
+    sources: Iterable[LlguidanceSource], vocabulary: Vocabulary, begins: tuple[bytes, ...] = ()
+) -> LlguidanceSource:
+    """Returns the first source that compiles. Raises GrammarError with the reason of the last one."""
+    error: GrammarError | None = None
+    for source in sources:
+        try:
+            return ensure_compiles(source, vocabulary, begins)
+        except GrammarError as refusal:
+            error = refusal
+    raise error or AssertionError("every schema has a grammar")
 
 
 def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -115,10 +135,10 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     if spec.otherwise is None:
         rules.insert(0, f"start: call{{{spec.at_least},{at_most}}}{tail}")
     else:
-        otherwise_schema, otherwise_unchecked, otherwise_warnings = _alternative_schema(spec.otherwise)
+        otherwise_rules, otherwise_unchecked, otherwise_warnings = _alternative_rules(spec.otherwise)
         unchecked += otherwise_unchecked
         warnings += otherwise_warnings
-        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", f"otherwise: %json {json.dumps(otherwise_schema)}"]
+        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", *otherwise_rules]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
@@ -161,16 +181,16 @@ def _call_rules(triggers: list[Trigger], spec: Structural) -> tuple[list[str], l
         unchecked += [pointer + inner for inner in rewritten.unchecked]
         warnings += rewritten.warnings
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
+        rules += _value_rules(rewritten.schema, spec, f"value{index}")
         calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
     return rules, calls, unchecked, warnings
 
 
-def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
-    """Returns the schema of the value that may replace the calls, the pointers that it leaves unchecked, and its
+def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Returns the rules of the value that may replace the calls, the pointers that it leaves unchecked, and its
     warnings."""
     if isinstance(spec, JsonObject):
-        return with_options({} if spec.any_value else {"type": "object"}, spec), [], ()
+        return _value_rules({} if spec.any_value else {"type": "object"}, spec, "otherwise"), [], ()
     try:
         rewritten = rewrite_schema(
             spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
@@ -178,7 +198,16 @@ def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], 
     except GrammarError as error:
         raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
     unchecked = [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
-    return with_options(rewritten.schema, spec), unchecked, rewritten.warnings
+    return _value_rules(rewritten.schema, spec, "otherwise"), unchecked, rewritten.warnings
+
+
+def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
+    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
+    lark = _lark_rules(schema, spec)
+    if lark and not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))):
+        return [f"{start}: %lark {{", *lark, "}"]
+    plain = schema if lark is None else with_closed_bounds(schema)
+    return [f"{start}: %json {json.dumps(with_options(plain, spec))}"]
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
@@ -195,19 +224,37 @@ def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structu
     return {**schema, "x-guidance": options}
 
 
-def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
-    """Returns the grammar of a rewritten schema; written as Lark where it has objects of hundreds of properties."""
-    separators = (",", ":") if spec.compact else (", ", ": ")
-    lark = None if spec.whitespace else write_wide_objects(schema, lambda part: with_options(part, spec), separators)
-    if lark is None:
-        return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec))))
-    return str(llguidance.LLMatcher.grammar_from_lark(lark))
+def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator[str]:
+    """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
+    lark = _lark_rules(schema, spec)
+    if lark:
+        yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(lark)))
+    plain = schema if lark is None else with_closed_bounds(schema)
+    yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(plain, spec))))
+
+
+def _lark_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> list[str] | None:
+    """Returns a rewritten schema as a Lark grammar; None if it needs none, [] if it has none."""
+    separators = (",", ":") if spec.compact or spec.whitespace else (", ", ": ")
+    write = partial(
+        write_lark,
+        with_options=partial(with_options, spec=spec),
+        separators=separators,
+        has_space=spec.whitespace,
+    )
+    try:
+        return write(schema)
+    except NotWritten:
+        try:
+            return write(combine_conjunctions(schema)) or []
+        except (NotWritten, GrammarError):
+            return []
 
 
 def _rejects(schema: Schema) -> bool:
     if isinstance(schema, bool):
         return not schema
-    return is_large(schema) or is_invalid_grammar(_grammar(schema, JsonObject()))
+    return is_large(schema) or all(map(is_invalid_grammar, _grammars(schema, JsonObject())))
 
 
 def _regex_literal(text: str) -> str:

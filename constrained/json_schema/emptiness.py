@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
 
 MAX_DEPTH = 6
 MAX_LISTED = 60
@@ -18,8 +19,8 @@ _KIND_OF: dict[type, str] = {
 _PREFIX = "#/$defs/"
 _OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength")
-_COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *_BOUNDS, "type"))
+_OF_LENGTH = ("minLength", "maxLength")
+_COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
 
 
 def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
@@ -89,7 +90,7 @@ class Emptiness:
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
             return not any(all(self.admits(part, value) for part in parts) for value in listed)
-        if not kinds or (set(kinds) <= {"number", "integer"} and _do_bounds_cross(flat)):
+        if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
             return True
         if depth >= MAX_DEPTH:
             return False
@@ -168,22 +169,7 @@ def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
     if isinstance(value, str):
         low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
         return not low <= len(value) <= high or ("pattern" in schema and not matches(schema["pattern"], value))
-    return (
-        value < schema.get("minimum", value)
-        or value > schema.get("maximum", value)
-        or ("exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"])
-        or ("exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"])
-    )
-
-
-def _do_bounds_cross(parts: list[dict[str, Any]]) -> bool:
-    lows = [
-        (part[name], name != "minimum") for part in parts for name in ("minimum", "exclusiveMinimum") if name in part
-    ]
-    highs = [
-        (part[name], name != "maximum") for part in parts for name in ("maximum", "exclusiveMaximum") if name in part
-    ]
-    return any(low > high or (low == high and (a or b)) for low, a in lows for high, b in highs)
+    return not number_range([schema]).contains(value)
 
 
 def _has_value(schema: Schema, having: set[str]) -> bool:

@@ -23,6 +23,7 @@ from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.compiler.background import ERROR, OPTIMIZED, QUICK, BackgroundCompilation, CompileProgress
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.parallel import thread_pool
+from plait.kernels.private_file import open_private
 
 LOWEST_PRIORITY = 19
 KERNELS: dict[str, KernelLibrary] = {
@@ -51,8 +52,9 @@ def _compile_lock() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if folder is not None:
             with contextlib.suppress(OSError):  # if no file can be locked, each process compiles for itself
-                file = stack.enter_context((folder / "kernels.lock").open("a"))
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+                lock = open_private(folder / "kernels.lock", os.O_RDWR | os.O_CREAT)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -22,7 +22,8 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class JsonHttp:
-    """Requests to one base URL. Statuses 429, 502, 503 and 529 are retried up to three times."""
+    """Requests to one base URL. Statuses 429, 502, 503 and 529 are retried up to three times, unless the answer has the
+    header `x-should-retry: false`."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
@@ -70,7 +71,8 @@ class JsonHttp:
                 return _opener().open(request, timeout=max(0.01, deadline - time.monotonic()))
             except urllib.error.HTTPError as error:
                 pause = _pause(error, attempt)
-                if error.code not in BUSY or attempt == RETRIES or time.monotonic() + pause > deadline:
+                may_retry = error.code in BUSY and error.headers.get("x-should-retry") != "false"
+                if not may_retry or attempt == RETRIES or time.monotonic() + pause > deadline:
                     raise _failure(self.base_url, error) from None
                 time.sleep(pause)
             except TimeoutError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,7 +15,16 @@ import msgspec
 from plait.constrained.specs import Spec
 from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
 from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import ChoiceScores, ExactInfo, Finished, FinishReason, ParticlesInfo, TokenLogprob, Usage
+from plait.runtime.messages import (
+    ChoiceScores,
+    ExactInfo,
+    Finished,
+    FinishReason,
+    ParticlesInfo,
+    TokenLogprob,
+    Usage,
+    decode_logprobs,
+)
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -23,15 +32,25 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MESSAGE_BYTES, TOKEN_BYTES = 256, 48  # estimated memory of a message's text and times, and of a token id
-_encode_logprobs = msgspec.msgpack.Encoder().encode
-_logprob_decoder = msgspec.msgpack.Decoder(list[TokenLogprob])
-_NO_LOGPROBS = _encode_logprobs([])
+_encode = msgspec.msgpack.Encoder().encode
+_NO_LOGPROBS = _encode([])
 
 DEADLINE_GRACE_S = 1.0  # how long a call waits after its deadline for the scheduler to report it
 
 
-def _decode_logprobs(encoded: Iterable[bytes]) -> list[TokenLogprob]:
-    return [entry for part in encoded for entry in _logprob_decoder.decode(part)]
+class _PromptLogprobs:
+    """The field `CallResult.prompt_logprobs`. What a message has of them in parts is decoded at the first access."""
+
+    def __get__(self, result: CallResult | None, owner: type[CallResult]) -> list[TokenLogprob] | None:
+        if result is None:
+            return None  # the default value of the field
+        value = result.__dict__["_prompt_logprobs"]
+        if value and isinstance(value[0], msgspec.Raw):
+            value = result.__dict__["_prompt_logprobs"] = decode_logprobs(value)
+        return value  # type: ignore[no-any-return]
+
+    def __set__(self, result: CallResult, value: list[TokenLogprob] | list[msgspec.Raw] | None) -> None:
+        result.__dict__["_prompt_logprobs"] = value
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class CallResult:
     token_ids: list[int] = field(default_factory=list)
     encoded_logprobs: Sequence[bytes] | None = None
     choice: ChoiceScores | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: _PromptLogprobs = _PromptLogprobs()
     lenient_constraint: Spec | None = None
     embedding_bytes: bytes | None = None
     warnings: tuple[str, ...] = ()
@@ -64,7 +83,7 @@ class CallResult:
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
         """One entry per sampled token: more than `token_ids` if a stop string was cut off."""
-        return None if self.encoded_logprobs is None else _decode_logprobs(self.encoded_logprobs)
+        return None if self.encoded_logprobs is None else decode_logprobs(self.encoded_logprobs)
 
     @cached_property
     def embedding(self) -> npt.NDArray[np.float32]:
@@ -146,7 +165,7 @@ class Call:
     def _add_logprobs(self, logprobs: list[TokenLogprob]) -> None:
         if self._logprobs is None:
             self._logprobs = [_NO_LOGPROBS] * len(self._arrivals)
-        self._logprobs.append(_encode_logprobs(logprobs))
+        self._logprobs.append(_encode(logprobs))
         self.num_received_bytes += len(self._logprobs[-1])
 
     def on_finished(self, message: Finished) -> None:
@@ -219,7 +238,7 @@ class Call:
                 logprobs[since.num_logprobs : end.num_logprobs] = [_NO_LOGPROBS] * len(new_logprobs)
             text = "".join(self._pieces[since.num_pieces : end.num_pieces])
             token_ids = self._token_ids[since.num_tokens : end.num_tokens]
-            return CallUpdate(text, token_ids, _decode_logprobs(new_logprobs), is_last and self.done()), end
+            return CallUpdate(text, token_ids, new_logprobs, is_last and self.done()), end
 
     # -- public -----------------------------------------------------------------------------------
 

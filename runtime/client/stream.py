@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from plait.runtime.errors import Aborted, CallFailed
-from plait.runtime.messages import TokenLogprob
+from plait.runtime.messages import TokenLogprob, decode_logprobs
 from plait.runtime.transport.notifier import LoopNotifier, SingleWaiterEvent, wait_for_event
 
 MAX_MESSAGES_PER_UPDATE = 64  # of a stream with a limit
@@ -27,14 +27,18 @@ class CallUpdate(NamedTuple):
 
     text: whole characters only.
     token_ids: tokens appended to the session's text.
-    logprobs: one entry per sampled token.
+    encoded_logprobs: `logprobs` of each message, in MessagePack.
     finished: this is the last update of the call.
     """
 
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob]
+    encoded_logprobs: Sequence[bytes]
     finished: bool
+
+    def logprobs(self) -> list[TokenLogprob]:
+        """One entry per sampled token. Decodes them."""
+        return decode_logprobs(self.encoded_logprobs)
 
 
 class StreamedCall(Protocol):
@@ -93,7 +97,7 @@ async def stream_updates(
                     num_finished += 1
                     if raise_on_failure:
                         call.raise_if_failed()
-                if update.finished or update.token_ids or update.logprobs:
+                if update.finished or update.token_ids or update.encoded_logprobs:
                     batch.append((index, update))
             if num_finished:
                 finished = {index for index, update in batch if update.finished}

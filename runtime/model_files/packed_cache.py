@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from plait.kernels.private_file import OddFile, is_private, open_private
 from plait.runtime.model_files.array_file import ArrayFile, Bytes, DamagedFile, file_bytes, map_arrays, write_arrays
 from plait.runtime.model_files.pypi_models import cache_folder
 
@@ -110,13 +111,12 @@ def path_of(key: str) -> Path:
 def load(key: str) -> tuple[ArrayFile, CacheHeader] | None:
     """Maps the file of this key and marks it as used; None if there is none.
 
-    Raises DamagedFile, or UnusableFolder if the folder is not this user's own.
+    Raises DamagedFile, also for what is no private file, or UnusableFolder if the folder is not this user's own.
     """
     try:
         with _opened_folder() as folder_fd:
-            fd = os.open(path_of(key).name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+            fd = open_private(path_of(key).name, folder_fd=folder_fd)
             try:
-                _check_owner(os.fstat(fd), stat.S_ISREG)
                 mapped = map_arrays(fd)
                 with contextlib.suppress(OSError):  # a folder that can only be read
                     os.utime(fd)
@@ -124,6 +124,8 @@ def load(key: str) -> tuple[ArrayFile, CacheHeader] | None:
                 os.close(fd)
     except FileNotFoundError:
         return None
+    except OddFile as error:
+        raise DamagedFile(error.strerror) from error
     except OSError as error:
         raise UnusableFolder(f"{path_of(key)} cannot be read ({error.strerror})") from error
     header = _decode(mapped.metadata)
@@ -149,7 +151,7 @@ def remove(key: str) -> None:
 def store(header: CacheHeader, arrays: Sequence[Bytes], before_part: Callable[[], None] = lambda: None) -> bool:
     """Writes the file of a model, unless another process does, it is larger than the limit, or its model has changed.
 
-    Removes other files as far as needed. Returns whether the file exists now. before_part: called before each 16 MiB;
+    Removes other files as far as needed. Returns whether the file exists now. before_part: called before each MiB;
     an exception that it raises ends the writing, and the unfinished file is removed. Raises UnusableFolder.
     """
     metadata, limit = msgspec.json.encode(header), limit_bytes()
@@ -179,8 +181,8 @@ def stored_files() -> list[tuple[Path, os.stat_result]]:
     with contextlib.suppress(OSError):
         for path in folder().iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.suffix == _SUFFIX:
-                    files.append((path, path.stat()))
+                if path.suffix == _SUFFIX and stat.S_ISREG((status := path.lstat()).st_mode):
+                    files.append((path, status))
     return sorted(files, key=lambda file: file[1].st_mtime_ns)
 
 
@@ -189,17 +191,11 @@ def _opened_folder() -> Iterator[int]:
     """Opens the folder. Raises UnusableFolder if others own it or may write there, and OSError."""
     fd = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _check_owner(os.fstat(fd), stat.S_ISDIR)
+        if not is_private(os.fstat(fd)):
+            raise UnusableFolder(f"{folder()} belongs to another user, or others may write there")
         yield fd
     finally:
         os.close(fd)
-
-
-def _check_owner(status: os.stat_result, is_right_type: object) -> None:
-    """Raises UnusableFolder unless this user owns a file or folder and nobody else may write to it."""
-    assert callable(is_right_type)
-    if not is_right_type(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise UnusableFolder(f"{folder()} or a file in it belongs to another user, or others may write there")
 
 
 @contextlib.contextmanager
@@ -209,9 +205,9 @@ def _locked_part(target: Path, folder_fd: int) -> Iterator[int | None]:
     It is removed after the block unless it was renamed.
     """
     name = target.with_suffix(_PART_SUFFIX).name
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    fd = open_private(name, os.O_RDWR | os.O_CREAT, folder_fd)
     try:
-        if not _lock(fd) or not _is_named(fd, name, folder_fd) or target.exists():
+        if not _lock(fd) or not _is_named(fd, name, folder_fd) or target.is_file():
             yield None
             return
         os.ftruncate(fd, 0)
@@ -264,7 +260,7 @@ def _make_room(target: Path, header: CacheHeader, available: int) -> None:
 def _remove_abandoned(path: Path) -> None:
     """Removes an unfinished file unless a process writes it."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
             if _lock(fd):
                 path.unlink(missing_ok=True)
@@ -275,7 +271,7 @@ def _remove_abandoned(path: Path) -> None:
 def _is_outdated(path: Path) -> bool:
     """Returns whether the file is damaged, or its model is no longer there as it was."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_private(path)
         try:
             return not all(source.is_current() for source in _decode(map_arrays(fd).metadata).sources)
         finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.constrained.spec_file import SpecFile
+from plait.kernels.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -48,7 +49,7 @@ def build_engine_loop(
         start_eagerly=False,
         in_place=True,
         tenant_weights=config.tenant_weights,
-        spec_file=SpecFile(Path(config.constraint_file)) if config.constraint_file else None,
+        spec_file=SpecFile(Path(config.constraint_file), open_private) if config.constraint_file else None,
     )
     compiler.start()
     pooling, embeddings = read_pooling(model_path), None

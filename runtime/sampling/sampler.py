@@ -53,7 +53,7 @@ class Sampler:
                 output.verified[request] = self._verify_draft(logits[rows], request)
             elif isinstance(request, GenerationRequest) and request.needs_probabilities:
                 if scheduled.num_logits:
-                    output.probabilities[request] = self._probabilities(logits[rows], request)
+                    output.probabilities[request] = self.probabilities(logits[rows], request)
             elif isinstance(request, GenerationRequest) and scheduled.num_logits - scheduled.is_sampled > 0:
                 output.prompt_logprobs[request] = self._prompt_logprobs(logits[rows], scheduled, request)
         sampled = batch.sampled_requests
@@ -69,8 +69,11 @@ class Sampler:
         if num_top:
             output.top_logprobs[request] = self.top_logprobs_at(logits, first, request.targets, num_top)
 
-    def _probabilities(self, logits: Any, request: GenerationRequest) -> list[Float32Array | None]:
-        """The probabilities [V] of each position of logits [n, V], without a constraint."""
+    def probabilities(self, logits: Any, request: GenerationRequest) -> list[Float32Array | None]:
+        """The probabilities [V] of each position of logits [n, V], without a constraint; None if not finite.
+
+        Changes `logits` if the request has a bias.
+        """
         if request.params.has_penalties_or_bias:
             for row in logits:
                 self.ops.apply_penalties_and_bias(row, request)

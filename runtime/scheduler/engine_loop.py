@@ -369,11 +369,12 @@ class EngineLoop:
         rows: probabilities [V] after each of its last tokens; None if they are not finite.
         """
         finite = [row for row in rows if row is not None]
-        call = request.call
+        call, end = request.call, scheduled.start + scheduled.count
+        if end > request.seq.num_computed:  # the step computed a path that the request has left since
+            return
         if len(finite) < len(rows):
             self._fail_token(call, NOT_FINITE)
             return
-        end = scheduled.start + scheduled.count
         request.rows |= dict(enumerate(finite, start=end - len(finite)))
         if not (scheduled.is_sampled and scheduled.is_still_next):
             request.logits_from = max(request.logits_from, end)

@@ -121,8 +121,13 @@ def _batch_service(app: Application, table: ASGIApp, state: AppState, directory:
         state.settings,
         ask=partial(run_line, entry),
         may_start=lambda: state.only_model is None or state.only_model.status == "loaded",
-        is_draining=lambda: state.admission.is_draining,
+        is_draining=lambda: state.admission.is_draining or _has_ended(state),
     )
+
+
+def _has_ended(state: AppState) -> bool:
+    """Whether no request can be answered until another server is started: lines of batches are left to that one."""
+    return state.only_model is not None and state.only_model.status == "failed"
 
 
 def _run_silent_calls_elsewhere(state: AppState) -> None:

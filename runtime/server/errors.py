@@ -12,6 +12,7 @@ from typing import Any
 from plait.runtime import errors
 from plait.runtime.sampling_params import name_in
 from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.restarting_runtime import NotRestarted
 
 log = logging.getLogger("plait.server")
 
@@ -75,6 +76,8 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return ApiError(504, str(error), type=TIMEOUT, param="timeout", code="deadline_exceeded")
     if isinstance(error, errors.Overloaded):
         return ApiError(503, str(error), type=OVERLOADED, code="overloaded", headers=retry)
+    if isinstance(error, NotRestarted):  # before its base class
+        return ApiError(503, str(error), type=OVERLOADED, code="runtime_gone")
     if isinstance(error, errors.RuntimeGone):
         text = "the model's runtime process has ended and is being restarted"
         return ApiError(503, text, type=OVERLOADED, code="runtime_gone", headers=retry)

@@ -14,9 +14,6 @@ from types import FrameType
 import uvicorn
 
 from plait.runtime.server.app_state import AppState
-from plait.runtime.server.engines.engine_pool import EnginePool
-from plait.runtime.server.engines.pooled_model import Engine
-from plait.runtime.server.replicated_runtime import ReplicaGroup
 
 ABORT_TIMEOUT_S = 2.0  # for aborted requests to send their error responses
 FORCED_EXIT_CODE = 130
@@ -30,11 +27,9 @@ class GracefulServer(uvicorn.Server):
     `exit_code` is valid after `serve` has returned.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, state: AppState, runtime: Engine | EnginePool | ReplicaGroup, address: str
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState, address: str) -> None:
         super().__init__(config)
-        self._state, self._runtime, self._address = state, runtime, address
+        self._state, self._address = state, address
         self._drain: asyncio.Task[None] | None = None
         self._force_exit = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,12 +56,6 @@ class GracefulServer(uvicorn.Server):
             self.should_exit = True  # the server does not listen yet
         else:
             self._loop.call_soon_threadsafe(self._stop, sig)
-
-    async def on_tick(self, counter: int) -> bool:
-        if self._runtime.has_given_up and not self.should_exit:
-            log.error("the runtime cannot be restarted; the server exits")
-            self.exit_code, self.should_exit = 1, True
-        return await super().on_tick(counter)
 
     def _stop(self, sig: int) -> None:
         if self._drain is None:

@@ -18,13 +18,13 @@ from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_client import ReplicatedClient, sum_of
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport
 from plait.runtime.cluster.router import WINDOW_TOKENS
-from plait.runtime.errors import InputError, ModelError, PlaitError, RuntimeGone
+from plait.runtime.errors import InputError, ModelError, PlaitError
 from plait.runtime.executor.host_machine import may_have_gpu, num_gpu_nodes
 from plait.runtime.messages import Status
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S, RestartingRuntime
-from plait.runtime.server.settings import STUCK_AFTER_S
+from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S, NotRestarted, RestartingRuntime
+from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 CPU_WINDOW_TOKENS = 1024  # of the router, where a prompt token takes far longer than on a GPU
@@ -86,9 +86,10 @@ class ReplicatedRuntime(ReplicaGroup):
         devices: Sequence[str],
         meanwhile: Callable[[], object] | None = None,
         stuck_after_s: float = STUCK_AFTER_S,
+        max_restarts: int = MAX_RESTARTS,
         **settings: Any,
     ) -> None:
-        self._stuck_after_s, self._lock = stuck_after_s, threading.Lock()
+        self._stuck_after_s, self._max_restarts, self._lock = stuck_after_s, max_restarts, threading.Lock()
         self._transport: ReplicatedTransport | None = None
         self._client: ReplicatedClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,6 +115,7 @@ class ReplicatedRuntime(ReplicaGroup):
                     model_path,
                     meanwhile if number == 0 else None,
                     self._stuck_after_s,
+                    self._max_restarts,
                     on_start=partial(self._connect, number),
                     on_silence=partial(self._on_silence, number),
                     name=f"replica {number}",
@@ -161,9 +163,10 @@ class ReplicatedRuntime(ReplicaGroup):
 
     @property
     def client(self) -> ReplicatedClient:
-        """The client of all replicas. It is closed while none runs. Raises RuntimeGone once none will be started."""
+        """The client of all replicas. It is closed while none runs. Raises NotRestarted once none will be started."""
         if self.has_given_up:
-            raise RuntimeGone("the processes of all replicas have ended and cannot be restarted")
+            limit = f"the limit of restarts in a row is reached (--max-restarts {self._max_restarts})"
+            raise NotRestarted(f"the processes of all replicas have ended, and {limit}; see the server's log")
         assert self._client is not None
         return self._client
 

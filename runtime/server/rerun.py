@@ -1,12 +1,14 @@
 """Runs a request again whose runtime ended before anything of its response was sent.
 
-A request that was in a runtime when it ended is run `MAX_RUNS` times at most, since it may be the cause. What is kept
-for the next run is what the request holds anyway, its tokenized prompts and parameters.
+A request that was in a runtime when it ended is run `MAX_RUNS` times at most, since it may be the cause. A line of a
+batch is run again by its batch, alone (`batches/line_runner.py`). What is kept for the next run is what the request
+holds anyway, its tokenized prompts and parameters.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Set
 from typing import TypeVar
@@ -16,9 +18,9 @@ from starlette.requests import Request
 from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
 from plait.runtime.server.app_state import AppState, state_of
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import ApiError
+from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.http.response import cancel_on_disconnect
-from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.in_flight import RequestRecord, current_request
 
 T = TypeVar("T")
 
@@ -37,23 +39,41 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
     state, record, num_lost_runs = state_of(request), current_request(), 0
     assert record is not None and record.model is not None
     model = record.model
+    limit_s = math.inf if record.is_background else MAX_WAIT_S  # nobody waits for a line
     while True:
         had_runtime = not model.client.is_closed
         try:
             return await run()
         except (PlaitError, ApiError) as error:
-            num_lost_runs += had_runtime
-            if not _is_runtime_gone(error) or num_lost_runs == MAX_RUNS:
+            if not _is_runtime_gone(error):
+                raise
+            is_lost = had_runtime or bool(record.awaited_calls)
+            num_lost_runs += is_lost
+            if num_lost_runs == MAX_RUNS:
+                raise _lost_too_often() from error
+            if record.is_background and record.awaited_calls and not _was_moved(record):
                 raise
             record.begin_next_run()
-            timeout_s = min(MAX_WAIT_S, record.deadline - time.monotonic())
+            timeout_s = min(limit_s, record.deadline - time.monotonic())
             if not await cancel_on_disconnect(request, model.wait_for_replacement(timeout_s)):
-                if timeout_s < MAX_WAIT_S and model.replaces_runtime:
+                if timeout_s < limit_s and model.replaces_runtime:
                     raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
+                _ = model.client  # raises NotRestarted, which says why there is no further runtime
                 raise
-            if had_runtime:
+            if is_lost:
                 state.metrics.reruns.add(1)
                 log.warning("%s is run again: %s", record.request_id, error)
+
+
+def _lost_too_often() -> ApiError:
+    """The answer to a request that was in several runtimes when they ended, and is perhaps why they did."""
+    text = f"the model's runtime process has ended {MAX_RUNS} times while it ran this request, which is not run again"
+    no_retry = {"x-should-retry": "false"}  # for clients of OpenAI, Anthropic and plait, which repeat after a 503
+    return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=no_retry)
+
+
+class _ReplicaSilent(RuntimeGone):
+    """A replica does not answer, and its calls are run elsewhere."""
 
 
 def run_elsewhere(state: AppState, model: ServedModel, calls: Set[int]) -> None:
@@ -61,13 +81,17 @@ def run_elsewhere(state: AppState, model: ServedModel, calls: Set[int]) -> None:
 
     For the calls on a replica that does not answer. A request that is in its last run stays there.
     """
-    error = RuntimeGone("the replica of this request does not answer")
+    error = _ReplicaSilent("the replica of this request does not answer")
     for record in tuple(state.in_flight.records):
         if record.model is model and record.first_byte_time is None and record.num_runs < MAX_RUNS:
             for call in record.awaited_calls:
                 if call.call_id in calls and not call.done():
                     call.abort()
                     call.on_failed(error)
+
+
+def _was_moved(record: RequestRecord) -> bool:
+    return any(isinstance(call.failure, _ReplicaSilent) for call in record.awaited_calls)
 
 
 def _is_runtime_gone(error: Exception) -> bool:

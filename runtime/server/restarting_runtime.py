@@ -1,7 +1,8 @@
 """Restarts the runtime process when it dies or does not answer, so that the server in front of it keeps running.
 
-A runtime that dies within `STABLE_AFTER_S` of its start counts as a failed start, and the pause before the next attempt
-doubles. After `MAX_FAILURES` failed starts in a row no further attempt is made.
+The rule of restarts of all kinds of servers: the first restart follows at once, the next ones after a pause that
+doubles up to `MAX_BACKOFF_S`. A runtime that has run for `STABLE_AFTER_S` begins a new row. After `max_restarts`
+restarts in a row, failed ones included, there is no further one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,26 +18,30 @@ from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.process.runtime import Runtime
-from plait.runtime.server.settings import STUCK_AFTER_S
+from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
 POLL_INTERVAL_S = 0.02
-INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
-STABLE_AFTER_S = 60.0  # a runtime that lived this long had started successfully
-MAX_FAILURES = 8
+INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 5.0
+STABLE_AFTER_S = 60.0  # from the moment when a runtime is ready
 LIVENESS_INTERVAL_S = 0.5  # a check follows each interval without replies
 NOT_READY_AFTER_S = 3.5  # without an answer to a check
 
 log = logging.getLogger("plait.server")
 
 
+class NotRestarted(RuntimeGone):
+    """The runtime process has ended, and none will follow it. The message says why, and names nothing of the model."""
+
+
 class RestartingRuntime:
     """A `Runtime` that is replaced when it dies, or has not answered for `stuck_after_s`, by a background thread.
 
     The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
-    `settings` are those of `Runtime`. `num_restarts` counts replacements; `has_given_up`: there will be no more.
+    `settings` are those of `Runtime`. `num_restarts` counts replacements; after `max_restarts` in a row there are no
+    more.
     on_start: called with each runtime that has started; a PlaitError that it raises makes it a failed start.
     on_silence: called twice a second while a runtime has not answered for NOT_READY_AFTER_S. Both are called in the
     thread, on_start first in that of the constructor. name: in the log.
@@ -46,6 +52,7 @@ class RestartingRuntime:
         model_path: str | None = None,
         meanwhile: Callable[[], object] | None = None,
         stuck_after_s: float = STUCK_AFTER_S,
+        max_restarts: int = MAX_RESTARTS,
         on_start: Callable[[Runtime], None] = lambda runtime: None,
         on_silence: Callable[[], None] = lambda: None,
         name: str = "the runtime",
@@ -54,10 +61,9 @@ class RestartingRuntime:
         self._model_path, self._settings, self._stuck_after_s = model_path, settings, stuck_after_s
         self._on_start, self._on_silence, self.name = on_start, on_silence, name
         self._runtime = self._start(meanwhile)
-        self._started_at = time.monotonic()
-        self._num_failures = 0
-        self.num_restarts = 0
-        self.has_given_up = False
+        self._ready_at = time.monotonic()
+        self._max_restarts, self._num_in_a_row, self.num_restarts = max_restarts, 0, 0
+        self._end_reason: str | None = None  # why there will be no further runtime
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._watch, name="plait-restart", daemon=True)
@@ -67,11 +73,16 @@ class RestartingRuntime:
     def client(self) -> Client:
         """The client of the current runtime. While that is replaced, it is closed, but still has model and tokenizer.
 
-        Raises RuntimeGone once no further runtime will be started.
+        Raises NotRestarted once no further runtime will be started.
         """
-        if self.has_given_up:
-            raise RuntimeGone("the runtime process has ended and cannot be restarted")
+        if self._end_reason is not None:
+            raise NotRestarted(self._end_reason)
         return self._runtime.client
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the runtime has ended, and no further one will be started."""
+        return self._end_reason is not None
 
     @property
     def address(self) -> str:
@@ -134,18 +145,20 @@ class RestartingRuntime:
         self._runtime.shutdown(grace_s=0.0)  # it has ended, or does not answer
         if self._closing.is_set():
             return
-        self._num_failures = 0 if died_at - self._started_at > STABLE_AFTER_S else self._num_failures + 1
-        if self._num_failures > MAX_FAILURES:
-            log.error("%s did not stay up in %d attempts; it is not restarted again", self.name, MAX_FAILURES)
-            self.has_given_up = True
+        if died_at - self._ready_at > STABLE_AFTER_S:
+            self._num_in_a_row = 0
+        reason, num_before = self._runtime.client.disconnect_reason, self._num_in_a_row
+        if num_before >= self._max_restarts:
+            limit = f"the limit of restarts in a row is reached (--max-restarts {self._max_restarts})"
+            self._end_reason = f"the model's runtime process has ended, and {limit}; see the server's log"
+            log.error("%s; %s is not restarted: %s", reason, self.name, limit)
             return
-        pause_s = (
-            0.0 if self._num_failures < 2 else min(INITIAL_BACKOFF_S * 2 ** (self._num_failures - 2), MAX_BACKOFF_S)
-        )
-        log.error("%s; %s is restarted in %g s", self._runtime.client.disconnect_reason, self.name, pause_s)
+        self._num_in_a_row += 1
+        pause_s = min(INITIAL_BACKOFF_S * 2 ** min(num_before - 1, 10), MAX_BACKOFF_S) if num_before else 0.0
+        log.error("%s; %s is restarted in %g s", reason, self.name, pause_s)
         if self._closing.wait(pause_s):
             return
-        self._started_at = time.monotonic()
+        self._ready_at = math.inf  # if it does not start
         try:
             runtime = self._start()
         except PlaitError as error:
@@ -156,7 +169,7 @@ class RestartingRuntime:
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._attach_if_current, loop, runtime)
-        self._started_at = time.monotonic()
-        log.warning("%s is up again after %.1f s", self.name, self._started_at - died_at)
+        self._ready_at = time.monotonic()
+        log.warning("%s is up again after %.1f s", self.name, self._ready_at - died_at)
         if self._closing.is_set():
             runtime.shutdown()

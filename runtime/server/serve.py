@@ -40,14 +40,14 @@ def serve(
     engine: settings of `Runtime`, and `replicas`: how many runtimes of the model a router places requests on; None for
     one runtime without a router.
     Prints one line with the address once the server accepts connections. Exit codes: 0 after a graceful shutdown, 130
-    after a second SIGINT, 1 if the runtime died and could not be restarted. Raises InputError if the address cannot be
-    bound, and what `Runtime` raises for a model that cannot run.
+    after a second SIGINT. Raises InputError if the address cannot be bound, and what `Runtime` raises for a model that
+    cannot run.
     """
     if engine.get("replicas") is not None:
         check_replicas(engine["replicas"])
     directory = _open_directory(settings)
     with _listening(settings, log_format) as listener:
-        runtime = start_engine(model, settings.stuck_after_s, engine, _import_server)
+        runtime = start_engine(model, settings, engine, _import_server)
         try:
             from plait.runtime.server.uvicorn_server import run
 

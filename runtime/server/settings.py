@@ -11,6 +11,7 @@ from plait.runtime.setting_errors import convert_settings
 
 BACKLOG = 2048  # connections that the kernel queues until they are accepted
 STUCK_AFTER_S = 600.0  # far above the longest step, see docs/deploy.md
+MAX_RESTARTS = 8
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _ORIGIN = r"^(\*|https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?)$"
@@ -40,10 +41,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Files and batches. files_dir: the directory that holds them ("": none are kept). max_file_bytes: of one upload.
     max_batch_lines: of one file. max_stored_bytes_per_key, max_files_per_key: results included. max_batch_calls: calls
     of batches that are in flight at once (0: max_running).
-    Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
-    line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
-    requests to end at shutdown. stuck_after_s: without an answer from the runtime until it is replaced.
+    Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: between two requests of a
+    connection; a request line with its headers has as long, but at most 30. write_timeout_s: until a client has read
+    what was sent. drain_timeout_s: for running requests to end at shutdown. stuck_after_s: without an answer from the
+    runtime until it is replaced.
     retry_after_s: the least Retry-After of a refusal for lack of capacity.
+    Restarts. max_restarts: of a runtime in a row, see `RestartingRuntime`.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +77,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     write_timeout_s: Seconds = 15.0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     stuck_after_s: Seconds = STUCK_AFTER_S
+    max_restarts: Annotated[int, Meta(ge=0, le=1 << 20)] = MAX_RESTARTS
     log_prompts: bool = False
 
 

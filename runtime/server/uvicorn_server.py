@@ -19,7 +19,6 @@ from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.pooled_model import Engine
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.http.connection_limits import make_http_protocol
-from plait.runtime.server.replicated_runtime import ReplicaGroup
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
 CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
@@ -51,7 +50,7 @@ async def _serve(
 ) -> int:
     app = create_app(runtime, settings, directory)
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
-    server = make_server(app, settings, runtime, address)
+    server = make_server(app, settings, address)
     runtime.attach_to_loop()
     batches = app.state.plait.batches
     try:
@@ -65,9 +64,7 @@ async def _serve(
     return server.exit_code
 
 
-def make_server(
-    app: Application, settings: ServerSettings, engine: Engine | EnginePool | ReplicaGroup, address: str
-) -> GracefulServer:
+def make_server(app: Application, settings: ServerSettings, address: str) -> GracefulServer:
     """Returns the server of an application, which prints `address` when it accepts connections."""
     config = uvicorn.Config(
         app,
@@ -83,7 +80,7 @@ def make_server(
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         backlog=BACKLOG,
     )
-    return GracefulServer(config, app.state.plait, engine, address)
+    return GracefulServer(config, app.state.plait, address)
 
 
 def loop_factory() -> Any:

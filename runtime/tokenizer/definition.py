@@ -97,11 +97,11 @@ _TAGS = (
     "a|b|bbox|blockquote|body|caption|code|div|em|footer|h1|h2|h3|h4|h5|h6|html|i|iframe|img|li|s|span|strong|sub|sup"
     "|table|tbody|td|tfoot|th|thead|tr|u|ul"
 )
-_TEXT_TOKEN = re.compile(rf"\s+|{SENTENCEPIECE_SPACE}+|</?(?:{_TAGS})>")
+_TEXT_TOKEN = re.compile(rf"\s+|{SENTENCEPIECE_SPACE}+|</?(?:{_TAGS})>|.")
 
 
 def is_text_token(text: str) -> bool:
-    """Whether an added token is ordinary text: white space or an HTML tag. Gemma has both.
+    """Whether an added token is ordinary text: white space or an HTML tag (both in Gemma) or one character (DeepSeek).
 
     Such tokens are recognised in user text, too. The list is closed, so that a token does not become control text, or
     user text a control token, because a file marks it "user defined".

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import models, normalizers
 
 from plait.constrained.tokenizer_file import is_panic
 from plait.runtime.errors import CorruptModel, UnsupportedModel
@@ -21,20 +21,13 @@ from plait.runtime.tokenizer.definition import (
     is_text_token,
     sentencepiece_token_bytes,
 )
+from plait.runtime.tokenizer.gguf_pre_tokenizers import SplitRule, find_split_rule
 from plait.runtime.tokenizer.sentencepiece_merges import NORMAL, sentencepiece_merges
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = NORMAL, 2, 3, 4, 5
 _KEY = "tokenizer.ggml."
-
-# Values of tokenizer.ggml.pre: how text is split into words before BPE.
-_GPT2 = ("gpt-2", "gpt2", "default")
-_SINGLE_DIGITS = ("smollm", "starcoder")
-_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-_QWEN2 = ("qwen2", "deepseek-r1-qwen")
-_WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# Control tokens that end a turn. A file without eot_token_id may name only the end of a text.
+_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = None) -> TokenizerDefinition:
@@ -48,20 +41,16 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
     tokens = _strings(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
     sentencepiece = kind == "llama"
-    pre = _name(metadata, "pre", "default")
-    bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
-    eos_ids = _eos_ids(metadata, len(tokens), 2 if sentencepiece else None)
-    control_ids = {i for i, token_type in enumerate(types) if token_type in (_UNKNOWN, _CONTROL, _UNUSED)} | set(
-        eos_ids
-    )
-    control_ids |= set() if bos is None else {bos}
-    plain_text_ids = _plain_text_user_defined_ids(metadata, tokens, types, control_ids) if sentencepiece else set()
-    if not sentencepiece:
-        _pre_tokenizer(pre, add_space=False)  # refuses an unknown one now
+    rule = None if sentencepiece else find_split_rule(_name(metadata, "pre", "default"))
     adds_space = sentencepiece and _flag(metadata, "add_space_prefix", True)
+    bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
+    eos_ids = _eos_ids(metadata, tokens, types, 2 if sentencepiece else None)
+    control_ids = {i for i, token_type in enumerate(types) if token_type in (_UNKNOWN, _CONTROL, _UNUSED)}
+    control_ids |= set(eos_ids) if bos is None else {bos, *eos_ids}
+    plain_text_ids = set() if adds_space else _plain_text_user_defined_ids(tokens, types, control_ids)
     to_bytes = sentencepiece_token_bytes if sentencepiece else byte_level_token_bytes
     return TokenizerDefinition(
-        backends=Backends(lambda: _build_backends(metadata, tokens, types, plain_text_ids if sentencepiece else None)),
+        backends=Backends(lambda: _build_backends(metadata, tokens, types, rule, plain_text_ids)),
         prefix_after_control=adds_space,
         added_tokens={
             text: AddedToken(i)
@@ -74,21 +63,17 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
         ),
         eos_ids=eos_ids,
         bos_id=bos,
-        add_bos=_flag(metadata, "add_bos_token", sentencepiece or pre in _LLAMA3),
+        add_bos=_flag(metadata, "add_bos_token", rule is None or rule.add_bos),
         chat_template=_template(metadata, tokens, bos, eos_ids[0]),
         suffix_ids=eos_ids[:1] if _flag(metadata, "add_eos_token", False) else (),
     )
 
 
-def _plain_text_user_defined_ids(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], control_ids: set[int]
-) -> set[int]:
-    """Returns the user-defined tokens that SentencePiece matches in any text, longest first, before it merges letters.
+def _plain_text_user_defined_ids(tokens: Sequence[str], types: Sequence[int], control_ids: set[int]) -> set[int]:
+    """Returns the user-defined tokens that are matched in any text, longest first, before letters are merged.
 
-    Returns none if an initial text begins with a space, since `tokenizers` would insert one after each of these tokens.
+    Not for SentencePiece with a space before a text: `tokenizers` would insert one after each of these tokens.
     """
-    if _flag(metadata, "add_space_prefix", True):
-        return set()
     user_defined = (i for i, token_type in enumerate(types) if token_type == _USER_DEFINED)
     return {i for i in user_defined if i not in control_ids and is_text_token(tokens[i])}
 
@@ -137,10 +122,14 @@ def _special_id(metadata: Mapping[str, Any], key: str, count: int, default: int 
     return value
 
 
-def _eos_ids(metadata: Mapping[str, Any], count: int, default: int | None) -> tuple[int, ...]:
+def _eos_ids(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], default: int | None
+) -> tuple[int, ...]:
     """Returns the tokens that end a text, a turn or a message, in this order."""
-    ends = [_special_id(metadata, "eos_token_id", count, default)]
-    ends += [_special_id(metadata, key, count) for key in ("eot_token_id", "eom_token_id")]
+    ends = [_special_id(metadata, "eos_token_id", len(tokens), default)]
+    ends += [_special_id(metadata, key, len(tokens)) for key in ("eot_token_id", "eom_token_id")]
+    if ends[1] is None:
+        ends += [i for i, token_type in enumerate(types) if token_type == _CONTROL and tokens[i] in _TURN_ENDS]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     if not eos_ids:
         raise CorruptModel("the file names no end-of-sequence token (tokenizer.ggml.eos_token_id)")
@@ -176,29 +165,41 @@ def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | Non
 
 
 def _build_backends(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], plain_text_ids: set[int] | None
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
+    rule: SplitRule | None,
+    plain_text_ids: set[int],
 ) -> BackendPair:
-    """`plain_text_ids`: of SentencePiece; None for byte-level BPE. Raises UnsupportedModel or CorruptModel."""
+    """`rule`: of byte-level BPE; None for SentencePiece. Raises CorruptModel."""
     try:
-        if plain_text_ids is None:
-            return _byte_level(metadata, tokens, types)
-        return _sentencepiece(metadata, tokens, types, plain_text_ids)
-    except (UnsupportedModel, CorruptModel):
+        if rule is None:
+            pair = _sentencepiece(metadata, tokens, types, plain_text_ids)
+        else:
+            pair = _byte_level(metadata, tokens, types, rule, plain_text_ids)
+    except CorruptModel:
         raise
     except BaseException as error:  # `tokenizers` raises plain Exception, or panics, for inconsistent lists
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
+    pair[0].add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
+    return pair
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> BackendPair:
-    pre = _name(metadata, "pre", "default")
+def _byte_level(
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
+    rule: SplitRule,
+    plain_text_ids: set[int],
+) -> BackendPair:
     # The vocabulary holds only what BPE may produce, so that text never becomes a control token.
-    vocab = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL or i in plain_text_ids}
     merges = [merge for text in _strings(metadata, "merges") if (merge := _merge(text, vocab))]
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3))
-    backend.pre_tokenizer = _pre_tokenizer(pre, _flag(metadata, "add_space_prefix", False))
-    if pre in _QWEN2:
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=rule.ignore_merges))
+    backend.pre_tokenizer = rule.pre_tokenizer()
+    if rule.nfc:
         backend.normalizer = normalizers.NFC()
     return backend, backend
 
@@ -210,20 +211,6 @@ def _merge(text: str, vocab: Mapping[str, int]) -> tuple[str, str] | None:
     if split < 0 or not right:
         raise CorruptModel(f"the merge {text!r:.40} is not two tokens")
     return (left, right) if left + right in vocab and left in vocab and right in vocab else None
-
-
-def _pre_tokenizer(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
-    if pre in _GPT2:
-        return pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
-    if pre in _SINGLE_DIGITS:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre not in _LLAMA3 + _QWEN2:
-        known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
-        raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; supported are {known}")
-    pattern = Regex(_WORD_PATTERN % ("{1,3}" if pre in _LLAMA3 else ""))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
 
 
 def _sentencepiece(
@@ -240,5 +227,4 @@ def _sentencepiece(
     spaces = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
     continuation.normalizer = spaces
     initial.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
-    continuation.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
     return continuation, initial if _flag(metadata, "add_space_prefix", True) else continuation

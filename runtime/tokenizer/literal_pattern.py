@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+PIECE_CHARS = 1 << 17  # searched in one call, which holds the interpreter's lock
 MAX_DEPTH = 40  # of nested groups; below it, texts are alternatives of one group
 
 
@@ -20,6 +21,25 @@ def literal_pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     """
     distinct = sorted(set(texts) - {""})
     return re.compile(_pattern(distinct, 0)) if distinct else None
+
+
+def find_in_pieces(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[re.Match[str]]:
+    """Yields the matches of a literal pattern as `finditer` does. Other threads run between pieces of a long text.
+
+    `longest`: the characters of its longest text.
+
+    >>> [match.span() for match in find_in_pieces(literal_pattern(["<a>"]), "<a>b<a>", 3)]
+    [(0, 3), (4, 7)]
+    """
+    start = 0
+    while start < len(text):
+        end = start + PIECE_CHARS
+        match = pattern.search(text, start, end + longest)
+        if match is not None and match.start() < end:
+            yield match
+            start = match.end()
+        else:
+            start = end
 
 
 def _pattern(texts: list[str], depth: int) -> str:

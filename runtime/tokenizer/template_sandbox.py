@@ -8,7 +8,6 @@ available.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -26,6 +25,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
+
+from plait.runtime.tokenizer.json_text import json_text
 
 MAX_VALUE_SIZE = 4 * 2**20  # of one value: 1 per character, _ITEM_SIZE per item
 _ITEM_SIZE = 8
@@ -326,4 +327,9 @@ def _filter_tojson(
     if indent is not None and not 0 <= (len(indent) if isinstance(indent, str) else indent) <= 16:
         raise LimitReached("it indents too far")
     check_size(separators)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    trace = sys.gettrace()
+    sys.settrace(None)  # it would be called for every value; their number is bounded
+    try:
+        return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    finally:
+        sys.settrace(trace)

@@ -8,13 +8,13 @@ from pathlib import Path
 from threading import Lock
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.errors import InputError
+from plait.runtime.errors import ContextOverflow, InputError
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition
 from plait.runtime.tokenizer.from_gguf import definition_from_gguf
 from plait.runtime.tokenizer.from_hf import definition_from_folder
-from plait.runtime.tokenizer.literal_pattern import literal_pattern
+from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern
 
 LONG_TEXT_CHARS = 5_000  # other threads can run while a longer text is tokenized
 
@@ -91,6 +91,7 @@ class Tokenizer:
         self.chat_template: ChatTemplate | None = definition.chat_template
         self._template_text_ids: dict[tuple[str, bool], list[int]] = {}
         self._added_pattern = literal_pattern(definition.added_tokens)
+        self._longest_added = max(map(len, definition.added_tokens), default=0)
 
     def replace_chat_template(self, source: str) -> None:
         """Uses another chat template than that of the model's files. For the owner of a tokenizer, before its use."""
@@ -133,12 +134,15 @@ class Tokenizer:
         """The vocabulary for constrained decoding and detokenizing."""
         return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain)
 
-    def encode(self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False) -> list[int]:
+    def encode(
+        self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Tokenizes consecutive (text, control) parts.
 
         Control tokens are recognised only within a part whose `control` is true. All other text is plain, whatever it
         contains. Adjacent plain text is tokenized as one text, independent of the borders between parts. `at_start`:
-        the parts begin the session's text, so SentencePiece's leading space applies. Raises InputError.
+        the parts begin the session's text, so SentencePiece's leading space applies. Raises InputError, and
+        ContextOverflow for a long text of more than `max_tokens`, whose ids are not made.
 
         >>> tokenizer.encode([("<|im_start|>", True), ("<|im_start|>", False)])  # doctest: +SKIP
         [1, 44, 108, 306, 79, 3738, 108, 46]
@@ -151,10 +155,10 @@ class Tokenizer:
             if isinstance(piece, str):
                 pending.append(piece)
                 continue
-            ids += self._encode_run(pending, is_initial, before, piece)
+            ids += self._encode_run(pending, is_initial, before, piece, max_tokens)
             ids.append(piece.id)
             pending, before, is_initial = [], piece, self._definition.prefix_after_control
-        return ids + self._encode_run(pending, is_initial, before, None)
+        return ids + self._encode_run(pending, is_initial, before, None, max_tokens)
 
     def _split_added_tokens(self, parts: Sequence[tuple[str, bool]]) -> Iterator[str | AddedToken]:
         """Yields plain text and added tokens, in order."""
@@ -163,14 +167,19 @@ class Tokenizer:
                 raise InputError(f"a text to tokenize must be a str, not {type(text).__name__}")
             end = 0
             if control and self._added_pattern is not None:
-                for match in self._added_pattern.finditer(text):
+                for match in find_in_pieces(self._added_pattern, text, self._longest_added):
                     yield text[end : match.start()]
                     yield self._definition.added_tokens[match[0]]
                     end = match.end()
             yield text[end:]
 
     def _encode_run(
-        self, pieces: list[str], is_initial: bool, before: AddedToken | None, after: AddedToken | None
+        self,
+        pieces: list[str],
+        is_initial: bool,
+        before: AddedToken | None,
+        after: AddedToken | None,
+        max_tokens: int | None,
     ) -> list[int]:
         """Tokenizes plain text between the added tokens `before` and `after`."""
         text = "".join(pieces)
@@ -192,7 +201,10 @@ class Tokenizer:
         if (
             len(text) > LONG_TEXT_CHARS
         ):  # of the library's functions only those for lists release the interpreter's lock
-            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            if max_tokens is not None and len(encoding) > max_tokens:
+                raise ContextOverflow(f"a text has {len(encoding)} tokens, more than any prompt here can have")
+            ids = encoding.ids
         else:
             ids = backend.encode(text, add_special_tokens=False).ids
         if text in self._template_texts:  # only template text is cached: user text must not be kept

@@ -28,6 +28,7 @@ SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 PROOF_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 MAX_UNPROVEN = 64  # connections that have not proved the secret; a further one closes the oldest of them
+ACCEPT_PAUSE_S = 0.1  # after an accept that failed: this process may have no file descriptor left
 CHUNK_BYTES = 1 << 16
 DEAD_AFTER_S = 20  # without an answer of the other machine
 
@@ -42,48 +43,69 @@ class TunnelServer:
 
     def __init__(self, directory: Callable[[], str], secret: bytes, tls: ssl.SSLContext | None = None) -> None:
         self._directory, self._secret, self._tls = directory, _checked(secret), tls
-        self._unproven: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
-        self._server: asyncio.Server | None = None
+        self._unproven: dict[socket.socket, asyncio.Task[None]] = {}
         self._connections = _Tasks()
 
     async def start(self, host: str) -> int:
         """Listens at one address of this machine, at a port that the system chooses, and returns the port.
 
-        Raises ValueError for a host that means all addresses.
+        Raises ValueError for a host that means all addresses, and OSError.
         """
         if _means_all_addresses(host):
             raise ValueError(f"a tunnel listens at one address of a machine, not at all of them: {host!r}")
-        handshake_s = None if self._tls is None else PROOF_TIMEOUT_S
-        self._server = await asyncio.start_server(
-            self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=handshake_s, limit=CHUNK_BYTES
-        )
-        return int(self._server.sockets[0].getsockname()[1])
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        listener = socket.create_server(found[0][4], family=found[0][0], backlog=MAX_UNPROVEN)
+        listener.setblocking(False)
+        self._connections.start(self._accept(listener), listener)
+        return int(listener.getsockname()[1])
 
     async def close(self) -> None:
         """Stops listening and closes all connections."""
-        if self._server is not None:
-            self._server.close()
         await self._connections.cancel()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._unproven) >= MAX_UNPROVEN:
-            self._unproven.pop(next(iter(self._unproven))).cancel()  # the oldest
-        self._unproven[writer] = self._connections.start(self._serve(reader, writer), writer)
+    async def _accept(self, listener: socket.socket) -> None:
+        """Accepts connections; each counts as unproven before anything is read from it or a handshake begins."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if len(self._unproven) >= MAX_UNPROVEN:
+                self._unproven.pop(next(iter(self._unproven))).cancel()  # the oldest
+            self._unproven[connection] = self._connections.start(self._serve(connection), connection)
+            await asyncio.sleep(0)  # `sock_accept` returns at once while connections are queued
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
+        writer = None
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S):
+                reader, writer = await self._open_streams(connection)
                 name = await self._prove(reader, writer)
+            self._unproven.pop(connection, None)
+            if name is not None:
+                _notice_dead_peers(writer)
+                path = str(Path(self._directory()) / name)
+                await _join((reader, writer), await asyncio.open_unix_connection(path, limit=CHUNK_BYTES))
         except (OSError, EOFError, TimeoutError):
-            return
+            return  # also if no runtime listens there now: the client sees the end of the connection
         finally:
-            self._unproven.pop(writer, None)
-        if name is None:
-            return
-        with contextlib.suppress(OSError):  # no runtime listens there now: the client sees the end of the connection
-            _notice_dead_peers(writer)
-            local = await asyncio.open_unix_connection(str(Path(self._directory()) / name), limit=CHUNK_BYTES)
-            await _join((reader, writer), local)
+            self._unproven.pop(connection, None)
+            if writer is not None:
+                writer.close()
+
+    async def _open_streams(self, connection: socket.socket) -> Streams:
+        """Returns the streams of an accepted connection, after the handshake of TLS if there is one. They own it."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=CHUNK_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        owned = socket.socket(fileno=connection.detach())
+        end_s = None if self._tls is None else PROOF_TIMEOUT_S  # of a TLS connection that the client does not end
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, owned, ssl=self._tls, ssl_handshake_timeout=end_s, ssl_shutdown_timeout=end_s
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
         """Returns the socket that the client asks for; None if it does not know the secret."""
@@ -160,11 +182,13 @@ class _Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> asyncio.Task[None]:
+    def start(
+        self, work: Coroutine[Any, Any, None], connection: asyncio.StreamWriter | socket.socket
+    ) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda task: writer.close())
+        task.add_done_callback(lambda task: connection.close())
         return task
 
     async def cancel(self) -> None:

@@ -97,7 +97,7 @@ def test_token_ids_equal_sentencepiece(tokenizer, metadata):
         assert ids == encode_reference(text), text
         assert tokenizer.decode(ids) == text
         assert not tokenizer.control_ids & set(ids)
-    assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids) == (2, True, (1,))
+    assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids) == (2, True, (1, 106))  # 106 ends a turn
     assert tokenizer.vocab_size == 262_144
 
 

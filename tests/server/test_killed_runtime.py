@@ -13,13 +13,16 @@ import signal
 import threading
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from asgi_server import wait_until
+from batch_clients import create, end_of, results
 
 from plait.runtime.client.call import DEADLINE_GRACE_S
 from plait.runtime.server import rerun, restarting_runtime
 from plait.runtime.server.app import create_app
+from plait.runtime.server.batches import line_runner
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import server_settings
 
@@ -60,19 +63,23 @@ class KeptRecords(set):
 
 
 @pytest.fixture(scope="module")
-def served():
+def served(tmp_path_factory):
     """(address, RestartingRuntime, AppState). Restarts have no backoff."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
         patch.setattr(rerun, "MAX_WAIT_S", 200.0)  # a busy machine starts a runtime slowly
         runtime = RestartingRuntime(progress=False, deterministic=True, max_pages=12_000)
-        app = create_app(runtime, server_settings())
+        patch.setattr(line_runner, "FIRST_PAUSE_S", 0.05)
+        files = tmp_path_factory.mktemp("files")
+        app = create_app(runtime, server_settings(files_dir=str(files)))
         app.state.plait.in_flight.records = KeptRecords()
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
 
         async def serve() -> None:
             runtime.attach_to_loop()
+            app.state.plait.batches.start()
             await server.serve()
+            await app.state.plait.batches.stop()
             runtime.detach_from_loop()
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()))
@@ -230,8 +237,38 @@ def test_request_that_ends_two_runtimes_is_not_run_a_third_time(served, kill) ->
         kill()
     answer = asked.answer()
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "runtime_gone"
+    assert "ended 2 times while it ran this request" in answer.json()["error"]["message"]
+    assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
     assert wait_until(lambda: not runtime.client.is_closed, 200)
     assert runtime.client.status().prompt_tokens == 0
+
+
+def test_line_of_a_batch_that_ends_two_runtimes_is_not_run_a_third_time(served, kill) -> None:
+    """The line beside it was in one of the runtimes, and is answered: after that, both run alone."""
+    address, runtime, state = served
+    added, before = state.in_flight.records.added, len(state.in_flight.records.added)
+    killing, other = ({**COMPLETION[1], "n": 1, "max_tokens": count} for count in (4000, 400))
+    items = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+        for name, body in (("killing", killing), ("other", other))
+    ]
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=200)
+    batch = create(client, items, "/v1/completions")
+
+    def runs_of(number: int) -> list:
+        return [record for record in added[before:] if record.client_request_id == f"{batch.id}:{number}"]
+
+    def all_run() -> bool:
+        return all(any(record.num_tokens > 2 and not record.end_time for record in runs_of(n)) for n in (1, 2))
+
+    assert wait_until(all_run, 60)
+    kill()
+    assert wait_until(lambda: len(runs_of(1)) == 2 and runs_of(1)[1].num_tokens > 2, 200)
+    kill()
+    answers, errors = results(client, end_of(client, batch))
+    assert list(answers) == ["other"] and errors["killing"]["response"]["status_code"] == 503
+    assert len(runs_of(1)) == 2
+    assert wait_until(lambda: not runtime.client.is_closed, 200)
 
 
 def test_timeout_counts_from_the_first_run(served, kill) -> None:

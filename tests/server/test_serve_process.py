@@ -10,6 +10,7 @@ import threading
 import time
 
 import httpx
+import psutil
 import pytest
 from asgi_server import wait_until
 from served_process import Served
@@ -18,6 +19,7 @@ from tiny_llama_gguf import write_small_model
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server import restarting_runtime
 from plait.runtime.server.listener import bind_listener, port_of
+from plait.runtime.server.restarting_runtime import NotRestarted
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
@@ -131,6 +133,7 @@ def test_second_sigint_skips_the_drain(served) -> None:
         (["--idle-timeout", "nan"], "--idle-timeout must be"),
         (["--max-body-bytes", "1"], "--max-body-bytes must be an integer from 1024"),
         (["--max-queue", "-1"], "--max-queue must be"),
+        (["--max-restarts", "-1"], "--max-restarts must be"),
     ],
 )
 def test_wrong_flags_are_refused(flags, message, capsys) -> None:
@@ -157,28 +160,75 @@ class DeadRuntime:
 
 
 @pytest.mark.parametrize("does_start", [True, False])
-def test_restarts_back_off_and_end_after_max_failures(monkeypatch, does_start) -> None:
+@pytest.mark.parametrize("max_restarts", [0, 1, 6])
+def test_restarts_back_off_and_end_after_max_restarts(monkeypatch, does_start, max_restarts) -> None:
     starts = []
 
     def start(model_path, **settings):
         starts.append(time.monotonic())
         if len(starts) > 1 and not does_start:
+            monkeypatch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)  # as if that had taken over a minute
             raise RuntimeGone("it does not start")
         return DeadRuntime(model_path)
 
     monkeypatch.setattr(restarting_runtime, "Runtime", start)
     monkeypatch.setattr(restarting_runtime, "POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(restarting_runtime, "INITIAL_BACKOFF_S", 0.02)
-    monkeypatch.setattr(restarting_runtime, "MAX_FAILURES", 5)
-    runtime = restarting_runtime.RestartingRuntime()
+    monkeypatch.setattr(restarting_runtime, "MAX_BACKOFF_S", 0.1)
+    runtime = restarting_runtime.RestartingRuntime(max_restarts=max_restarts)
     assert wait_until(lambda: runtime.has_given_up)
-    assert len(starts) == 6
+    assert len(starts) == 1 + max_restarts and runtime.num_restarts == (max_restarts if does_start else 0)
     pauses = [after - before for before, after in itertools.pairwise(starts[1:])]
-    for pause, backoff in zip(pauses, (0.02, 0.04, 0.08, 0.16), strict=True):
+    for pause, backoff in zip(pauses, (0.02, 0.04, 0.08, 0.1, 0.1), strict=False):
         assert pause >= backoff
-    with pytest.raises(RuntimeGone):
+    with pytest.raises(NotRestarted, match=f"max-restarts {max_restarts}"):
         runtime.client  # noqa: B018
+    assert wait_until(lambda: not runtime._thread.is_alive()), "nothing goes on"
     runtime.shutdown()
+
+
+def test_the_longest_restart_takes_ten_seconds(monkeypatch) -> None:
+    """The pauses of a hundred restarts, without waiting for them. A small model starts in a second."""
+    pauses = []
+    monkeypatch.setattr(restarting_runtime, "Runtime", lambda model_path, **settings: DeadRuntime(model_path))
+    runtime = restarting_runtime.RestartingRuntime(max_restarts=0)
+    runtime._thread.join(60)
+    runtime._max_restarts, runtime._end_reason = 100, None
+    monkeypatch.setattr(runtime._closing, "wait", lambda pause_s: pauses.append(pause_s))
+    for _ in range(100):
+        runtime._replace()
+    assert pauses[:6] == [0.0, 0.5, 1.0, 2.0, 4.0, 5.0] and max(pauses) == 5.0
+    assert not runtime.has_given_up
+    runtime._replace()
+    assert runtime.has_given_up and len(pauses) == 100
+
+
+def test_a_runtime_that_ran_for_a_minute_begins_a_new_row(monkeypatch) -> None:
+    monkeypatch.setattr(restarting_runtime, "Runtime", lambda model_path, **settings: DeadRuntime(model_path))
+    monkeypatch.setattr(restarting_runtime, "POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
+    runtime = restarting_runtime.RestartingRuntime(max_restarts=1)
+    assert wait_until(lambda: runtime.num_restarts > 20) and not runtime.has_given_up
+    runtime.shutdown()
+
+
+def test_beyond_max_restarts_the_server_stays_and_says_why(served) -> None:
+    server = served("--max-restarts", "1", "--drain-timeout", "1")
+    server.runtime().kill()
+    assert wait_until(lambda: "plait_runtime_restarts_total 1\n" in server.get("/metrics").text)
+    assert server.post(BODY).status_code == 200
+    assert server.get("/health").status_code == 200
+    server.runtime().kill()
+    assert wait_until(lambda: server.get("/health").status_code == 503)
+    for answer in (server.get("/health"), server.get("/ready"), server.post(BODY)):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "runtime_gone"
+        assert "limit of restarts in a row is reached (--max-restarts 1)" in answer.json()["error"]["message"]
+    assert "retry-after" not in server.post(BODY).headers
+    assert psutil.Process(server.process.pid).children() == []
+    assert server.get("/status").json()["ready"] is False
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
 
 
 class FakeRuntime(DeadRuntime):

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 from collections.abc import Iterator
 
-import httpx
 import loop_gaps
 from faults.figures import Figure, Scale, at_most
+from large_requests import CHAT, CHAT_PATH, MAX_BODY, case
 
 from plait import Runtime
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
 LIMIT_MS = 50.0
+ANSWERS = (  # of those that take many seconds
+    "16 echoes of 3,000 tokens with logprobs as a stream",
+    "128 answers of 100 tokens with 20 logprobs",
+)
 SHORT = ("8 MiB of []", "a message of 1 MB", "128 tools of 0 properties")
 
 
@@ -40,15 +43,13 @@ def inflict(scale: Scale) -> Iterator[Figure]:
 
 async def measure_all(runtime: Runtime, scale: Scale) -> dict[str, tuple[float, float]]:
     """{kind: (longest gap by the clock, in processor time)}, in ms."""
-    app = create_app(runtime, server_settings(max_queue=2048, max_body_bytes=loop_gaps.MAX_BODY))
+    app = create_app(runtime, server_settings(max_queue=2048, max_body_bytes=MAX_BODY))
     runtime.client.attach_to_loop()
-    transport = httpx.ASGITransport(app=app)
     gaps: dict[str, tuple[float, float]] = {}
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
-        await loop_gaps.measure(client, "/v1/chat/completions", json.dumps(loop_gaps.CHAT).encode())
-        for name, path, body in loop_gaps.cases():
-            if not scale.is_short or name in SHORT:
-                wall, cpu, _, _ = await loop_gaps.measure(client, path, body)
-                gaps[name] = wall, cpu
+    await loop_gaps.measure(app, case("", CHAT_PATH, CHAT))
+    for request in loop_gaps.cases():
+        if request.name in SHORT if scale.is_short else request.limit_s <= 10 or request.name in ANSWERS:
+            wall, cpu, _, _ = await loop_gaps.measure(app, request)
+            gaps[request.name] = wall, cpu
     runtime.client.detach_from_loop()
     return gaps

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.numbers import number_range
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, is_narrowed, literal, matches
 from plait.constrained.specs import GrammarError
@@ -161,7 +162,7 @@ def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], docume
         case "string":
             return _do_bounds_cross(a + b, "minLength", "maxLength") or _are_texts_disjoint(a, b, document)
         case "integer" | "fraction":
-            return _are_ranges_disjoint(a + b)
+            return number_range(a + b).is_empty
         case "array":
             return _do_bounds_cross(a + b, "minItems", "maxItems") or _are_items_disjoint(a, b, document, depth)
         case "object":
@@ -175,19 +176,6 @@ def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], docume
 def _do_bounds_cross(parts: list[dict[str, Any]], low: str, high: str) -> bool:
     lows, highs = ([part[name] for part in parts if name in part] for name in (low, high))
     return bool(lows) and bool(highs) and max(lows) > min(highs)
-
-
-def _are_ranges_disjoint(parts: list[dict[str, Any]]) -> bool:
-    lows = [(part["minimum"], False) for part in parts if "minimum" in part]
-    highs = [(part["maximum"], False) for part in parts if "maximum" in part]
-    for part in parts:
-        for name, bounds, closed in (("exclusiveMinimum", lows, "minimum"), ("exclusiveMaximum", highs, "maximum")):
-            bound = part.get(name)
-            if bound is True and closed in part:
-                bounds.append((part[closed], True))
-            elif bound is not None and not isinstance(bound, bool):
-                bounds.append((bound, True))
-    return any(low > high or (low == high and (a or b)) for low, a in lows for high, b in highs)
 
 
 def _are_texts_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument) -> bool:

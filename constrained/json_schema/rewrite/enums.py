@@ -11,6 +11,8 @@ from plait.constrained.json_schema.rewrite.document import SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, is_string_list
 
 MAX_FOLDED = 2_000
+_HIGHEST = (1 << 63) - 1  # not a double, but written exactly; a larger integer is padded with zeros
+_LOWEST = -(1 << 63)
 _WRITABLE = frozenset("\b\f\n\r\t")
 
 
@@ -68,21 +70,29 @@ def _is_boolean_or_null(schema: SchemaObject) -> bool:
     return set(listed) <= {"boolean", "null"}
 
 
-def check_enum_texts(listed: list[Any]) -> None:
-    """Raises UnsupportedKeywords for an enum text with a control character that the grammar cannot write."""
-    for text in _texts(listed):
-        if any(
-            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in text
+def check_listed(listed: list[Any]) -> None:
+    """Raises UnsupportedKeywords for a text or a number that the grammar cannot write: it reads numbers as doubles."""
+    for value in _scalars(listed):
+        if isinstance(value, str) and any(
+            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in value
         ):
             raise UnsupportedKeywords("it lists a text with an unsupported control character", "enum")
+        if isinstance(value, int | float) and not _is_exact(value):
+            raise UnsupportedKeywords(
+                "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
+            )
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
+def _scalars(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        return [text for item in value.values() for text in _texts(item)]
-    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
+        return [scalar for item in value.values() for scalar in _scalars(item)]
+    return [scalar for item in value for scalar in _scalars(item)] if isinstance(value, list) else [value]
+
+
+def _is_exact(number: float) -> bool:
+    if isinstance(number, float):
+        return number > _LOWEST
+    return _LOWEST < number <= _HIGHEST and (number == _HIGHEST or int(float(number)) == number)
 
 
 def canonical_json(value: Any) -> str:

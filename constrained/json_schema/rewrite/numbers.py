@@ -1,119 +1,200 @@
-"""Rewrite rule for numbers that llguidance would round: it reads every number of a schema as a double.
+"""The numbers that `minimum`, `maximum` and their exclusive forms allow: what is proved about them, and their pattern.
 
-{"type": "integer", "exclusiveMinimum": 9007199254740992} means {"type": "integer", "minimum": 9007199254740993}. The
-latter bound is not a double, so the schema is refused; it is never rounded to 9007199254740992. A bound of fractions is
-rounded towards the inside of the range, which leaves out the numbers between the two.
+Bounds and values are compared as decimals; a fraction in a schema is the shortest decimal of its double. A validator
+that reads a value as the nearest double may find it equal to an excluded bound, so the pattern of fractions is that
+from the first double that is allowed to the last one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
+from itertools import count
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords
-from plait.constrained.json_schema.rewrite.document import SchemaDocument
+from plait.constrained.json_schema.number_patterns import decimals_between, integers_between
+from plait.constrained.specs import GrammarError
 
-_EXACT = 1 << 53  # every integer up to here is a double
-_HIGHEST = (1 << 63) - 1  # larger maxima are clamped to this; it is not a double but is handled exactly
-_LOWEST = -(1 << 63)  # as both bounds of an integer it crashes the compiler
-_LARGEST = (1 << 63) - 1024  # the largest bound of fractions that is compiled
-_OUTSIDE = "it is outside of 64 bits, which cannot be compiled"
-_ROUNDED = "it is beyond 2^53 and would be rounded"
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_EXACT = 1 << 53  # every integer closer to 0, and its neighbours, are doubles
+_LARGEST = (1 << 63) - 1024  # the largest double that llguidance takes as a bound
+_LEAST = Decimal("1e-22")  # the least number above 0 that has at most MAX_DIGITS digits
+_MOST_DIGITS = 25  # longer bounds are moved inwards to a power of ten; numbers have at most MAX_DIGITS digits
 
 
-def exact_bounds(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Keeps bounds and listed numbers that a double represents, and rounds other bounds of fractions inwards.
+@dataclass(frozen=True)
+class NumberRange:
+    """The numbers x with low <= x <= high, without low or high if these are excluded; infinities: no bound.
 
-    Larger bounds of fractions become +-`_LARGEST`. Raises UnsupportedKeywords for other bounds of integers. Proof: for
-    an integer x, x > b is x >= floor(b) + 1, and x < b is x <= ceil(b) - 1, which are integers; the compiler itself
-    adds 1 to a double, to which that is nothing from 2^53 on. A number within the rounded bound is within the bound.
-
-    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740994}, SchemaDocument("{}"))
-    Traceback (most recent call last):
-    plait.constrained.json_schema.rewrite.base.UnsupportedKeywords: it is beyond 2^53 and would be rounded
-    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740995}, SchemaDocument("{}"))
-    {'type': 'integer', 'maximum': 9007199254740994}
+    >>> NumberRange(Decimal(0), Decimal("0.5"), excludes_low=True).contains(0.0)
+    False
     """
-    if not all(map(_is_exact, schema.get("enum", ()))):
-        raise UnsupportedKeywords(
-            "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
+
+    low: Decimal = Decimal(-math.inf)
+    high: Decimal = Decimal(math.inf)
+    excludes_low: bool = False
+    excludes_high: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is certain that no number is in the range."""
+        return self.low > self.high or (self.low == self.high and (self.excludes_low or self.excludes_high))
+
+    def contains(self, value: float) -> bool:
+        """Returns whether a number of a JSON value is in the range."""
+        number = decimal_of(value)
+        return (self.low < number or (self.low == number and not self.excludes_low)) and (
+            number < self.high or (number == self.high and not self.excludes_high)
         )
-    rewritten = dict(schema)
-    for closed, sign in (("minimum", 1), ("maximum", -1)):
-        exclusive = "exclusive" + closed.capitalize()
-        try:
-            if _wants_integers(schema):
-                _bound_integers(rewritten, closed, exclusive, sign)
-            else:
-                _bound_fractions(rewritten, closed, exclusive, sign)
-        except ValueError as error:
-            raise UnsupportedKeywords(str(error), closed if closed in schema else exclusive) from None
-    return rewritten if rewritten != schema else None
+
+    def pattern(self, *, is_integer: bool) -> str | None:
+        """Returns the pattern of the texts of these numbers, or of the integers among them; None if there are none.
+
+        >>> NumberRange(Decimal("0.5"), Decimal(1), excludes_high=True).pattern(is_integer=False)
+        '0\\\\.([5-8][0-9]*|9(9{0,14}[0-8][0-9]*|9{15}0*|9{0,14}))'
+        """
+        low, high = self.closed(is_integer=is_integer)
+        if low == math.inf or high == -math.inf or self.is_empty:
+            return None
+        if is_integer:
+            return integers_between(*(int(end) if end.is_finite() else None for end in (low, high)))
+        return decimals_between(*(end if end.is_finite() else None for end in (low, high)))
+
+    def has_multiple(self, step: Fraction, *, is_integer: bool) -> bool:
+        """Returns whether a number, or integer, in the range is a multiple of `step`."""
+        low, high = self.closed(is_integer=is_integer)
+        if low.is_infinite() or high.is_infinite():
+            return low < high
+        step = common_multiple(step, Fraction(1)) if is_integer else step
+        return Fraction(high) // step >= Fraction(low) / step
+
+    def closed(self, *, is_integer: bool) -> tuple[Decimal, Decimal]:
+        """Returns the least and the greatest integer, or double, in the range; infinities: no bound."""
+        move = _integer_inside if is_integer else _double_inside
+        low = move(self.low, self.excludes_low, 1) if self.low.is_finite() else self.low
+        return low, move(self.high, self.excludes_high, -1) if self.high.is_finite() else self.high
 
 
-def _bound_integers(schema: SchemaObject, closed: str, exclusive: str, sign: int) -> None:
-    """Makes a large exclusive bound a closed one. Raises ValueError if a bound cannot be compiled."""
-    if _is_large(schema.get(exclusive)):
-        outside = schema.pop(exclusive)
-        inside = (math.floor(outside) if sign > 0 else math.ceil(outside)) + sign
-        schema[closed] = (max if sign > 0 else min)(inside, schema.get(closed, inside))
-    bound: Any = schema.get(closed)
-    if bound is not None and (bound <= _LOWEST or (sign > 0 and bound > _HIGHEST)):
-        raise ValueError(_OUTSIDE)
-    if _is_rounded(bound) and not (sign < 0 and bound >= _HIGHEST):
-        raise ValueError(_ROUNDED)
+def _integer_inside(bound: Decimal, is_excluded: bool, sign: int) -> Decimal:
+    """Returns the first integer behind a bound, above it for `sign` 1 and below it for -1."""
+    integer = math.ceil(bound) if sign > 0 else math.floor(bound)
+    return _short(integer + sign if is_excluded and integer == bound else integer, sign)
 
 
-def _bound_fractions(schema: SchemaObject, closed: str, exclusive: str, sign: int) -> None:
-    """Rounds large bounds to the next double within, at most `_LARGEST` from 0. Raises ValueError if there is none."""
-    bounds = [(schema[name], name == exclusive) for name in (closed, exclusive) if _is_large(schema.get(name))]
-    if not bounds:
-        return
-    inside = [_rounded_inwards(bound, sign, is_exclusive) for bound, is_exclusive in bounds]
-    inside += [] if _is_large(schema.get(closed)) or closed not in schema else [schema[closed]]
-    bound = (max if sign > 0 else min)(inside)
-    if bound * sign > _LARGEST:
-        raise ValueError(_OUTSIDE)
-    if _is_large(schema.get(exclusive)):
-        del schema[exclusive]
-    schema[closed] = bound if bound * sign >= -_LARGEST else -_LARGEST * sign
+def _double_inside(bound: Decimal, is_excluded: bool, sign: int) -> Decimal:
+    """Returns the shortest decimal of the first double behind a bound."""
+    if is_excluded and not bound:
+        return _LEAST * sign
+    number = float(bound)
+    while (distance := (decimal_of(number) - bound) * sign) < 0 or (is_excluded and not distance):
+        number = math.nextafter(number, sign * math.inf)
+    shortest = decimal_of(number)
+    return _short(int(shortest), sign) if 1e17 < abs(number) < math.inf else shortest
 
 
-def _wants_integers(schema: SchemaObject) -> bool:
-    type_ = schema.get("type", ())
-    kinds = {type_} if isinstance(type_, str) else set(type_)
-    return "integer" in kinds and "number" not in kinds
+def _short(integer: int, sign: int) -> Decimal:
+    """Returns the integer, or one of fewer digits behind it."""
+    power = 10 ** (len(str(abs(integer))) - 1)
+    if power < 10**_MOST_DIGITS or abs(integer) == power:
+        return Decimal(integer)
+    return Decimal(sign * (10 * power if integer * sign > 0 else -power))
 
 
-def _is_large(bound: Any) -> bool:
-    return isinstance(bound, int | float) and math.isfinite(bound) and abs(bound) >= _EXACT
+def decimal_of(number: float) -> Decimal:
+    """Returns the decimal that a JSON number means: for a fraction, the shortest one that is read as it."""
+    return Decimal(number) if isinstance(number, int) else Decimal(repr(number))
 
 
-def _is_rounded(value: Any) -> bool:
-    """Returns whether no double equals this number."""
-    return isinstance(value, int) and abs(value) > _EXACT and (abs(value) >= 1 << 1023 or int(float(value)) != value)
+def common_multiple(*steps: Fraction) -> Fraction:
+    """Returns the least number that is a multiple of all these.
+
+    >>> common_multiple(Fraction(3, 20), Fraction(1, 10))
+    Fraction(3, 10)
+    """
+    unit = math.lcm(*(step.denominator for step in steps))
+    return Fraction(math.lcm(*(int(step * unit) for step in steps)), unit)
 
 
-def _rounded_inwards(bound: Any, sign: int, is_exclusive: bool) -> Any:
-    """Returns the nearest double whose shortest text, as the compiler reads it, is at least the bound (`sign` 1) or at
-    most (-1), and not equal to an exclusive one."""
-    if abs(bound) >= 1 << 1023:
-        return bound
-    rounded = float(bound)
-    while (distance := (Decimal(repr(rounded)) - Decimal(bound)) * sign) < 0 or (is_exclusive and not distance):
-        rounded = math.nextafter(rounded, math.inf * sign)
-    return int(rounded)
+def number_range(parts: Iterable[dict[str, Any]]) -> NumberRange:
+    """Returns the numbers that the bounds of all these schemas allow; those of draft 4 too."""
+    lows, highs = [(Decimal(-math.inf), False)], [(Decimal(math.inf), False)]
+    for part in parts:
+        for bounds, closed in ((lows, "minimum"), (highs, "maximum")):
+            exclusive = part.get("exclusive" + closed.capitalize(), False)
+            if closed in part:
+                bounds.append((decimal_of(part[closed]), exclusive is True))
+            if not isinstance(exclusive, bool):
+                bounds.append((decimal_of(exclusive), True))
+    low, excludes_low = max(lows)
+    high, excludes_high = min(highs, key=lambda bound: (bound[0], not bound[1]))
+    return NumberRange(low, high, excludes_low, excludes_high)
 
 
-def _is_exact(value: Any) -> bool:
-    """Returns whether every number in a JSON value is represented exactly."""
-    if isinstance(value, dict):
-        return all(map(_is_exact, value.values()))
-    if isinstance(value, list):
-        return all(map(_is_exact, value))
-    if isinstance(value, int | float) and value <= _LOWEST:
-        return False
-    if isinstance(value, int) and value > _HIGHEST:  # written as the shortest digits of a double, padded with zeros
-        return False
-    return not _is_rounded(value) or value == _HIGHEST
+def needs_pattern(schema: dict[str, Any], *, is_integer: bool) -> bool:
+    """Returns whether the bounds of a schema need a pattern of our own.
+
+    llguidance is right about integers between doubles that are integers. Its patterns of fractions accept some excluded
+    bounds, and lack the prefixes of a bound and zeros behind it.
+
+    >>> needs_pattern({"minimum": 0}, is_integer=True), needs_pattern({"minimum": 0}, is_integer=False)
+    (False, True)
+    """
+    if not is_integer:
+        return not schema.keys().isdisjoint(BOUNDS)
+    return any(abs(schema[name]) >= _EXACT for name in BOUNDS if name in schema)
+
+
+def closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema, for a place where no pattern can be written, with bounds that llguidance reads right.
+
+    Every value that it accepts is within the bounds. Raises GrammarError if no number of 64 bits is.
+
+    >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95})
+    {'minimum': 1e-22, 'maximum': 0.95}
+    >>> closed_bounds({"exclusiveMinimum": 0, "maximum": 0.95, "multipleOf": 0.3})
+    {'multipleOf': 0.3, 'minimum': 0.3, 'exclusiveMaximum': 1}
+    """
+    if schema.keys().isdisjoint(BOUNDS):
+        return schema
+    numbers = number_range([schema])
+    step = Fraction(decimal_of(schema["multipleOf"])) if "multipleOf" in schema else None
+    if numbers.is_empty or (step and not numbers.has_multiple(step, is_integer=False)):
+        return schema  # no value, which llguidance finds too
+    low, high = numbers.closed(is_integer=False)
+    if low > _LARGEST or high < -_LARGEST:
+        raise GrammarError("no number within its bounds can be written", "")
+    out = {name: value for name, value in schema.items() if name not in BOUNDS}
+    if low.is_finite():
+        first = Fraction(max(low, Decimal(-_LARGEST)))
+        out["minimum"] = _as_number(math.ceil(first / step) * step if step else first)
+    if high.is_finite():
+        last = Fraction(min(high, Decimal(_LARGEST)))
+        last = last // step * step if step else last
+        whole = math.floor(last) + 1  # llguidance allows all digits behind the point before a bound that is an integer
+        is_next = step is not None and 0 <= last < whole <= last + step
+        out |= {"exclusiveMaximum": whole} if is_next else {"maximum": _as_number(last)}
+    return out
+
+
+def multiples_within(numbers: NumberRange, step: Fraction) -> list[dict[str, Any]]:
+    """Returns alternatives for llguidance: the multiples of `step` with each number of digits behind the point.
+
+    llguidance alone accepts 0.30 as a multiple of 0.15, and not 0.3.
+
+    >>> multiples_within(NumberRange(high=Decimal("2")), Fraction(3, 2))
+    [{'multipleOf': 3, 'exclusiveMaximum': 1}, {'multipleOf': 1.5, 'exclusiveMaximum': 2}]
+    """
+    low, high = numbers.closed(is_integer=False)
+    bounds = {"minimum": low, "maximum": high}
+    within = {name: _as_number(Fraction(bound)) for name, bound in bounds.items() if bound.is_finite()}
+    places = next(places for places in count() if (step * 10**places).denominator == 1)
+    steps = dict.fromkeys(common_multiple(step, Fraction(1, 10**at)) for at in range(places + 1))
+    found = [one for one in steps if numbers.has_multiple(one, is_integer=False)]
+    return [closed_bounds({"multipleOf": _as_number(one), **within}) for one in found]
+
+
+def _as_number(number: Fraction) -> float:
+    return int(number) if number.denominator == 1 else float(number)

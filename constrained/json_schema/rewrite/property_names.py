@@ -117,7 +117,10 @@ def _without_exclusions(names: Schema, forbidden: dict[str, bool], document: Sch
 
 def _name_arms(names: Schema, document: SchemaDocument, listed: dict[str, Schema]) -> list[str]:
     """Returns plain patterns, one of which each name matches that matches `names` and is not in `listed`."""
-    parts = [part for part in conjuncts(names, document) if part is not True and part.keys() - ANNOTATIONS - {"allOf"}]  # type: ignore[union-attr]
+    found = conjuncts(names, document)
+    if any(part is False for part in found):
+        return []
+    parts = [part for part in found if isinstance(part, dict) and part.keys() - ANNOTATIONS - {"allOf"}]
     only = parts[0] if len(parts) == 1 else None
     if isinstance(only, dict) and only.keys() - ANNOTATIONS == {"anyOf"}:
         return [arm for inner in only["anyOf"] for arm in _name_arms(inner, document, listed)]

@@ -14,7 +14,7 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.arrays import contains, unique_items
 from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token
-from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, upgrade_draft
+from plait.constrained.json_schema.rewrite.enums import check_listed, fold_enum, upgrade_draft
 from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.keywords import (
     ANNOTATIONS,
@@ -31,7 +31,6 @@ from plait.constrained.json_schema.rewrite.name_patterns import (
     merge_patterns,
     separate_patterns,
 )
-from plait.constrained.json_schema.rewrite.numbers import exact_bounds
 from plait.constrained.json_schema.rewrite.objects import (
     count_properties,
     dependent_required,
@@ -52,7 +51,6 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
     unique_items,
     fold_enum,
     upgrade_draft,
-    exact_bounds,
     unevaluated_properties,
     unevaluated_items,
     one_of,
@@ -265,7 +263,7 @@ class _Rewriter:
 
     def _enum(self, schema: SchemaObject, at: str) -> Schema:
         try:
-            check_enum_texts(schema["enum"])
+            check_listed(schema["enum"])
         except UnsupportedKeywords as error:
             self._reject_or_drop(error.reason, at, dict(schema), "enum")
             return True

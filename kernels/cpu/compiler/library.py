@@ -43,7 +43,7 @@ class KernelLibrary:
     @property
     def is_missing(self) -> bool:
         """Whether there is a cache, but these kernels are not in it, optimized."""
-        return self._path is not None and not self._path.exists()
+        return self._path is not None and not self._path.is_file()
 
     def load(self) -> dict[str, int]:
         """Returns the kernels' addresses by their names: as they are now, from the cache, or compiled and optimized."""

@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
+from plait.kernels.private_file import is_private, open_private
 
 CHECKSUM_BYTES = 32
 MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted
@@ -49,7 +50,7 @@ def readable_folder() -> Path | None:
         status = folder.lstat()
     except (OSError, RuntimeError):  # a read-only machine, or one without a home folder
         return None
-    return folder if stat.S_ISDIR(status.st_mode) and _is_private(status) else None
+    return folder if stat.S_ISDIR(status.st_mode) and is_private(status) else None
 
 
 def _folder_path() -> Path:
@@ -57,10 +58,6 @@ def _folder_path() -> Path:
         return Path(configured) / "plait-kernels"
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "plait" / "kernels"
-
-
-def _is_private(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def cache_path(name: str, *depends_on: object) -> Path | None:
@@ -75,10 +72,10 @@ def read(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            content = file.read() if _is_private(os.fstat(file.fileno())) else b""
-        with contextlib.suppress(OSError):  # a folder that can only be read
-            os.utime(path)
+        with open(open_private(path), "rb") as file:
+            content = file.read()
+            with contextlib.suppress(OSError):  # a folder that can only be read
+                os.utime(file.fileno())
     except OSError:
         return None
     code = content[CHECKSUM_BYTES:]
@@ -97,16 +94,15 @@ def write(path: Path | None, code: bytes) -> None:
         _write_part(path, hashlib.sha256(code).digest() + code)
         for old in path.parent.iterdir():
             max_age_s = MAX_WRITING_S if old.suffix == _PART_SUFFIX else MAX_UNUSED_S
-            if old.suffix != ".lock" and time.time() - old.stat().st_mtime > max_age_s:
+            if old.suffix != ".lock" and time.time() - old.lstat().st_mtime > max_age_s:
                 old.unlink()
 
 
 def _write_part(path: Path, content: bytes) -> None:
     """Writes a file under another name and then renames it. Raises OSError, and leaves no file then."""
     part = path.with_suffix(f".{os.urandom(8).hex()}{_PART_SUFFIX}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(fd, "wb") as file:
+        with open(open_private(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(content)
         part.replace(path)
     except OSError:  # a full disk, for example

@@ -196,7 +196,9 @@ def attend_unmasked_kv_range(
 
     A block's weights are multiplied by its values in the next iteration, where the product runs while the softmax of
     that iteration is computed (FlashAttention-3, section 3.2, arXiv 2407.08608, overlaps them likewise). Triton leaves
-    that product asynchronous only in this order: scores, which are waited for; the sum rescaled; the product.
+    that product asynchronous only in this order: scores, which are waited for; the sum rescaled; the product. The loop
+    runs at least once, and changes nothing if [kv_begin, kv_end) is empty: with a branch around it, the accumulators
+    have two definitions, and ptxas waits for each product before the next one (C7515, Triton 3.6.0).
     """
     d = tl.arange(0, BLOCK_D)
     inside = (d < D)[None, :]
@@ -204,24 +206,25 @@ def attend_unmasked_kv_range(
     rescale = tl.full([q.shape[0]], 1.0, tl.float32)
     v_slots = find_slots(pages, kv_begin, kv_len, PAGE_SIZE, BLOCK_N)
     k_slots = v_slots
-    for start in range(kv_begin, kv_end, BLOCK_N):
+    there = kv_begin < kv_end
+    for start in range(kv_begin, tl.maximum(kv_end, kv_begin + BLOCK_N), BLOCK_N):
         k_offsets = slot_offsets(k_slots, slot_stride, PAGE_SIZE, BLOCK_N)[:, None] + d[None, :]
         v_offsets = slot_offsets(v_slots, slot_stride, PAGE_SIZE, BLOCK_N)[:, None] + d[None, :]
-        k = load_tile(k_cache + k_offsets, inside, BLOCK_D > D)
-        v = load_tile(v_cache + v_offsets, inside, BLOCK_D > D)
+        k = tl.load(k_cache + k_offsets, mask=inside & there, other=0)
+        v = tl.load(v_cache + v_offsets, mask=inside & there, other=0)
         scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
         acc = acc * rescale[:, None]
         acc = dot(weights.to(q.dtype), v, acc)
         if SOFTCAP:
             scores = tanh(scores * inner_scale)
-        new_max = tl.maximum(running_max, tl.max(scores, 1) * outer_scale)
-        weights = tl.exp2(scores * outer_scale - new_max[:, None])
+        new_max = tl.where(there, tl.maximum(running_max, tl.max(scores, 1) * outer_scale), running_max)
+        weights = tl.where(there, tl.exp2(scores * outer_scale - new_max[:, None]), 0.0)
         rescale = tl.exp2(running_max - new_max)
         running_sum = running_sum * rescale + tl.sum(weights, 1)
         running_max = new_max
         v_slots = find_slots(pages, start, kv_len, PAGE_SIZE, BLOCK_N)
         k_slots = find_slots(pages, start + BLOCK_N, kv_len, PAGE_SIZE, BLOCK_N)
     v_offsets = slot_offsets(v_slots, slot_stride, PAGE_SIZE, BLOCK_N)[:, None] + d[None, :]
-    v = tl.load(v_cache + v_offsets, mask=inside & (kv_begin < kv_end), other=0)  # an empty range may have no values
+    v = tl.load(v_cache + v_offsets, mask=inside & (kv_begin < kv_end), other=0)
     acc = dot(weights.to(q.dtype), v, acc * rescale[:, None])
     return acc, running_max, running_sum

@@ -26,6 +26,7 @@ from plait.kernels.triton.linear.quantized_matmul import check_operands
 MIN_CAPABILITY = 89  # of GPUs whose tensor cores multiply float8
 HOPPER = 90
 ROW_ALIGN = 16  # bytes of an asynchronous copy
+MIN_OCCUPIED = 0.8  # of the multiprocessors have a program, or the next smaller tile is chosen
 
 
 class Float8MatmulConfig(NamedTuple):
@@ -38,9 +39,13 @@ class Float8MatmulConfig(NamedTuple):
 
 
 def float8_matmul_config(rows: int, out_features: int, gpu: GpuSpec) -> Float8MatmulConfig:
-    """Returns the largest tile with a program for every multiprocessor; for fewer rows than that, the smallest."""
+    """Returns the largest tile with a program for MIN_OCCUPIED of the multiprocessors; for fewer, the smallest.
+
+    A smaller tile reads its operands more often, which costs more than some idle multiprocessors.
+    """
     for config in (Float8MatmulConfig(128, 128, 8, 3), Float8MatmulConfig(128, 64, 8, 4)):
-        if triton.cdiv(rows, config.block_m) * triton.cdiv(out_features, config.block_n) >= gpu.num_sms:
+        programs = triton.cdiv(rows, config.block_m) * triton.cdiv(out_features, config.block_n)
+        if programs >= MIN_OCCUPIED * gpu.num_sms:
             return config
     return Float8MatmulConfig(64, 64, 4, 4)
 

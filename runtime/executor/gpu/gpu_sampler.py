@@ -22,8 +22,10 @@ from plait.runtime.sampling_params import SAMPLER_STAGES, SamplingParams, fields
 SEED_RANGE = 1 << 64
 ON_DEVICE = frozenset(
     (*SamplingInputs._fields, *(f"{name}_penalty" for name in PENALTY_PARAMS), "logit_bias", "logprobs")
+    + ("exact", "particles")
 )
-"""The sampling parameters that the device's sampler supports."""
+"""The sampling parameters that a step sampled on the device supports. Values of calls with `exact` or `particles` are
+drawn by the scheduler, from the logits that `step_probabilities` brings to the host."""
 
 
 def can_sample_on_device(gen: GenerationRequest) -> bool:

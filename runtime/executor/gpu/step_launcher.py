@@ -1,7 +1,8 @@
 """Launches steps that a GPU runs without the host: decode batches as CUDA graphs, batches with prompts in pieces.
 
 Large batches run operator by operator. All steps are sampled on the device, with penalties, bias and masks, and have
-their logprobs computed there. Batches with a sampling parameter that the device's sampler lacks are left to `SyncStep`.
+their logprobs computed there; the logits of values that are drawn as a whole come to the host. Batches with guessed
+tokens, or with a sampling parameter that the device's sampler lacks, are left to `SyncStep`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from plait.runtime.executor.gpu.kv_pool_size import (
     fit_pool,
 )
 from plait.runtime.executor.gpu.step_logprobs import LogprobBuffers, LogprobPlan
+from plait.runtime.executor.gpu.step_probabilities import ProbabilityRows
 from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Event, Stream
 from plait.runtime.executor.step import logit_indices, pooled_states
 from plait.runtime.executor.torch_runner import TorchRunner
@@ -54,6 +56,7 @@ class AsyncStep:
         self._generations = [gen for _, gen in batch.sampled_requests]
         self._has_states = batch.num_states > 0
         self._plan = LogprobPlan.of(batch.rows)
+        self._probabilities = ProbabilityRows(batch.rows)
         self._pending: PendingTokens | None = None
         self._logprobs: LogprobBuffers | None = None
         self._end: Event | None = None
@@ -71,6 +74,7 @@ class AsyncStep:
             self._pending = self._sampling.fetch(len(self._generations))
         if not self._plan.is_empty:
             self._logprobs = self._sampling.logprobs(self._plan, self._forward.logits)
+        self._probabilities.fetch(self._forward.logits, self._runner.config.vocab_size, self._sampling.stream)
         if self._has_states:
             self._end = self._sampling.stream.record_event()
 
@@ -78,7 +82,8 @@ class AsyncStep:
     def is_done(self) -> bool:
         has_tokens = self._pending is None or self._pending.is_ready
         has_logprobs = self._logprobs is None or self._logprobs.is_ready
-        return has_tokens and has_logprobs and (self._end is None or self._end.is_complete)
+        has_states = self._end is None or self._end.is_complete
+        return has_tokens and has_logprobs and has_states and self._probabilities.is_ready
 
     def collect(self) -> SamplerOutput:
         output = SamplerOutput()
@@ -86,6 +91,7 @@ class AsyncStep:
             output.tokens |= zip(self._generations, self._pending.tokens(), strict=True)
         if self._logprobs is not None:
             self._logprobs.add_to(output)
+        self._probabilities.add_to(output)
         if self._end is not None:
             assert self._forward.hidden is not None
             self._end.wait()

@@ -56,7 +56,7 @@ class LogprobPlan:
             if isinstance(request, ScoringRequest) and count:
                 plan._add_scores(scheduled, request, first_row)
             elif isinstance(request, GenerationRequest):
-                if count > scheduled.is_sampled:
+                if count > scheduled.is_sampled and not request.needs_probabilities:
                     plan._add_prompt(scheduled, request, first_row)
                 if scheduled.is_sampled and request.params.logprobs:
                     num_top = request.params.top_logprobs

@@ -12,7 +12,7 @@ from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
+from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens, encode_logprobs
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
@@ -131,7 +131,7 @@ class CallTracker:
             finish_info.reason,
             usage,
             finish_info.matched,
-            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs=None if request.prompt_logprobs is None else encode_logprobs(request.prompt_logprobs),
             warnings=request.warnings,
             exact=request.exact_info,
             particles=request.particles_info,

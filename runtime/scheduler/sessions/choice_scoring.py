@@ -14,10 +14,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from itertools import accumulate
 
+import msgspec
+
 from plait.runtime.batch.request import ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ChoiceScores, Select
+from plait.runtime.messages import ChoiceScores, Select, TokenLogprob, encode_logprobs
 from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.scheduler.sessions.session import Session
 
@@ -102,16 +104,21 @@ def best_choice(selection: Selection) -> ChoiceScores:
         index = _draw(scores, hash_uniform(selection.seed, 0))
     else:
         index = max(range(len(scores)), key=lambda i: (scores[i], -i))
-    top_logprobs = _choice_top_logprobs(selection) if selection.top_logprobs else None
+    top_logprobs = _choice_top_logprobs(selection, logprobs) if selection.top_logprobs else None
     return ChoiceScores(index, scores, logprobs, unconditional, top_logprobs)
 
 
-def _choice_top_logprobs(selection: Selection) -> list[list[list[tuple[int, float]]]]:
-    """result[i][j]: the most likely tokens at the position of token j of choice i."""
+def _choice_top_logprobs(selection: Selection, logprobs: list[list[float]]) -> list[list[msgspec.Raw]]:
+    """result[i]: the tokens of choice i with the most likely tokens at their positions; see `ChoiceScores`."""
     first = selection.num_prompt - 1
     return [
-        [selection.requests[index].top[first + j] for j in range(len(choice))]
-        for index, choice in zip(selection.request_of_choice, selection.choices, strict=True)
+        encode_logprobs(
+            [
+                TokenLogprob(token, logprob, selection.requests[index].top[first + j])
+                for j, (token, logprob) in enumerate(zip(choice, choice_logprobs, strict=True))
+            ]
+        )
+        for index, choice, choice_logprobs in zip(selection.request_of_choice, selection.choices, logprobs, strict=True)
     ]
 
 

@@ -38,6 +38,10 @@ class PrefixRequest(GenerationRequest):
         self.rows: dict[int, Float32Array] = {}
         self.logits_from = self.output_start + len(path) - 1
 
+    def expects_more_tokens(self, max_length: int) -> bool:
+        """See `Request`. The next tokens depend on the probabilities that a step brings, not on a token it samples."""
+        return False
+
     def take_rows(self) -> list[Float32Array]:
         """Returns the probabilities after the path and after each of the forced tokens, once all are computed."""
         first, rows = self.output_start + len(self.path) - 1, self.rows

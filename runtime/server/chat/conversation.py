@@ -14,11 +14,11 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call by the model. `arguments` is JSON text."""
+    """A tool call by the model. `arguments` is JSON text, or the object."""
 
     id: str
     name: str
-    arguments: str
+    arguments: str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS,
 from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
 MAX_TOOLS = 128
-CONVERT_IN_THREAD_VALUES = 200  # turns and values of the tools' schemas; the work on more takes milliseconds
+CONVERT_IN_THREAD_VALUES = 200  # of a conversation; the work on more takes milliseconds
+CHARS_PER_VALUE = 25  # a text of this length counts as one value
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ChatOutput:
     def parse_update(self, update: CallUpdate) -> list[ParsedPart]:
         """Returns the parts that are complete enough to be sent."""
         parts = self._parser.push(update.text) if update.text else []
-        if update.logprobs or self._logprob_aligner.has_pending:
+        if update.encoded_logprobs or self._logprob_aligner.has_pending:
             self.logprobs += self._logprob_aligner.push(update)
         if update.finished:
             parts += self._parser.finish()
@@ -80,7 +81,7 @@ class ChatOutput:
 
     def parse_result(self, result: CallResult) -> list[ParsedPart]:
         """Returns all parts of a finished call."""
-        return self.parse_update(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
+        return self.parse_update(CallUpdate(result.text, result.token_ids, result.encoded_logprobs or (), True))
 
 
 async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:
@@ -95,7 +96,7 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     num_chars = sum(len(turn.text) for turn in conversation.turns)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
-    is_large = num_chars > TOKENIZE_IN_THREAD_CHARS or has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
+    is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if names:
         constraint = await run_aside(is_large, tool_constraint, call_format, conversation)
         param = conversation.callable_tools[0].param
@@ -115,14 +116,21 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:
-    """Whether the turns, their calls, the tools and the values of the tools' schemas are more than `limit`."""
-    num_left = limit - len(conversation.turns) - sum(len(turn.calls) for turn in conversation.turns)
-    pending: list[Any] = [tool.parameters for tool in conversation.tools]
+    """Whether the texts of the turns, the arguments of their calls, the tools and the template's variables have more
+    than `limit` values. A text counts by its length."""
+    num_left = limit
+    pending: list[Any] = [conversation.template_variables]
+    for turn in conversation.turns:
+        pending += [turn.text, turn.reasoning, turn.name, *(call.arguments for call in turn.calls)]
+    for tool in conversation.tools:
+        pending += [tool.description, tool.parameters]
     while pending and num_left >= 0:
         value = pending.pop()
         num_left -= 1
-        if isinstance(value, dict):
-            pending += value.values()
+        if isinstance(value, str):
+            num_left -= len(value) // CHARS_PER_VALUE
+        elif isinstance(value, dict):
+            pending += [*value, *value.values()]
         elif isinstance(value, list):
             pending += value
     return num_left < 0

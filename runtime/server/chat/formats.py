@@ -17,6 +17,7 @@ from typing import Any
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Reasoning, Spec, Structural, Trigger
 from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition
 from plait.runtime.server.errors import invalid
+from plait.runtime.tokenizer.json_text import json_text
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,13 @@ class ToolFormat:
 
     def render_call(self, call: ToolCall) -> str:
         """Returns the text of a call as the model writes it."""
+        arguments = call.arguments
+        if not isinstance(arguments, str):
+            arguments = json_text(arguments, ensure_ascii=False)
         if "{name}" in self.begin:
-            return f"{self.begin.replace('{name}', call.name)}{call.arguments}{self.end}"
+            return f"{self.begin.replace('{name}', call.name)}{arguments}{self.end}"
         name = json.dumps(call.name)
-        return f'{self.begin}{{"{self.name_key}": {name}, "{self.arguments_key}": {call.arguments}}}{self.end}'
+        return f'{self.begin}{{"{self.name_key}": {name}, "{self.arguments_key}": {arguments}}}{self.end}'
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def reasoning_first(
 
 def tool_instructions(tools: Sequence[ToolDefinition], call_format: ToolFormat = GENERIC_FORMAT) -> str:
     """Returns the tool instructions for the system turn, for templates that cannot render tools."""
-    lines = [json.dumps(tool_as_json(tool)["function"], ensure_ascii=False) for tool in tools]
+    lines = [json_text(tool_as_json(tool)["function"], ensure_ascii=False) for tool in tools]
     example = call_format.render_call(ToolCall("", "NAME", "{...}"))
     return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\n".join(lines))
 

@@ -7,19 +7,21 @@ only the template's own text contains control tokens.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
+
 from plait.runtime.errors import InputError
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats import ToolFormat, tool_as_json, tool_instructions
+from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.literal_pattern import literal_pattern
+from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern
 
 PromptParts = list[tuple[str, bool]]  # (text, whether it is the template's own text and may hold control tokens)
 
@@ -50,7 +52,12 @@ class ControlTokenEscaper:
 
     def _escape_text(self, text: str, search: _ControlTokenPattern) -> str:
         """Replaces whole tokens, then a token's beginning at the end of `text`, then a token's end at its start."""
-        text = search.pattern.sub(lambda match: self._placeholder(match[0]), text)
+        parts, end = [], 0
+        for match in find_in_pieces(search.pattern, text, search.max_length):
+            parts += [text[end : match.start()], self._placeholder(match[0])]
+            end = match.end()
+        if parts:
+            text = "".join([*parts, text[end:]])
         if not search.first_chars.isdisjoint(text[-search.max_length :]):
             for size in range(min(search.max_length, len(text)), 0, -1):
                 if text[-size:] in search.prefixes:
@@ -111,7 +118,8 @@ def render_chat(
     turns, tools = list(conversation.turns), conversation.tools
     if tools and not call_format.is_native:
         turns, tools = _with_instructions(turns, tools, call_format), ()
-    messages = [escaper.escape(_message(turn, call_format, turns)) for turn in turns]
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    messages = [escaper.escape(_message(turn, call_format, names)) for turn in turns]
     if conversation.continue_final:
         messages[-1]["content"] += escaper.end_marker
     rendered = template.render(
@@ -136,10 +144,13 @@ def _with_instructions(turns: list[Turn], tools: Sequence[ToolDefinition], call_
     return [Turn("system", text), *turns]
 
 
-def _message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Converts a turn to a chat template's message. Calls and results become text if the template has none."""
+def _message(turn: Turn, call_format: ToolFormat, names: Mapping[str, str]) -> dict[str, Any]:
+    """Converts a turn to a chat template's message. Calls and results become text if the template has none.
+
+    names: {id of a call: name of its tool}.
+    """
     if not call_format.is_native:
-        return _plain_message(turn, call_format, turns)
+        return _plain_message(turn, call_format, names)
     message: dict[str, Any] = {"role": turn.role, "content": turn.text} | _speaker_name(turn)
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
@@ -153,13 +164,13 @@ def _message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict
             for call in turn.calls
         ]
     if turn.role == "tool":
-        message |= {"tool_call_id": turn.call_id, "name": turn.name or _tool_name(turn, turns)}
+        message |= {"tool_call_id": turn.call_id, "name": _tool_name(turn, names)}
     return message
 
 
-def _plain_message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
+def _plain_message(turn: Turn, call_format: ToolFormat, names: Mapping[str, str]) -> dict[str, Any]:
     if turn.role == "tool":
-        return {"role": "user", "content": f"Result of {_tool_name(turn, turns)}: {turn.text}"}
+        return {"role": "user", "content": f"Result of {_tool_name(turn, names)}: {turn.text}"}
     text = "".join([turn.text, *(call_format.render_call(call) for call in turn.calls)])
     return {"role": turn.role, "content": text} | _speaker_name(turn)
 
@@ -169,14 +180,18 @@ def _speaker_name(turn: Turn) -> dict[str, Any]:
     return {} if turn.name is None else {"name": turn.name}
 
 
-def _tool_name(turn: Turn, turns: Sequence[Turn]) -> str:
+def _tool_name(turn: Turn, names: Mapping[str, str]) -> str:
     """The name of the tool whose result a tool turn holds."""
-    names = {call.id: call.name for other_turn in turns for call in other_turn.calls}
     return turn.name or names.get(turn.call_id or "", "the function")
 
 
-def _parsed_arguments(arguments: str) -> Any:
+def _parsed_arguments(arguments: str | Mapping[str, Any]) -> Any:
+    """The arguments as JSON; a text that is no JSON as it is. Raises ApiError 400 for too many elements."""
+    if not isinstance(arguments, str):
+        return arguments
+    for _ in scan_steps(arguments.encode(), JsonScan(), "the arguments of a tool call have"):
+        pass  # other threads run between two steps
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
         return arguments

@@ -130,6 +130,7 @@ _SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "idle-timeout": ("idle_timeout_s", _number(float, 0.001, 86_400)),
     "write-timeout": ("write_timeout_s", _number(float, 0.001, 86_400)),
     "stuck-after": ("stuck_after_s", _number(float, 0.001, 86_400)),
+    "max-restarts": ("max_restarts", _number(int, 0, 1 << 20)),
     "retry-after": ("retry_after_s", _number(int, 1, 3600)),
 }
 _LISTS = {"cors-origin": "cors_origins", "allowed-host": "allowed_hosts"}

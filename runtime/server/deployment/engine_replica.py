@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from plait.runtime.errors import PlaitError, RuntimeGone
+from plait.runtime.errors import PlaitError
 from plait.runtime.server.deployment.autoscaling import KV_DEMAND, kv_demand
 from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
@@ -59,16 +59,19 @@ class EngineReplica:
         self._remote_address = asyncio.Lock()  # guards the next
         self._tunnel_at: ReplicaAddress | None = None
         self._runtime = RestartingRuntime(
-            settings.model, stuck_after_s=settings.server.stuck_after_s, name="the replica", **settings.engine
+            settings.model,
+            stuck_after_s=settings.server.stuck_after_s,
+            max_restarts=settings.server.max_restarts,
+            name="the replica",
+            **settings.engine,
         )
         self._status = StatusQuery(lambda: self._runtime.client)
 
     # -- called by Ray Serve --------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Raises RuntimeGone if the runtime has ended and cannot be restarted, so that the replica is replaced."""
-        if self._runtime.has_given_up:
-            raise RuntimeGone("the runtime process has ended and cannot be restarted")
+        """Raises NotRestarted if the runtime has ended and will not be restarted, so that the replica is replaced."""
+        _ = self._runtime.client
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The share of the KV tokens that running and waiting requests need, for `KvTokensPolicy`."""

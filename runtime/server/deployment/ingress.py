@@ -96,8 +96,7 @@ class ProxiedIngress:
 
     async def check_health(self) -> None:
         """Raises RuntimeGone if it cannot use any replica that is left, so that Ray Serve replaces this ingress."""
-        if self._directory.has_given_up:
-            raise RuntimeGone("all replicas have another model or chat template than this ingress serves")
+        _check_usable(self._directory)
 
     def __serve_build_asgi_app__(self) -> Application:
         """Called by Ray Serve for the application that answers its requests."""
@@ -116,6 +115,7 @@ class ListeningIngress:
     ) -> None:
         arguments = _read_arguments(config, engines, find_place)
         self._server: GracefulServer | None = None
+        self._directory: ReplicaDirectory | None = None
         self._server_loop: asyncio.AbstractEventLoop | None = None
         self._is_listening, self._has_ended = concurrent.futures.Future[None](), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -137,7 +137,8 @@ class ListeningIngress:
         self._server_loop = asyncio.get_running_loop()
         app, directory = await connected_application(config, find_address, tls)
         listener = await _bind(config.server)
-        self._server = make_server(app, config.server, directory, url_of(config.server.host, listener))
+        self._directory = directory
+        self._server = make_server(app, config.server, url_of(config.server.host, listener))
         trim_heap()
         gc.collect()
         gc.freeze()  # as in `plait serve`: collections skip the tokenizer
@@ -146,12 +147,15 @@ class ListeningIngress:
         await directory.close()
 
     async def check_health(self) -> None:
-        """Raises RuntimeGone if the server has ended, so that Ray Serve replaces this ingress.
+        """Raises RuntimeGone if the server has ended or cannot use any replica that is left, so that Ray Serve replaces
+        this ingress.
 
         Waits for a turn of the server's event loop: if that stands still, Ray Serve's timeout ends the check.
         """
         if self._has_ended.is_set() or self._server_loop is None:
             raise RuntimeGone("the HTTP server of the ingress has ended")
+        if self._directory is not None:
+            _check_usable(self._directory)
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._server_loop))
 
     def __del__(self) -> Coroutine[Any, Any, bool] | None:
@@ -163,6 +167,12 @@ class ListeningIngress:
         with contextlib.suppress(RuntimeError):  # its loop is closed: the server has ended
             server.stop()
         return self._has_ended.wait()
+
+
+def _check_usable(directory: ReplicaDirectory) -> None:
+    """Raises RuntimeGone if no replica that is left can be used."""
+    if directory.has_given_up:
+        raise RuntimeGone("all replicas have another model or chat template than this ingress serves")
 
 
 async def _bind(settings: ServerSettings) -> socket.socket:

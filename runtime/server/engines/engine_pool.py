@@ -43,8 +43,6 @@ class EnginePool:
     called with each model that was loaded.
     """
 
-    has_given_up = False  # an engine that does not stay up is the error of its own requests
-
     def __init__(
         self,
         specs: Sequence[ModelSpec],
@@ -55,7 +53,7 @@ class EnginePool:
         start: StartEngine = start_engine,
     ) -> None:
         self.keep, self.keep_bytes = keep, keep_bytes
-        self._stuck_after_s, self._start = server_settings.stuck_after_s, start
+        self._server_settings, self._start = server_settings, start
         self.models = [
             PooledModel(spec, server_settings, 0 if keep_bytes is None else spec.num_bytes, keep_alive_s)
             for spec in specs
@@ -221,7 +219,7 @@ class EnginePool:
         def start() -> None:
             outcome: Engine | BaseException
             try:
-                outcome = self._start(model.spec.model, self._stuck_after_s, model.spec.settings, name=model.name)
+                outcome = self._start(model.spec.model, self._server_settings, model.spec.settings, name=model.name)
             except BaseException as error:
                 outcome = error
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
@@ -103,17 +104,20 @@ class ServedModel:
         return not getattr(self.backend, "has_given_up", True)
 
     async def wait_for_replacement(self, timeout_s: float) -> bool:
-        """Waits until the runtime that ended is replaced. Returns False after `timeout_s`, and if it will not be."""
+        """Waits until the runtime that ended is replaced. Returns False after `timeout_s` (infinity: never), and if
+        it will not be."""
         if self._replacement is None or self._replacement.done():
             self._replacement = asyncio.create_task(self._poll_backend())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._replacement), timeout_s)
+            limit_s = timeout_s if timeout_s < math.inf else None
+            await asyncio.wait_for(asyncio.shield(self._replacement), limit_s)
             return self.replaces_runtime
         return False
 
     async def _poll_backend(self) -> None:
-        while self.replaces_runtime and self.client.is_closed:
-            await asyncio.sleep(REPLACEMENT_POLL_S)
+        with contextlib.suppress(RuntimeGone):  # there will be none, since a moment ago
+            while self.replaces_runtime and self.client.is_closed:
+                await asyncio.sleep(REPLACEMENT_POLL_S)
 
 
 @lru_cache(maxsize=8)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import num_threads
 from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.settings import ServerSettings
 
 if TYPE_CHECKING:  # imported late, since a runtime without replicas loads while the modules of replicas are imported
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime
@@ -18,27 +19,28 @@ MAX_REPLICAS = 64
 
 def start_engine(
     model: str | None,
-    stuck_after_s: float,
+    server: ServerSettings,
     settings: Mapping[str, Any],
     meanwhile: Callable[[], object] | None = None,
     name: str | None = None,
 ) -> RestartingRuntime | ReplicatedRuntime:
     """Starts the engine of a model and waits until it runs. Raises what `Runtime` raises.
 
-    settings: of `Runtime`, and "replicas": None for one runtime without a router. meanwhile: called while it loads.
+    server: when the runtime is replaced. settings: of `Runtime`, and "replicas": None for one runtime without a router.
+    meanwhile: called while it loads.
     name: of the model in the log, where there are several.
     """
     engine = {key: value for key, value in settings.items() if key != "replicas"}
-    replicas = settings.get("replicas")
+    replicas, limits = settings.get("replicas"), (server.stuck_after_s, server.max_restarts)
     if replicas is None:
         label = "the runtime" if name is None else f"the runtime of {name}"
-        return RestartingRuntime(model, meanwhile, stuck_after_s, name=label, **engine)
+        return RestartingRuntime(model, meanwhile, *limits, name=label, **engine)
     from plait.runtime.server.replicated_runtime import ReplicatedRuntime
 
     devices = checked_devices(replicas, engine.pop("device", None), num_ranks(engine))
     # The replicas share the cores: more threads than cores wait for each other in every operation.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads() // replicas)))
-    return ReplicatedRuntime(model, devices, meanwhile, stuck_after_s, **engine)
+    return ReplicatedRuntime(model, devices, meanwhile, *limits, **engine)
 
 
 def check_replicas(replicas: int) -> None:

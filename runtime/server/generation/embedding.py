@@ -11,6 +11,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
@@ -28,6 +31,7 @@ MAX_CONCURRENT_INPUTS = 64
 LARGE_VECTORS = 64  # an answer with more of them is made in a thread
 
 EmbeddingInput = str | list[int]
+Dimensions = Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True)

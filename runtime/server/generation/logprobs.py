@@ -31,7 +31,7 @@ class LogprobAligner:
 
     def push(self, update: CallUpdate) -> list[TokenLogprob]:
         """Adds an update and returns the entries whose text has been released."""
-        self._pending.extend(update.logprobs)
+        self._pending.extend(update.logprobs())
         self._text_end += sum(len(self._token_bytes[token]) for token in update.token_ids)
         released = []
         while self._pending and self._entry_start < self._text_end:

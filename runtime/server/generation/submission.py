@@ -21,15 +21,15 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import CallUpdate, stream_updates
 from plait.runtime.errors import ContextOverflow
-from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
+from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage, decode_logprobs
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_request
 
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
-YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text or prompt of this length: there may be many
-YIELD_AFTER_TOKENS = 1_000
+MAX_TOKENS_OF_TEXT = 500_000  # as many as a body may list; their ids are made in one call that holds the lock
+YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text of this length: there may be many
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,10 @@ class RequestHandle:
 
     async def prompt_logprobs(self) -> list[list[TokenLogprob]]:
         """Returns, per submission, the logprobs of all prompt tokens but the first; [] if not requested."""
+        scores = [None if call is None else (await call.aresult()).choice for call in self.prompt_scoring_calls]
         return [
-            [] if call is None else _as_token_logprobs(submission.prompt_ids[1:], (await call.aresult()).choice)
-            for submission, call in zip(self.submissions, self.prompt_scoring_calls, strict=True)
+            [] if found is None else await asyncio.to_thread(_as_token_logprobs, submission.prompt_ids[1:], found)
+            for submission, found in zip(self.submissions, scores, strict=True)
         ]
 
     def progress(self, raise_on_failure: bool = True) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
@@ -127,7 +128,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
             is_background = record is not None and record.is_background
             _start(client, submission if record is None else _with_time_left(submission, record), handle, is_background)
             if len(submissions) > 1:
-                await yield_after_prompt(submission.prompt_ids)
+                await asyncio.sleep(0)
         yield handle
     finally:
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
@@ -195,34 +196,30 @@ def _append_prompt(session: Session, submission: Submission) -> Call | None:
     )
 
 
-def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores | None) -> list[TokenLogprob]:
-    assert scores is not None
-    top_logprobs = scores.top_logprobs[0] if scores.top_logprobs else [[]] * len(token_ids)
-    entries = zip(token_ids, scores.token_logprobs[0], top_logprobs, strict=True)
-    return [TokenLogprob(token_id, logprob, top) for token_id, logprob, top in entries]
+def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores) -> list[TokenLogprob]:
+    if scores.top_logprobs is not None:
+        return decode_logprobs(scores.top_logprobs[0])
+    return [
+        TokenLogprob(token_id, logprob) for token_id, logprob in zip(token_ids, scores.token_logprobs[0], strict=True)
+    ]
 
 
 async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:
     """Returns the token ids of a prompt, with BOS if the model uses it.
 
-    `parts`: (text, whether it may contain control tokens). Raises ContextOverflow, before tokenizing, for a text that
-    cannot fit.
+    `parts`: (text, whether it may contain control tokens). Raises ContextOverflow, mostly before tokenizing, for a text
+    that cannot fit.
     """
     tokenizer, num_chars = client.tokenizer, sum(len(text) for text, _ in parts)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)
-        ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
+        max_tokens = max(client.model.context_length, MAX_TOKENS_OF_TEXT)
+        ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True, max_tokens=max_tokens)
     else:
         ids = tokenizer.encode(parts, at_start=True)
         if num_chars > YIELD_AFTER_CHARS:
             await asyncio.sleep(0)
     return prepend_bos(client, ids)
-
-
-async def yield_after_prompt(prompt_ids: Sequence[int]) -> None:
-    """Lets the event loop serve others after the work on a long prompt: a request may have many."""
-    if len(prompt_ids) > YIELD_AFTER_TOKENS:
-        await asyncio.sleep(0)
 
 
 def prepend_bos(client: Client, ids: list[int]) -> list[int]:

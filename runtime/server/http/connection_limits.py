@@ -5,8 +5,9 @@ A connection holds less than 1 MiB of input that no request has taken, before an
 - Input is parsed in slices, and not at all while a request waits behind the running one; the connection is then no
   longer read.
 - A request line with its headers, the trailers of a chunked body and the extensions of a chunk may take 64 KiB.
-- `idle_timeout_s` is the time for a request line and headers. The rest of a body whose response has been sent is
-  discarded, within the limits of `ResponseTransport`.
+- A request line with its headers must arrive within 30 s of its first byte, the first one of the connection's start.
+  Between two requests a connection may be idle for `idle_timeout_s`, also the limit for a head if it is shorter. The
+  rest of a body whose response has been sent is discarded, within the limits of `ResponseTransport`.
 - A client that reads less than 2 KiB/s for `write_timeout_s`, while more than 64 KiB wait for it, is disconnected, and
   its request ends as after any disconnect.
 """
@@ -27,6 +28,7 @@ from plait.runtime.server.http.response_transport import (
 )
 
 MAX_HEAD_BYTES = 1 << 16
+HEAD_TIMEOUT_S = 30.0
 MAX_HEADERS = 256
 MAX_UNPARSED_BYTES = 1 << 16  # reading pauses above it; one read adds up to 256 KiB
 MIN_READ_BYTES_PER_S = 2048
@@ -52,7 +54,7 @@ def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[as
     """Returns a protocol class for `uvicorn.Config(http=...)`."""
 
     class LimitedProtocol(_LimitedProtocol):
-        _idle_timeout_s, _write_timeout_s = idle_timeout_s, write_timeout_s
+        _head_timeout_s, _write_timeout_s = min(idle_timeout_s, HEAD_TIMEOUT_S), write_timeout_s
 
     return LimitedProtocol
 
@@ -60,7 +62,7 @@ def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[as
 class _LimitedProtocol(_Base):  # type: ignore[misc]
     """uvicorn's HTTP protocol with limits; see the top of this file."""
 
-    _idle_timeout_s: float
+    _head_timeout_s: float
     _write_timeout_s: float
     _timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of a body whose response was sent
     _write_timer: asyncio.TimerHandle | None = None
@@ -73,7 +75,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._unparsed = bytearray()
         super().connection_made(ResponseTransport(transport, self.loop, self._has_unread_input))
         self.flow = _BoundedFlow(self.transport, lambda: len(self._unparsed) >= MAX_UNPARSED_BYTES)
-        self._start_timer(self._idle_timeout_s)
+        self._start_timer(self._head_timeout_s)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
@@ -118,8 +120,9 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
             self.flow.pause_reading()
         if self._is_running:
             self._stop_timer()
-        elif self._timer is None and self.timeout_keep_alive_task is None:
-            self._start_timer(self._idle_timeout_s)
+        elif self._timer is None and (self.timeout_keep_alive_task is None or self._is_in_head):
+            self._unset_keepalive_if_required()
+            self._start_timer(self._head_timeout_s)
 
     def _count(self, num_bytes: int) -> None:
         """Counts bytes that completed neither a head nor a part of a body, and bytes of a body that nobody reads."""
@@ -185,7 +188,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         super().on_message_complete()
         if was_answered:  # the connection is idle now
             self._stop_timer()
-            self._start_timer(self._idle_timeout_s)
+            seconds, close = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, close)
 
     # -- responses --------------------------------------------------------------------------------
 
@@ -203,6 +207,10 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     @property
     def _is_running(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_in_head(self) -> bool:
+        return self._is_in_message and not self._is_head_complete
 
     @property
     def _is_answered_early(self) -> bool:

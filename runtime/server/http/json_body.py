@@ -26,7 +26,6 @@ MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
 SMALL_BODY_BYTES = 1 << 14  # parsed at once
 CHECKED_PER_STEP = 20_000  # values of a decoded body
-_LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
@@ -95,9 +94,8 @@ def _json_problem(body: bytes, parser_text: str) -> str:
     """Returns why a body is no JSON. The parser calls an empty body, and half of a surrogate pair, truncated."""
     if not body.strip():
         return "the body is empty"
-    if _LONE_SURROGATE.search(body):
-        return "the body is not valid JSON: a text holds half of a surrogate pair, which is not a character"
-    return f"the body is not valid JSON: {parser_text[:200]}"
+    hint = ", or a text holds half of a surrogate pair, which is not a character" if "truncated" in parser_text else ""
+    return f"the body is not valid JSON: {parser_text[:200]}{hint}"
 
 
 def convert_json(value: Any, kind: type[T], path: str = "") -> T:

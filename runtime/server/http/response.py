@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -34,6 +34,14 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
+def encoded(value: T) -> T:
+    """Returns a part of an answer as JSON, of which the answer's encoder copies the bytes.
+
+    An answer may have very many of them, and each call of the encoder holds the interpreter's lock.
+    """
+    return cast(T, msgspec.Raw(msgspec.json.encode(value)))
+
+
 async def json_response_in_pieces(value: Any) -> Response:
     """Returns a JSON response. The items of a large list, such as choices, are encoded one at a time.
 
@@ -52,14 +60,14 @@ async def _encoded_items(items: list[Any]) -> list[Any]:
     """The items as JSON; numbers, and an empty list, as they are."""
     if not items or not isinstance(items[0], msgspec.Struct):
         return items
-    encoded, num_bytes = [], 0
+    parts, num_bytes = [], 0
     for item in items:
-        encoded.append(msgspec.Raw(msgspec.json.encode(item)))
-        num_bytes += len(encoded[-1])
+        parts.append(msgspec.Raw(msgspec.json.encode(item)))
+        num_bytes += len(parts[-1])
         if num_bytes > YIELD_AFTER_BYTES:
             num_bytes = 0
             await asyncio.sleep(0)
-    return encoded
+    return parts
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -119,8 +119,9 @@ class ServerStatus(msgspec.Struct):
 async def health(request: Request) -> Response:
     """Whether this process runs, and replaces a runtime that ends. Does not ask the runtime."""
     state = state_of(request)
-    if state.pool is None and state.models[0].client.is_closed and not state.models[0].replaces_runtime:
-        raise _unavailable(state, "the model's runtime process has ended", "runtime_gone")
+    model = state.only_model
+    if model is not None and model.status == "failed" and (reason := _engine_problem(model)):
+        raise _unavailable(state, *reason)
     return json_response(Health())
 
 

@@ -47,6 +47,11 @@ class StreamWriter(ABC):
         """Waits for what must be known before the first event."""
         return
 
+    async def write_before(self, batch: Batch) -> AsyncGenerator[bytes, None]:
+        """Large events that come before those of `write`, one by one."""
+        return
+        yield
+
     @abstractmethod
     def write(self, batch: Batch) -> bytes:
         """The events of a batch of updates."""
@@ -123,6 +128,9 @@ async def stream_events(
             await writer.start()
             async with contextlib.aclosing(handle.progress()) as batches:
                 async for batch in batches:
+                    async for event in writer.write_before(batch):
+                        has_begun = True
+                        yield event
                     events = writer.write(batch)
                     num_open -= sum(update.finished for _, update in batch)
                     if not num_open:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from plait.constrained.specs import GrammarError
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import TokenLogprob
+from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
+from plait.runtime.server.http.response import encoded
 
 UnsupportedFields = Mapping[str, tuple[Any, ...]]
 """Fields that clients know and this server refuses -> the values that are allowed all the same."""
+
+
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,8 +107,9 @@ def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parame
 
 def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], param: str) -> frozenset[str]:
     """The names. Raises ApiError 400 if there are none, or one is not the name of a tool."""
+    known = {tool.name for tool in tools}
     for name in names:
-        if all(tool.name != name for tool in tools):
+        if name not in known:
             raise invalid(f"'{param}' names '{name[:100]}', which is none of the tools", param)
     if not names:
         raise invalid(f"'{param}' is empty", param)
@@ -164,7 +169,7 @@ class ContentLogprob(TopLogprob):
 
 
 def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[ContentLogprob]:
-    """The entries in OpenAI's shape (`logprobs.content` of a chat completion)."""
+    """The entries in OpenAI's shape (`logprobs.content` of a chat completion), each `encoded`."""
     token_bytes = client.tokenizer.vocabulary.token_bytes
 
     def fields(token: int, logprob: float) -> tuple[str, list[int], float]:
@@ -172,8 +177,11 @@ def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[Cont
         return data.decode("utf-8", "replace"), list(data), max(logprob, MIN_LOGPROB)
 
     return [
-        ContentLogprob(
-            *fields(entry.token_id, entry.logprob), [TopLogprob(*fields(token, value)) for token, value in entry.top]
+        encoded(
+            ContentLogprob(
+                *fields(entry.token_id, entry.logprob),
+                [TopLogprob(*fields(token, value)) for token, value in entry.top],
+            )
         )
         for entry in entries
     ]

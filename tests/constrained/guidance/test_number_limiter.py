@@ -101,6 +101,13 @@ def test_listed_numbers_may_have_any_length() -> None:
     assert not accepts(grammar_of({"type": "integer"}), str(10**40))
 
 
+def test_a_far_bound_does_not_raise_the_limit() -> None:
+    far = grammar_of({"type": "number", "maximum": 1e300})
+    assert accepts(far, "9" * 23) and not accepts(far, "9" * 24)
+    above = grammar_of({"items": {"type": "number", "minimum": 1e30}})
+    assert accepts(above, f"[{10**30}]") and not accepts(above, f"[{10**31}]")
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -25,7 +25,7 @@ from schema_strategies import (
 
 from plait.constrained import Grammar, GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
-from plait.constrained.json_schema.compiler import _grammar
+from plait.constrained.json_schema.compiler import _grammars
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import Emptiness
 from plait.constrained.json_schema.rewrite import rewrite_schema
@@ -42,7 +42,9 @@ OBJECTS += [{name: value} for name in ("ab", "ba", "ca", "bb") for value in (1, 
 def combined_grammar(schema: Any) -> Grammar:
     """The grammar of a schema whose conjunctions are all combined before llguidance reads it."""
     rewritten = combine_conjunctions(rewrite_schema(json.dumps(schema)).schema)
-    return LlguidanceGrammar(LlguidanceSource(_grammar(rewritten, JsonSchema(schema, compact=True))), BYTE_VOCABULARY)
+    return LlguidanceGrammar(
+        LlguidanceSource(next(_grammars(rewritten, JsonSchema(schema, compact=True)))), BYTE_VOCABULARY
+    )
 
 
 def random_text(grammar: Grammar, rng: random.Random) -> str | None:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from types import SimpleNamespace
 
+import odd_files
 import pytest
 
 from plait.kernels.cpu import precompile
@@ -89,6 +90,15 @@ def test_of_two_concurrent_processes_only_one_optimizes(missing, monkeypatch) ->
     for thread in both:
         thread.join()
     assert len(optimized) == 1 and sorted(sent) == ["optimized"] * 2 + ["quick"] * 2
+
+
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_whatever_lies_in_place_of_the_lock_is_not_waited_for(missing, kind) -> None:
+    odd_files.put(kind, object_code.cache_folder() / "kernels.lock")
+    with precompile._compile_lock():
+        pass
+    assert (object_code.cache_folder() / "kernels.lock").is_file() == (kind != "folder")
 
 
 def test_without_a_cache_kernels_come_from_the_process(missing, tmp_path, monkeypatch) -> None:

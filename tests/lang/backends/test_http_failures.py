@@ -33,6 +33,16 @@ def test_error_status_keeps_the_message_of_the_server(status, error_type, reques
     server.close()
 
 
+def test_a_request_that_must_not_be_repeated_is_not_retried():
+    """A plait server says so of a request that was in two runtimes when they ended."""
+    error = {"error": {"message": "it has ended 2 times", "code": "runtime_gone"}}
+    server = servers.FakeServer(lambda path, body: (503, error, {"x-should-retry": "false"}))
+    with pytest.raises(plait.ProgramError, match="it has ended 2 times"):
+        ask.run(backend=plait.OpenAI("m", server.url))
+    assert len(server.asked) == 1
+    server.close()
+
+
 def test_status_503_is_retried():
     answers = iter([(503, {}), [{"choices": [{"delta": {"content": "yes"}, "finish_reason": "stop"}]}]])
     server = servers.FakeServer(lambda path, body: next(answers))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runtime.model_files.array_file import (
+    BLOCK,
     CHUNK,
     DamagedFile,
     array_starts,
@@ -19,7 +20,8 @@ from plait.runtime.model_files.array_file import (
     write_arrays,
 )
 
-HEAD_BYTES = 48 + len(b'{"name": "x"}') + 8 * 5  # preamble, metadata, table of sums
+HEAD_BYTES = 48 + len(b'{"name": "x"}') + 8 * 3  # preamble, metadata, table of checksums
+SECTOR = 512
 
 
 def in_turn(run, jobs):
@@ -50,7 +52,7 @@ def random_arrays(sizes):
     return [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
 
 
-@given(st.binary(max_size=100), st.lists(st.integers(0, 3 * CHUNK), max_size=4))
+@given(st.binary(max_size=100), st.lists(st.integers(0, 3 * CHUNK) | st.integers(0, 3 * BLOCK), max_size=4))
 def test_what_was_written_is_mapped(tmp_path_factory, metadata, sizes):
     path, arrays = tmp_path_factory.getbasetemp() / "arrays", random_arrays(sizes)
     write(path, metadata, arrays)
@@ -63,8 +65,8 @@ def test_what_was_written_is_mapped(tmp_path_factory, metadata, sizes):
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
-    """(a file of three arrays, its content, the arrays' sizes)"""
-    sizes = [100, 2 * CHUNK, CHUNK + 1]
+    """(a file of four arrays, its content, the arrays' sizes)"""
+    sizes = [100, 2 * CHUNK, 2 * BLOCK, CHUNK + 1]
     path = write(tmp_path_factory.mktemp("sample") / "arrays", b'{"name": "x"}', random_arrays(sizes))
     return path, path.read_bytes(), sizes
 
@@ -96,12 +98,56 @@ def test_every_altered_byte_of_the_arrays_is_found(sample):
         assert is_damaged(path, altered, sizes)
 
 
-def test_truncated_files_and_moved_blocks_are_found(sample):
+def test_truncated_files_are_found(sample):
     path, content, sizes = sample
-    lengths = [0, 1, 47, 48, HEAD_BYTES, CHUNK, len(content) - CHUNK, len(content) - 1]
-    for length in lengths:
+    lengths = [0, 1, 47, 48, HEAD_BYTES, CHUNK, CHUNK + BLOCK, len(content) - BLOCK, len(content) - CHUNK]
+    for length in [*lengths, len(content) - 1]:
         assert is_damaged(path, content[:length], sizes), length
-    assert is_damaged(path, content + b"\0", sizes)
-    swapped = content[: 2 * CHUNK] + content[3 * CHUNK : 4 * CHUNK] + content[2 * CHUNK : 3 * CHUNK]
-    assert is_damaged(path, swapped + content[4 * CHUNK :], sizes)
-    assert is_damaged(path, content[:-CHUNK] + bytes(CHUNK), sizes)
+    assert is_damaged(path, content + b"\0", sizes) and is_damaged(path, content + bytes(CHUNK), sizes)
+
+
+def exchanged(content, first, second, size):
+    """The content with two pieces of this size at these places exchanged."""
+    assert first + size <= second
+    middle = content[first + size : second]
+    pieces = content[:first], content[second : second + size], middle, content[first : first + size]
+    return b"".join(pieces) + content[second + size :]
+
+
+@pytest.mark.parametrize("size", [1, 8, 64, SECTOR, 4096, CHUNK, BLOCK])
+def test_exchanged_pieces_are_found(sample, size):
+    """Words, cache lines, sectors, pages and blocks, at their own multiples, in one page and far apart."""
+    path, content, sizes = sample
+    rng, begin = random.Random(size), CHUNK
+    for distance in [1, 2, 3, 7, 8, 64]:
+        last = (len(content) - CHUNK - 2 * CHUNK - begin) // size - distance - 1
+        for _ in range(10 if last >= 0 else 0):
+            first = begin + size * rng.randrange(last + 1)
+            altered = exchanged(content, first, first + size * distance, size)
+            assert altered == content or is_damaged(path, altered, sizes), (first, distance)
+
+
+@pytest.mark.parametrize("size", [1, 8, SECTOR, 4096, CHUNK, BLOCK])
+def test_pieces_that_are_zeroed_lost_or_of_another_file_are_found(sample, size):
+    path, content, sizes = sample
+    other = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8).tobytes()
+    rng = random.Random(size)
+    for _ in range(20):
+        place = CHUNK + size * rng.randrange((2 * BLOCK) // size)
+        before, piece, after = content[:place], content[place : place + size], content[place + size :]
+        for now in (bytes(size), b"\xff" * size, other, content[place + size : place + 2 * size]):
+            assert now == piece or is_damaged(path, before + now + after, sizes), place
+
+
+def test_each_bit_and_each_two_bits_of_a_block_count(sample):
+    """Also the highest bits of two words, whose sum modulo 2^64 is the same when both are altered."""
+    path, content, sizes = sample
+    rng = random.Random(0)
+    for _ in range(300):
+        altered = bytearray(content)
+        word, other = rng.sample(range(CHUNK // 8, (CHUNK + BLOCK) // 8), 2)
+        bit = rng.choice([63, rng.randrange(64)])
+        altered[8 * word + bit // 8] ^= 1 << bit % 8
+        assert is_damaged(path, altered, sizes)
+        altered[8 * other + bit // 8] ^= 1 << bit % 8
+        assert is_damaged(path, altered, sizes)

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
+import odd_files
 import pytest
 
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
@@ -95,6 +96,15 @@ def test_missing_file_of_a_folder_is_named(
     if instead:
         (tmp_path / "hf" / instead).touch()
     with pytest.raises(error, match=says):
+        locate_model(str(tmp_path / "hf"))
+
+
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja", "model-2.safetensors", "x.gguf"])
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link to a fifo", "link to a device"])
+def test_a_folder_whose_files_are_not_regular_is_rejected(tmp_path: Path, kind: str, name: str) -> None:
+    odd_files.put(kind, complete_folder(tmp_path / "hf") / name)
+    with pytest.raises(CorruptModel, match=f"{name} is no regular file"):
         locate_model(str(tmp_path / "hf"))
 
 

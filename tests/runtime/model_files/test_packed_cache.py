@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 import numpy as np
+import odd_files
 import pytest
 
 from plait.runtime.model_files import packed_cache
@@ -116,18 +117,13 @@ def test_the_key_does_not_depend_on_the_path(tmp_path):
     assert packed_cache.model_key([path.rename(tmp_path / "b")], []) == before
 
 
-def test_a_folder_or_file_that_others_may_write_is_not_used(tmp_path):
-    path = model(tmp_path, "a")
-    key = store(path)
+def test_a_folder_that_others_may_write_is_not_used(tmp_path):
+    key = store(model(tmp_path, "a"))
     packed_cache.folder().chmod(0o777)
     with pytest.raises(UnusableFolder, match="others may write"):
         packed_cache.load(key)
     with pytest.raises(UnusableFolder, match="others may write"):
         packed_cache.store(header_of(model(tmp_path, "b")), [np.zeros(SIZE, np.uint8)])
-    packed_cache.folder().chmod(0o700)
-    packed_cache.path_of(key).chmod(0o666)
-    with pytest.raises(UnusableFolder, match="others may write"):
-        packed_cache.load(key)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="2026-11-23: only root can give a folder to another user")
@@ -138,12 +134,46 @@ def test_a_folder_of_another_user_is_not_used(tmp_path):
         packed_cache.load(key)
 
 
-def test_a_link_in_place_of_a_file_is_not_followed(tmp_path):
-    key = store(model(tmp_path, "a"))
-    elsewhere = packed_cache.path_of(key).rename(tmp_path / "elsewhere")
-    packed_cache.path_of(key).symlink_to(elsewhere)
-    with pytest.raises(UnusableFolder):
-        packed_cache.load(key)
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_what_is_no_private_file_is_damaged_and_written_again(tmp_path, kind):
+    path = model(tmp_path, "a")
+    place = packed_cache.path_of(store(path))
+    content = place.read_bytes()
+    place.unlink()
+    odd_files.put(kind, place, content)
+    with pytest.raises(DamagedFile, match="no regular file"):
+        packed_cache.load(header_of(path).key)
+    packed_cache.remove(header_of(path).key)
+    if kind == "folder":
+        with pytest.raises(UnusableFolder, match="Is a directory"):
+            store(path)
+    else:
+        assert packed_cache.load(store(path))
+
+
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("suffix", [".weights", ".part"])
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_odd_files_beside_it_stop_no_file(tmp_path, kind, suffix):
+    path = model(tmp_path, "a")
+    packed_cache.folder().mkdir(parents=True)
+    odd_files.put(kind, packed_cache.folder() / f"0123{suffix}", b"content")
+    assert packed_cache.load(store(path))
+    assert [status.st_size for _, status in packed_cache.stored_files() if status.st_size < SIZE] == []
+
+
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_an_odd_unfinished_file_is_replaced(tmp_path, kind):
+    path = model(tmp_path, "a")
+    packed_cache.folder().mkdir(parents=True)
+    odd_files.put(kind, packed_cache.path_of(header_of(path).key).with_suffix(".part"), b"content")
+    if kind == "folder":
+        with pytest.raises(UnusableFolder, match="cannot be written"):
+            store(path)
+    else:
+        assert packed_cache.load(store(path))
 
 
 def test_a_file_of_another_model_is_damaged(tmp_path):
@@ -192,12 +222,13 @@ def test_too_little_space_is_an_error(tmp_path, monkeypatch):
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     """A limit on the size of files stands for a disk that fills up meanwhile."""
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import pathlib, test_packed_cache as t\n"
+        "import sys; sys.path[:0] = sys.argv[2:]; import pathlib, test_packed_cache as t\n"
         "t.resource.setrlimit(t.resource.RLIMIT_FSIZE, (t.SIZE // 2, t.SIZE // 2))\n"
-        "try: t.store(pathlib.Path(sys.argv[2]))\n"
+        "try: t.store(pathlib.Path(sys.argv[1]))\n"
         "except t.UnusableFolder as error: print(error)"
     )
-    command = [sys.executable, "-P", "-c", script, os.path.dirname(__file__), str(model(tmp_path, "a"))]
+    folders = [os.path.dirname(file) for file in (__file__, odd_files.__file__)]
+    command = [sys.executable, "-P", "-c", script, str(model(tmp_path, "a")), *folders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "cannot be written (File too large)" in done.stdout
     assert not list(packed_cache.folder().iterdir())

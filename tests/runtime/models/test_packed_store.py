@@ -115,6 +115,10 @@ def test_a_damaged_file_is_packed_again(tmp_path, own_folder, capfd):
         assert not are_mapped(again) and same_numbers(first, again)
         assert path.read_bytes() == content, "the file is written again"
     assert "is packed again" in capfd.readouterr().err
+    page = 4096 * max(range(len(content) // 4096), key=lambda page: len(set(content[4096 * page : 4096 * (page + 1)])))
+    sectors = content[page + 512 : page + 1024] + content[page : page + 512]
+    path.write_bytes(content[:page] + sectors + content[page + 1024 :])
+    assert same_numbers(first, load(folder, own_folder)) and path.read_bytes() == content
     path.write_bytes(content[: len(content) // 2])
     assert same_numbers(first, load(folder, own_folder)) and are_mapped(load(folder, own_folder))
 

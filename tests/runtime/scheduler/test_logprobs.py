@@ -16,7 +16,7 @@ from fake_engine import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.messages import Append, Open
+from plait.runtime.messages import Append, Open, decode_logprobs
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)
 
@@ -62,7 +62,7 @@ def test_prompt_logprobs_equal_those_of_each_prefix(work, batch_tokens, pages, w
     calls = run_until_idle(engine_loop, transport, *requests)
     for i, (prompt, start, n) in enumerate(work):
         assert calls[i].tokens == greedy(prompt, n)
-        logprobs = calls[i].end.prompt_logprobs
+        logprobs = decode_logprobs(calls[i].end.prompt_logprobs)
         positions = list(range(max(1, start), len(prompt)))
         assert [entry.token_id for entry in logprobs] == [prompt[at] for at in positions]
         for entry, at in zip(logprobs, positions, strict=True):
@@ -82,5 +82,5 @@ def test_prompt_logprobs_survive_retractions_during_prefill():
         engine_loop.cache.flush()
     calls = run_until_idle(engine_loop, transport)
     assert calls[1].tokens == greedy(prompt, 2)
-    assert [entry.token_id for entry in calls[1].end.prompt_logprobs] == prompt[2:]
+    assert [entry.token_id for entry in decode_logprobs(calls[1].end.prompt_logprobs)] == prompt[2:]
     assert engine_loop.batch_scheduler.num_retractions == 3

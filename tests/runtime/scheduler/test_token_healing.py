@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.constrained import Grammar, Regex, Vocabulary
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.runtime.messages import Abort, Append, Finished, Fork, Generate, Open
+from plait.runtime.messages import Abort, Append, Finished, Fork, Generate, Open, decode_logprobs
 from plait.runtime.sampling_params import sampling_params
 
 CONTROL = 1
@@ -122,7 +122,7 @@ def run(prompt: list[int], plain: int, pattern: str | None, *, healing: bool | N
 
 def session_of(calls, prompt: list[int]) -> list[int]:
     """The tokens of the session before call 2."""
-    return prompt[:1] + [entry.token_id for entry in calls[2].end.prompt_logprobs or []]
+    return prompt[:1] + [entry.token_id for entry in decode_logprobs(calls[2].end.prompt_logprobs or [])]
 
 
 @settings(max_examples=80, deadline=None)

@@ -38,7 +38,9 @@ def test_eos_user_defined_and_padding_tokens() -> None:
         ("llama-bpe", ["I", "'LL", " ", "123", "45", " café", "\n\n", " ", " x", "!!\n", "  "]),
         ("qwen2", ["I", "'LL", " ", "1", "2", "3", "4", "5", " café", "\n\n", " ", " x", "!!\n", "  "]),
         ("gpt-2", ["I", "'", "LL", " 12345", " café", "\n\n ", " x", "!!", "\n  "]),
-        ("default", ["I", "'", "LL", " 12345", " café", "\n\n ", " x", "!!", "\n  "]),
+        ("gpt-4o", ["I'LL", " ", "123", "45", " café", "\n\n", " ", " x", "!!\n", "  "]),
+        ("tekken", ["I", "'LL", " ", "1", "2", "3", "4", "5", " café", "\n\n", " ", " x", "!!\n", "  "]),
+        ("default", ["I", "'", "LL", " ", "123", "45", " café", "\n\n ", " x", "!!", "\n  "]),
         ("smollm", ["I", "'", "LL", " ", "1", "2", "3", "4", "5", " café", "\n\n ", " x", "!!", "\n  "]),
     ],
 )
@@ -53,12 +55,12 @@ def test_pre_tokenizers_split_words(pre: str, pieces: list[str]) -> None:
     ("change", "error", "message"),
     [
         ({"model": "bert"}, UnsupportedModel, "bert"),
-        ({"pre": "deepseek-coder"}, UnsupportedModel, "deepseek-coder"),
+        ({"pre": "kimi-k2"}, UnsupportedModel, "kimi-k2"),
         ({"tokens": None}, CorruptModel, "tokens"),
         ({"merges": ["ab"]}, CorruptModel, "merge"),
         ({"token_type": np.array([1], np.int32)}, CorruptModel, "token_type"),
         ({"eos_token_id": 10_000}, CorruptModel, "eos_token_id"),
-        ({"eos_token_id": None, "eot_token_id": None}, CorruptModel, "end-of-sequence token"),
+        ({"eos_token_id": None, "eot_token_id": None, "token_type": None}, CorruptModel, "end-of-sequence token"),
     ],
 )
 def test_invalid_metadata_raises_a_model_error(change: dict[str, Any], error: type[ModelError], message: str) -> None:

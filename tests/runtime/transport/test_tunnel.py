@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
 import ipaddress
 import ssl
 from pathlib import Path
@@ -13,23 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.runtime.server.uvicorn_server import loop_factory
 from plait.runtime.transport import tunnel
 from plait.runtime.transport.tunnel import NONCE_BYTES, SECRET_BYTES, SOCKETS, TunnelClient, TunnelServer
 
 SECRET = bytes(range(SECRET_BYTES))
+LOOPS = [asyncio.new_event_loop, loop_factory()]
 
 
 class Echo:
     """Stands for a runtime: both sockets send back what they get, after their name. ended: connections that ended."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.ended, self.writers = directory, 0, []
+        self.directory, self.ended, self.writers, self.servers = directory, 0, [], []
 
     async def start(self) -> None:
         for name in SOCKETS:
-            await asyncio.start_unix_server(
-                lambda reader, writer, name=name: self.serve(name, reader, writer), self.directory / name
-            )
+            serve = functools.partial(self.serve, name)
+            self.servers.append(await asyncio.start_unix_server(serve, self.directory / name))
 
     async def serve(self, name, reader, writer) -> None:
         self.writers.append(writer)
@@ -181,6 +183,34 @@ def test_a_tls_handshake_has_the_time_of_a_proof(tmp_path, monkeypatch) -> None:
                 assert await reader.read() == b""
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_connection_counts_as_unproven_before_its_tls_handshake(tmp_path, monkeypatch, loop_factory) -> None:
+    monkeypatch.setattr(tunnel, "PROOF_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(tunnel, "MAX_UNPROVEN", 2)
+    files = certificate(tmp_path, "ours")
+    tls = {
+        "server_tls": context(files, ssl.Purpose.CLIENT_AUTH),
+        "client_tls": context(files, ssl.Purpose.SERVER_AUTH),
+    }
+
+    async def run() -> None:
+        async with tunnelled(tmp_path, **tls) as (_, server, port, client), asyncio.timeout(20):
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+            for reader, _ in silent[:-2]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            assert len(server._unproven) == 2
+            reader, _ = await opened(client, "frames")
+            assert await reader.readexactly(len("frames:")) == b"frames:"
+            await server.close()
+            for reader, _ in silent[-2:]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
 
 
 def test_with_tls_both_ends_show_a_certificate_of_the_authority(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 
 import httpx
@@ -11,12 +12,14 @@ import pytest
 from asgi_server import wait_until
 from served_process import Served
 
+from plait.runtime.server.batches import line_runner
+
 pytestmark = pytest.mark.usefixtures("default_signals")
 NUM_LINES = 60
 
 
-def start(model, directory) -> Served:
-    return Served(model, "--files-dir", directory, "--max-batch-calls", "2", "--drain-timeout", "1")
+def start(model, directory, *options) -> Served:
+    return Served(model, "--files-dir", directory, "--max-batch-calls", "2", "--drain-timeout", "1", *options)
 
 
 def create(address) -> str:
@@ -73,3 +76,27 @@ def test_a_second_server_on_the_directory_is_refused(tmp_path, capsys) -> None:
     assert "--files-dir" in capsys.readouterr().err
     assert main(["serve", "--max-file-bytes", "1"]) == 1
     assert "--max-file-bytes must be" in capsys.readouterr().err
+
+
+def test_lines_wait_for_the_next_server_when_the_runtime_is_not_restarted(small_model, tmp_path) -> None:
+    server = start(small_model, tmp_path / "state", "--max-restarts", "0")
+    try:
+        batch_id = create(server.address)
+
+        def counts() -> dict[str, int]:
+            return server.get(f"/v1/batches/{batch_id}").json()["request_counts"]
+
+        assert wait_until(lambda: counts()["completed"] > 2)
+        server.runtime().kill()
+        assert wait_until(lambda: server.get("/health").status_code == 503)
+        before = counts()
+        time.sleep(4 * line_runner.FIRST_PAUSE_S)  # lines that were repeated would have failed
+        assert counts() == before and before["completed"] < NUM_LINES and before["failed"] == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        server.close()
+        server = start(small_model, tmp_path / "state")
+        assert wait_until(lambda: server.get(f"/v1/batches/{batch_id}").json()["status"] == "completed")
+        assert counts() == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
+    finally:
+        server.close()

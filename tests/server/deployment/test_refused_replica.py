@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -61,7 +62,7 @@ def test_an_ingress_whose_server_has_ended_leaves_without_an_error() -> None:
 def test_an_ingress_whose_event_loop_stands_still_is_not_healthy() -> None:
     loop, is_over = asyncio.new_event_loop(), threading.Event()
     ingress = ListeningIngress.__new__(ListeningIngress)
-    ingress._has_ended, ingress._server_loop = asyncio.Event(), loop
+    ingress._has_ended, ingress._server_loop, ingress._directory = asyncio.Event(), loop, None
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     asyncio.run(ingress.check_health())
@@ -72,3 +73,19 @@ def test_an_ingress_whose_event_loop_stands_still_is_not_healthy() -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@pytest.mark.parametrize("kind", [ListeningIngress, ProxiedIngress])
+def test_an_ingress_that_can_use_no_replica_is_not_healthy(kind) -> None:
+    """It goes on to answer until Ray Serve replaces it."""
+
+    async def check() -> None:
+        ingress = kind.__new__(kind)
+        ingress._has_ended, ingress._server_loop = asyncio.Event(), asyncio.get_running_loop()
+        ingress._directory = SimpleNamespace(has_given_up=False)
+        await ingress.check_health()
+        ingress._directory.has_given_up = True
+        with pytest.raises(RuntimeGone, match="another model or chat template"):
+            await ingress.check_health()
+
+    asyncio.run(check())

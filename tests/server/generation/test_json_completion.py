@@ -25,6 +25,7 @@ OWN = {
     "open": {},
     "numbers": {"properties": {"a": {"type": "array", "items": NUMBER}}, "required": ["a"]},
     "shares": {"properties": {"a": {"type": "number", "minimum": 0, "maximum": 1}}, "required": ["a"]},
+    "prices": {"properties": {"a": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.95}}, "required": ["a"]},
     "lists": {"properties": {"a": {"type": "array", "items": TEXTS}, "b": TEXTS}, "required": ["a", "b"]},
     "maybe": {"properties": {"a": {"anyOf": [TEXT, {"type": "null"}]}, "b": {"type": ["number", "null"]}}},
     "either": {"properties": {"a": {"anyOf": [NUMBER, TEXTS, {"type": "object"}]}}, "required": ["a"]},

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from plait.runtime.errors import ContextOverflow
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat import engine
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
@@ -33,7 +34,7 @@ def test_texts_of_more_than_5000_characters_are_tokenized_aside(tokenizer, num_c
     class Recorded:
         add_bos, bos_id, vocabulary = False, None, tokenizer.vocabulary
 
-        def encode(self, parts, *, at_start):
+        def encode(self, parts, *, at_start, max_tokens=None):
             threads.append(threading.get_ident())
             return tokenizer.encode(parts, at_start=at_start)
 
@@ -53,7 +54,7 @@ def test_128_small_tools_are_prepared_aside():
 
 
 def test_a_body_of_short_strings_is_scanned_in_pieces_of_128_kib():
-    body = b'"",' * (1 << 20 >> 2) + b" " * (1 << 18)
+    body = b'"", ' * (1 << 16) + b" " * (3 << 18)
     assert sum(1 for _ in json_limits.scan_steps(body, json_limits.JsonScan())) == len(body) >> 17 == 8
 
 
@@ -91,3 +92,11 @@ def test_the_loop_serves_others_between_the_checks_of_a_body_and_around_its_conv
     assert len(asyncio.run(run()).input_ids) == 60
     at = events.index("convert")
     assert at >= 480_000 // 24_000 and events[at - 1 : at + 3] == ["others", "convert", "others", "end"]
+
+
+def test_the_ids_of_a_text_beyond_any_prompt_are_not_made(tokenizer, monkeypatch):
+    monkeypatch.setattr(submission, "MAX_TOKENS_OF_TEXT", 10_000)
+    client = SimpleNamespace(tokenizer=tokenizer, model=SimpleNamespace(context_length=8192))
+    assert len(asyncio.run(submission.tokenize(client, [("<" * 16_000, False)]))) == 8000
+    with pytest.raises(ContextOverflow, match="10001 tokens, more than any prompt"):
+        asyncio.run(submission.tokenize(client, [("<" * 20_002, False)]))

@@ -74,9 +74,9 @@ def test_long_texts_have_the_same_tokens_as_short_ones(tokenizer, monkeypatch):
 
 
 def test_the_turns_and_the_values_of_tools_are_counted():
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2, 3]}}}  # 8 values
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2, 3]}}}  # 12 values, the keys included
     conversation = Conversation((Turn("user", "hi"),), (ToolDefinition("f", "", schema),) * 3)
-    assert has_more_values(conversation, 24) and not has_more_values(conversation, 25)
+    assert has_more_values(conversation, 42) and not has_more_values(conversation, 43)
 
 
 @pytest.mark.parametrize("is_large", [False, True])

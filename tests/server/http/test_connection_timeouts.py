@@ -7,6 +7,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 
 import pytest
 from asgi_server import serve_app, wait_until
@@ -47,6 +48,69 @@ def test_incomplete_headers_of_a_second_request_time_out(serve) -> None:
     with connect(address) as connection:
         connection.sendall(HEAD + b"\r\n" + b"G")
         assert b'{"status":"ok"}' in read_all(connection)
+
+
+def drip(connection, start) -> bytes:
+    """Sends `start`, then a byte every 20 ms, until the server closes. Returns what it answered."""
+    answer = b""
+    connection.settimeout(0.02)
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        connection.sendall(start)
+        for _ in range(1000):
+            with contextlib.suppress(TimeoutError):
+                if not (part := connection.recv(4096)):
+                    break
+                answer += part
+                continue
+            connection.sendall(b"x")
+        else:
+            pytest.fail("the connection is still open after 20 s")
+    return answer
+
+
+@pytest.mark.parametrize("sent", [b"GET /a", HEAD + b"x-slow: "])
+def test_a_head_has_its_own_limit(serve, monkeypatch, sent) -> None:
+    """A head that stops or drips, as the first of a connection and after a request; between the two it may be idle."""
+    monkeypatch.setattr(connection_limits, "HEAD_TIMEOUT_S", 0.4)
+    address, _ = serve(idle_timeout_s=60)
+    with connect(address) as connection:
+        assert drip(connection, sent) == b""
+    for may_drip in (False, True):
+        with connect(address) as connection:
+            connection.sendall(HEAD + b"\r\n")
+            assert b'{"status":"ok"}' in connection.recv(65536)
+            time.sleep(0.8)
+            if may_drip:
+                assert drip(connection, sent) == b""
+            else:
+                connection.sendall(sent)
+                assert read_all(connection) == b""
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_head_that_begins_behind_another_request_times_out(monkeypatch, is_early) -> None:
+    """It begins before or after the response of the request before it. Early: that response comes before its body."""
+    monkeypatch.setattr(connection_limits, "HEAD_TIMEOUT_S", 0.4)
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def answer(scope, receive, send) -> None:
+        begun.set()
+        await asyncio.to_thread(may_end.wait, 30)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with serve_app(answer, make_http_protocol(60, 5)) as address, connect(address) as connection:
+        if is_early:
+            may_end.set()
+            connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n")
+            assert connection.recv(65536).endswith(b"ok")
+            connection.sendall(b"b" + HEAD)
+            assert read_all(connection) == b""
+        else:
+            connection.sendall(HEAD + b"\r\n" + HEAD)
+            assert begun.wait(30)
+            may_end.set()
+            assert read_all(connection).endswith(b"ok")
 
 
 def test_connection_carries_two_requests(serve) -> None:

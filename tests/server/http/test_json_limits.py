@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.http import json_body, json_limits
 from plait.runtime.server.http.json_body import parse, parse_steps
-from plait.runtime.server.http.json_limits import MAX_CONTAINERS, MAX_ELEMENTS, MAX_KEYS, JsonScan, scan_steps
+from plait.runtime.server.http.json_limits import MAX_CONTAINERS, MAX_ELEMENTS, MAX_TEXTS, JsonScan, scan_steps
 from plait.runtime.server.http.response import json_response, json_response_in_pieces
 
 TEXT = st.text(alphabet=st.sampled_from('\\"[{,:a\n'))
@@ -26,11 +27,12 @@ VALUES = st.recursive(
 
 
 def counts(value):
-    """(containers, keys, separators) of a decoded value, found one by one."""
+    """(containers, keys, separators, texts) of a decoded value, found one by one."""
     if not isinstance(value, dict | list):
-        return 0, 0, 0
+        return 0, 0, 0, int(isinstance(value, str))
     inner = [counts(item) for item in (value.values() if isinstance(value, dict) else value)]
-    own = 1, len(value) if isinstance(value, dict) else 0, max(0, len(value) - 1)
+    num_keys = len(value) if isinstance(value, dict) else 0
+    own = 1, num_keys, max(0, len(value) - 1), num_keys
     return tuple(sum(numbers) for numbers in zip(own, *inner, strict=True))
 
 
@@ -41,7 +43,7 @@ def test_a_scan_counts_what_is_outside_of_strings_in_pieces_of_any_size(value, p
         patch.setattr(json_limits, "PIECE_BYTES", piece_bytes + 1)
         for _ in scan_steps(body, scan):
             pass
-    assert (scan.num_containers, scan.num_keys, scan.num_elements) == counts(value)
+    assert (scan.num_containers, scan.num_keys, scan.num_elements, scan.num_quotes / 2) == counts(value)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +52,9 @@ def test_a_scan_counts_what_is_outside_of_strings_in_pieces_of_any_size(value, p
         (b"[" + b",".join([b"[]"] * MAX_CONTAINERS) + b"]", f"{MAX_CONTAINERS} arrays and objects"),
         (b"[" + b",".join([b"{}"] * MAX_CONTAINERS) + b"]", f"{MAX_CONTAINERS} arrays and objects"),
         (b"[" * (MAX_CONTAINERS + 1), f"{MAX_CONTAINERS} arrays and objects"),
-        (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS} object keys"),
+        (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS + 1)) + b"}", f"{MAX_TEXTS} texts"),
         (b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 2)) + b"]", f"{MAX_ELEMENTS} elements"),
-        (b"[" + b",".join([b'""'] * (MAX_ELEMENTS + 2)) + b"]", f"{MAX_ELEMENTS} elements"),
+        (b"[" + b",".join([b'""'] * (MAX_TEXTS + 1)) + b"]", f"{MAX_TEXTS} texts"),
     ],
     ids=["arrays", "objects", "nested", "keys", "numbers", "strings"],
 )
@@ -66,12 +68,46 @@ def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(body, limi
 def test_the_limits_themselves_are_admitted():
     bodies = (
         b"[" + b",".join([b"[]"] * (MAX_CONTAINERS - 1)) + b"]",
-        b"{" + b",".join(b'"%d":1' % i for i in range(MAX_KEYS)) + b"}",
+        b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS)) + b"}",
         b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 1)) + b"]",
         json.dumps("[]{},:\"'\\" * MAX_CONTAINERS).encode(),  # a text is not counted
     )
     for body in bodies:
         assert parse(body, object) == json.loads(body)
+
+
+DIGITS = b"1" * (8 << 20)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DIGITS,
+        b'{"temperature":' + DIGITS,
+        b'"' + b"\\" * len(DIGITS),
+        b'"' + rb"\u00e9" * (len(DIGITS) // 6),
+        b"[" + b" " * len(DIGITS),
+    ],
+    ids=["a number", "a cut number", "backslashes", "escapes", "spaces"],
+)
+def test_a_body_that_is_no_json_costs_little_more_than_its_parsing(body):
+    """The longest step, in processor time of this thread; nothing may search the whole body for the reason."""
+    begun = time.thread_time()
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(body)
+    parsing_s, step_s, steps = time.thread_time() - begun, [], parse_steps(body, [])
+
+    def run_steps():
+        while True:
+            begun = time.thread_time()
+            try:
+                next(steps)
+            finally:
+                step_s.append(time.thread_time() - begun)
+
+    with pytest.raises(ApiError, match="not valid JSON"):
+        run_steps()
+    assert max(step_s) < 4 * parsing_s + 0.04
 
 
 def test_a_large_body_is_scanned_and_checked_in_pieces(monkeypatch):

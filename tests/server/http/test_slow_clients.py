@@ -167,7 +167,7 @@ def test_an_unread_stream_is_aborted_and_holds_little(serve, engine, idle, monke
 
     def recorded_read(self, index, since):
         result = read(self, index, since)
-        updates.append((len(result[0].logprobs), self._calls[index]))
+        updates.append((len(result[0].logprobs()), self._calls[index]))
         return result
 
     monkeypatch.setattr(stream._Reading, "read", recorded_read)

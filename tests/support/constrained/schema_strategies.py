@@ -108,3 +108,75 @@ def _composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 SCHEMAS = st.recursive(LEAVES, _composed, max_leaves=7)
+
+
+# Schemas of all keywords, for the fuzzer.
+_NUMBERS = st.one_of(
+    st.integers(-12, 12).map(lambda n: n / 4), st.sampled_from([0, 1, 0.1, 0.95, -0.05, 0.33, 2.5, 1e3, 2**53 + 2])
+)
+_NAMES = st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+_TEXTS = ["2024-02-29", "12:30:00Z", "a@b.co", "192.168.0.1", "::1", "aB1", "A", " ", "é", "\n"]
+_MORE_LEAVES = st.one_of(
+    st.dictionaries(_NAMES, _NUMBERS, min_size=1, max_size=2),
+    st.dictionaries(_NAMES, _NUMBERS, min_size=1, max_size=2).map(lambda bounds: {"type": "number", **bounds}),
+    st.dictionaries(_NAMES, _NUMBERS, min_size=1, max_size=2).map(lambda bounds: {"type": "integer", **bounds}),
+    st.tuples(_NAMES, _NUMBERS, st.sampled_from([0.25, 0.1, 0.5, 2, 3])).map(
+        lambda three: {"type": "number", three[0]: three[1], "multipleOf": three[2]}
+    ),
+    st.sampled_from([0.5, 0.01, 1, 2, 3]).map(lambda step: {"multipleOf": step}),
+    st.sampled_from(["date", "time", "email", "ipv4", "ipv6"]).map(lambda name: {"type": "string", "format": name}),
+    st.lists(st.sampled_from(["null", "integer", "string", "array"]), min_size=1, max_size=3, unique=True).map(
+        lambda types: {"type": types}
+    ),
+    st.just({"$ref": "#/$defs/d"}),
+    st.just({"uniqueItems": True}),
+    st.sampled_from([{"enum": [0.5, 1, None]}, {"const": {"a": 1}}, {"enum": [[], [1], "a"]}]),
+)
+
+
+def _more_composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    counts = st.dictionaries(st.sampled_from(["minContains", "maxContains", "minItems", "maxItems"]), st.integers(0, 2))
+    return st.one_of(
+        _composed(inner),
+        st.tuples(st.lists(inner, min_size=1, max_size=2), inner).map(
+            lambda two: {"type": "array", "prefixItems": two[0], "items": two[1]}
+        ),
+        st.tuples(inner, counts).map(lambda two: {"contains": two[0], **two[1]}),
+        st.tuples(inner, inner).map(
+            lambda two: {
+                "properties": {"a": two[0]},
+                "anyOf": [True, {"properties": {"b": two[1]}}],
+                "unevaluatedProperties": False,
+            }
+        ),
+        st.tuples(inner, inner).map(
+            lambda two: {
+                "prefixItems": [two[0]],
+                "anyOf": [True, {"prefixItems": [True, two[1]]}],
+                "unevaluatedItems": False,
+            }
+        ),
+        st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(
+            lambda t: {
+                "type": "object",
+                "additionalProperties": t[0],
+                "minProperties": t[1],
+                "maxProperties": t[1] + t[2],
+            }
+        ),
+        st.tuples(inner, inner).map(lambda two: {"patternProperties": {"^a": two[0], "b$": two[1]}}),
+        inner.map(lambda one: {"propertyNames": one}),
+    )
+
+
+_ANY_SCHEMAS = st.recursive(LEAVES | _MORE_LEAVES, _more_composed, max_leaves=6)
+ALL_SCHEMAS = st.tuples(_ANY_SCHEMAS, _ANY_SCHEMAS).map(
+    lambda two: {**two[0], "$defs": {"d": two[1]}} if isinstance(two[0], dict) else two[0]
+)
+ALL_VALUES = st.recursive(
+    st.one_of(SCALARS, _NUMBERS, st.sampled_from(_TEXTS)),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "c", "ab"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)

@@ -84,11 +84,11 @@ CASES = {
     "Q5_0, 64 rows": (64, gguf_blocks("Q5_0", 6144, 4096), F16),
     "Q5_K, 256 rows": (256, gguf_blocks("Q5_K", 6144, 4096), F16),
 }
-OTHER_SIZES = ((112, BF16), (403, F16), (4001, BF16))  # of tokens, for which no further kernel is compiled
+OTHER_SIZES = ((112, BF16), (203, F16), (4001, BF16))  # of tokens, for which no further kernel is compiled
 FLOAT8_CASES = {  # products of float8 with float8, in all tiles
     f"fp8 x fp8, {grain}, {rows} rows": (rows, float8(4096, 4096, group, block, activations=True), dtype)
     for grain, group, block in (("per output", 0, 1), ("blocks", 128, 128), ("groups", 128, 1))
-    for rows, dtype in ((100, BF16), (400, F16), (4096, BF16), *OTHER_SIZES)
+    for rows, dtype in ((100, BF16), (256, F16), (4096, BF16), *OTHER_SIZES)
 }
 NEWEST_ONLY = {  # those that operator_launches compiles for older chips
     "int4 with minima, 256 rows": (256, gguf_int4(28672, 4096, 32, True), BF16),

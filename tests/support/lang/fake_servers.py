@@ -17,7 +17,7 @@ PATHS: dict[str, dict[str, str | None]] = {  # of a version: a path that it lack
 
 
 class FakeServer:
-    """`answer(path, body)` gives (status, JSON), or a list of events to stream."""
+    """`answer(path, body)` gives (status, JSON), (status, JSON, headers), or a list of events to stream."""
 
     def __init__(self, answer: Callable[[str, Any], Any]) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -46,11 +46,12 @@ class FakeServer:
                         self.wfile.write(b"\n\n")
                         self.wfile.flush()
                     return
-                status, value = said
+                status, value, *headers = said
                 data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(data)))
-                self.send_header("retry-after", "0.01")
+                for name, text in (headers[0] if headers else {"retry-after": "0.01"}).items():
+                    self.send_header(name, text)
                 self.end_headers()
                 self.wfile.write(data)
 

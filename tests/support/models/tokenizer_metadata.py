@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
 
 
 def gguf_metadata() -> dict[str, Any]:
@@ -40,4 +44,42 @@ def spm_metadata() -> dict[str, Any]:
         key + "tokens": SPM_TOKENS,
         key + "token_type": np.array(types, np.int32),
         key + "scores": np.array(scores, np.float32),
+    }
+
+
+_CORPUS = (
+    "The sky is red, isn't it? 12345 12 345 1.25 +1+1 $5 I'LL we've can't\n\n  def f(x):\n    return x**2  # ok\r\n"
+    " naïve café Äpfel ЖЖжж слово Ωω हिन्दी ไทย عربي 漢字かなカナ 한국어 ½ ½ ² ٣٤٥ 🙂🙂 == `a`b` /*/"
+    " \t\t\u3000 ABCabc AbcDef iPhone\n"
+)
+
+
+@cache
+def _trained_tokens() -> tuple[list[str], list[str]]:
+    """Byte-level tokens, and merges that join what pre-tokenizers divide: spaces, digits, letters, punctuation."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(tokenizers.Regex(r"(?m).{1,6}"), "isolated")  # m: a dot matches a newline too
+    to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, to_letters])
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=1200, min_frequency=1, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator([_CORPUS[i:] for i in range(6)], trainer)
+    description = json.loads(tokenizer.to_str())["model"]
+    return sorted(description["vocab"], key=description["vocab"].get), [" ".join(m) for m in description["merges"]]
+
+
+def trained_metadata(pre: str) -> dict[str, Any]:
+    """A byte-level vocabulary whose ids show where a text was divided, with ChatML's control tokens."""
+    tokens, merges = _trained_tokens()
+    control = ["<|text_end|>", "<|im_start|>", "<|im_end|>"]
+    key = "tokenizer.ggml."
+    return {
+        "general.architecture": "llama",
+        key + "model": "gpt2",
+        key + "pre": pre,
+        key + "tokens": [*tokens, *control],
+        key + "token_type": np.array([1] * len(tokens) + [3] * len(control), np.int32),
+        key + "merges": list(merges),
+        key + "bos_token_id": len(tokens),
+        key + "eos_token_id": len(tokens),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from plait.constrained.specs import JsonSchema, Spec
 from plait.runtime.sampling_params import SamplingParams
@@ -114,7 +114,7 @@ def _assistant(message: AssistantMessage) -> Turn:
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
         else:
-            calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
+            calls.append(ToolCall(block.id, block.name, block.input))
     return Turn("assistant", BETWEEN_BLOCKS.join(texts), tuple(calls), "\n".join(thoughts) or None)
 
 
@@ -133,14 +133,14 @@ def _text_of_blocks(content: str | Sequence[TextBlock] | None) -> str:
 def _merge_same_role(turns: Iterable[Turn]) -> list[Turn]:
     """Merges consecutive turns of the user or of the assistant, as Anthropic documents it."""
     merged: list[Turn] = []
-    for turn in turns:
-        last = merged[-1] if merged else None
-        if last is not None and last.role == turn.role and turn.role in ("user", "assistant"):
-            text = BETWEEN_MESSAGES.join(text for text in (last.text, turn.text) if text)
-            thoughts = "\n".join(part.reasoning for part in (last, turn) if part.reasoning) or None
-            merged[-1] = Turn(turn.role, text, last.calls + turn.calls, thoughts)
-        else:
-            merged.append(turn)
+    for role, group in groupby(turns, key=lambda turn: turn.role):
+        same = list(group)
+        if len(same) == 1 or role not in ("user", "assistant"):
+            merged += same
+            continue
+        text = BETWEEN_MESSAGES.join(turn.text for turn in same if turn.text)
+        thoughts = "\n".join(turn.reasoning for turn in same if turn.reasoning) or None
+        merged.append(Turn(role, text, tuple(call for turn in same for call in turn.calls), thoughts))
     return merged
 
 

@@ -17,6 +17,7 @@ from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
+    Dimensions,
     EmbeddingOptions,
     check_can_embed,
     check_dimensions,
@@ -51,7 +52,7 @@ class EmbedRequest(StrictStruct):
     model: Annotated[str, Meta(min_length=1)]
     input: str | list[str]
     truncate: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
 

@@ -10,11 +10,13 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
@@ -97,10 +99,15 @@ async def _check(
 async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
-        output = ChatOutput(checked.prepared, client, handle.calls[0])
-        writer = _writer(client, checked, output)
-        writer.add_parts(output.parse_result(result), is_last=True)
-        return writer.final_line(result)
+        is_large = checked.submission.sampling.logprobs and len(result.token_ids) > LARGE_TOKENS
+        return await run_aside(is_large, _whole_line, client, checked, handle.calls[0], result)
+
+
+def _whole_line(client: Client, checked: CheckedRequest, call: Call, result: CallResult) -> Line:
+    output = ChatOutput(checked.prepared, client, call)
+    writer = _writer(client, checked, output)
+    writer.add_parts(output.parse_result(result), is_last=True)
+    return writer.final_line(result)
 
 
 def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,26 +157,25 @@ def _constraint(format: str | dict[str, Any] | None) -> Spec | None:
 def _turns(messages: Sequence[Message]) -> list[Turn]:
     """The turns. Ollama's calls have no ids: a tool's turn answers the first open call, of its name if it has one."""
     turns: list[Turn] = []
-    open_calls: list[ToolCall] = []
+    open_calls: defaultdict[str | None, dict[str, ToolCall]] = defaultdict(dict)  # {name, or None for all: {id: call}}
     for index, message in enumerate(messages):
         text = message.content or ""
         if message.tool_calls and message.role != "assistant":
             raise invalid("only an assistant's message has tool calls", f"messages[{index}].tool_calls")
         if message.role == "tool":
-            candidates = [call for call in open_calls if message.tool_name in (None, call.name)]
-            if not candidates:
+            call = next(iter(open_calls[message.tool_name].values()), None)
+            if call is None:
                 raise invalid(
                     f"'messages[{index}]' answers no tool call of the messages before it", f"messages[{index}]"
                 )
-            open_calls.remove(candidates[0])
-            turns.append(Turn("tool", text, call_id=candidates[0].id, name=candidates[0].name))
+            del open_calls[None][call.id], open_calls[call.name][call.id]
+            turns.append(Turn("tool", text, call_id=call.id, name=call.name))
             continue
         calls = [
-            ToolCall(
-                f"call_{index}_{number}", call.function.name, json.dumps(call.function.arguments, ensure_ascii=False)
-            )
-            for number, call in enumerate(message.tool_calls or ())
+            ToolCall(f"call_{index}_{number}", called.function.name, called.function.arguments)
+            for number, called in enumerate(message.tool_calls or ())
         ]
-        open_calls += calls
+        for call in calls:
+            open_calls[None][call.id] = open_calls[call.name][call.id] = call
         turns.append(Turn(message.role, text, tuple(calls), message.thinking))
     return turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -119,12 +119,17 @@ def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> 
 async def _complete_response(client: Client, checked: CheckedChat) -> ChatCompletion:
     async with submit(client, [checked.submission]) as handle:
         results = await handle.results()
-        choices = []
-        for index, (call, result) in enumerate(zip(handle.calls, results, strict=True)):
-            is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-            choices.append(await run_aside(is_large, _choice, client, checked, index, call, result))
+        is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
+        choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
         usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
         return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
+
+
+def _choices(
+    client: Client, checked: CheckedChat, calls: Sequence[Call], results: Sequence[CallResult]
+) -> list[ChatChoice]:
+    pairs = zip(calls, results, strict=True)
+    return [_choice(client, checked, index, call, result) for index, (call, result) in enumerate(pairs)]
 
 
 def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:

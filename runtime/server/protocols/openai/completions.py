@@ -5,6 +5,7 @@ Source: https://platform.openai.com/docs/api-reference/completions.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -32,11 +33,10 @@ from plait.runtime.server.generation.submission import (
     Submission,
     submit,
     tokenize,
-    yield_after_prompt,
 )
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import sse_event
+from plait.runtime.server.http.response import encoded, sse_event
 from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.chat_response import ResponseHead
 from plait.runtime.server.protocols.openai.fields import (
@@ -152,7 +152,9 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
     prompts = await _prompts(body, model.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
-    for ids, text in prompts:
+    for index, (ids, text) in enumerate(prompts):
+        if index:
+            await asyncio.sleep(0)
         context_left = remaining_context(model.client.model.context_length, ids, "prompt")
         sampling = read_sampling_params(
             body,
@@ -215,7 +217,7 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
             remaining_context(client.model.context_length, prompt, param)
             check_token_ids(prompt, client.model.vocab_size, param)
             ids, text = prompt, client.tokenizer.decode(prompt)
-            await yield_after_prompt(ids)
+            await asyncio.sleep(0)  # the work on each prompt may take milliseconds
         else:
             raise invalid("'prompt' mixes token ids with texts or lists", "prompt")
         if not ids:
@@ -231,18 +233,28 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
     async with submit(client, checked.submissions) as handle:
         prompt_logprobs = await handle.prompt_logprobs()
         results = await handle.results()
-        choices: list[CompletionChoice] = []
-        for prompt in range(len(checked.submissions)):
-            candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
-            for result in _best_by_mean_logprob(candidates, checked.n):
-                is_large = len(result.token_ids) + len(prompt_logprobs[prompt]) > LARGE_TOKENS
-                is_large = is_large and checked.logprobs is not None
-                writer = _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
-                text, logprobs = await run_aside(is_large, writer.write_result, result)
-                weight = drawn_weight(result)
-                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, weight))
+        num_logprobs = sum(map(len, prompt_logprobs)) + sum(len(result.token_ids) for result in results)
+        is_large = num_logprobs > LARGE_TOKENS and (checked.logprobs is not None or checked.best_of > checked.n)
+        choices = await run_aside(is_large, _choices, client, checked, prompt_logprobs, results)
         usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
         return Completion(*checked.head, choices, usage, warnings=warnings)
+
+
+def _choices(
+    client: Client,
+    checked: CheckedCompletion,
+    prompt_logprobs: list[list[TokenLogprob]],
+    results: list[CallResult],
+) -> list[CompletionChoice]:
+    choices: list[CompletionChoice] = []
+    for prompt in range(len(checked.submissions)):
+        candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
+        entries, prompt_logprobs[prompt] = prompt_logprobs[prompt], []  # freed prompt by prompt
+        for result in _best_by_mean_logprob(candidates, checked.n):
+            writer = _ChoiceWriter(client, checked, prompt, entries)
+            text, logprobs = writer.write_result(result)
+            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, drawn_weight(result)))
+    return choices
 
 
 def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]:
@@ -266,11 +278,23 @@ class _CompletionStream(StreamWriter):
 
     async def start(self) -> None:
         prompt_logprobs = await self._handle.prompt_logprobs()
-        self._writers = [
-            _ChoiceWriter(self._client, self._checked, prompt, prompt_logprobs[prompt])
-            for prompt in range(len(self._checked.submissions))
-            for _ in range(self._checked.n)
-        ]
+        for prompt in range(len(self._checked.submissions)):
+            for _ in range(self._checked.n):
+                self._writers.append(_ChoiceWriter(self._client, self._checked, prompt, prompt_logprobs[prompt]))
+
+    async def write_before(self, batch: Batch) -> AsyncGenerator[bytes, None]:
+        """The chunk of each echo with logprobs: they may be long, and as many as choices."""
+        for index, _ in batch:
+            writer = self._writers[index]
+            if writer.num_prompt_entries:
+                is_large = writer.num_prompt_entries > LARGE_TOKENS
+                yield await run_aside(is_large, self._echo_chunk, writer, index)
+
+    def _echo_chunk(self, writer: _ChoiceWriter, index: int) -> bytes:
+        usage = None if self._checked.includes_usage else UNSET
+        text, logprobs = writer.take_echo()
+        choice = CompletionChoice(text, index, logprobs, None)
+        return sse_event(Completion(*self._checked.head, [choice], usage))
 
     def write(self, batch: Batch) -> bytes:
         usage = None if self._checked.includes_usage else UNSET
@@ -316,6 +340,17 @@ class _ChoiceWriter:
         if checked.logprobs is not None and submission.prompt_logprobs is not None:
             self._prompt_entries = [TokenLogprob(submission.prompt_ids[0], math.nan), *prompt_logprobs]
 
+    @property
+    def num_prompt_entries(self) -> int:
+        """The number of logprobs of the echo."""
+        return len(self._prompt_entries)
+
+    def take_echo(self) -> tuple[str, TextLogprobs]:
+        """The echo and its logprobs, which `write` then leaves out."""
+        text, entries = self._echo, self._prompt_entries
+        self._echo, self._prompt_entries = "", []
+        return text, self._logprobs(entries)
+
     def write(self, update: CallUpdate) -> tuple[str, TextLogprobs | None]:
         text, self._echo = self._echo + update.text, ""
         if self._logprob_aligner is None:
@@ -325,7 +360,7 @@ class _ChoiceWriter:
 
     def write_result(self, result: CallResult) -> tuple[str, TextLogprobs | None]:
         """Converts a finished call as one update."""
-        return self.write(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
+        return self.write(CallUpdate(result.text, result.token_ids, result.encoded_logprobs or (), True))
 
     def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs:
         logprobs = TextLogprobs([], [], [] if self._with_top else None, [])
@@ -335,7 +370,7 @@ class _ChoiceWriter:
             logprobs.token_logprobs.append(None if is_first else max(entry.logprob, MIN_LOGPROB))
             if logprobs.top_logprobs is not None:
                 top = {self._token_text(token): max(value, MIN_LOGPROB) for token, value in entry.top}
-                logprobs.top_logprobs.append(None if is_first else top)
+                logprobs.top_logprobs.append(None if is_first else encoded(top))
             logprobs.text_offset.append(self._offset)
             self._offset += len(text)
         return logprobs

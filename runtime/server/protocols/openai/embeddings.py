@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Meta
 from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.errors import PlaitError
+from plait.runtime.sampling_params import MAX_TIMEOUT_S
 from plait.runtime.server.app_state import tenant_of, use_model
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
+    Dimensions,
     EmbeddingInput,
     EmbeddingOptions,
     check_can_embed,
@@ -31,7 +34,7 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response_in_pieces
 from plait.runtime.server.protocols.answer import complete_in_turn
-from plait.runtime.server.protocols.shared import StrictStruct
+from plait.runtime.server.protocols.shared import Priority, StrictStruct
 
 router = APIRouter()
 
@@ -46,12 +49,12 @@ class EmbeddingRequest(StrictStruct):
 
     model: str
     input: str | list[str | int | list[int]]
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
     encoding_format: Encoding | None = None
     user: str | None = None
     cache_salt: str | None = None
-    priority: int | None = None
-    timeout: float | None = None
+    priority: Priority | None = None
+    timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 
 
 class Embedding(msgspec.Struct):

@@ -11,7 +11,7 @@ from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark,
 from plait.runtime.messages import Usage
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import StrictStruct, build_constraint
+from plait.runtime.server.protocols.shared import Priority, StrictStruct, build_constraint
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -69,7 +69,7 @@ class SamplingRequest(_OpenAISampling, kw_only=True, forbid_unknown_fields=True)
     lark: str | None = None
     choices: list[str] | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     complete: bool | None = None
     compact: bool | None = None
     strict_formats: bool | None = None

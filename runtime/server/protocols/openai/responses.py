@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
+from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
@@ -19,6 +20,7 @@ from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_c
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -148,9 +150,14 @@ def _delta_events(
 async def _complete_response(client: Client, checked: CheckedResponse) -> ResponseBody:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
-        output, items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
-        _delta_events(checked, client, output, items, output.parse_result(result))
-        return _finished(checked, client, output, items, handle.usage())
+        is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
+        return await run_aside(is_large, _complete, client, checked, handle.calls[0], result)
+
+
+def _complete(client: Client, checked: CheckedResponse, call: Call, result: CallResult) -> ResponseBody:
+    output, items = ChatOutput(checked.prepared, client, call), OutputItems()
+    _delta_events(checked, client, output, items, output.parse_result(result))
+    return _finished(checked, client, output, items, result.usage)
 
 
 def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_types import ToolName
-from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import Priority, StrictStruct, UnsupportedFields
 
 
 class InputText(StrictStruct, tag_field="type", tag="input_text"):
@@ -149,7 +149,7 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     top_p: float | None = None
     user: str | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     complete: bool | None = None
     compact: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None

@@ -25,6 +25,7 @@ from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import (
+    encoded,
     json_response_in_pieces,
     named_sse_event,
 )
@@ -71,9 +72,8 @@ def _error_event(error: ApiError) -> bytes:
     return named_sse_event("error", {"type": "error", **error.body()})
 
 
-def _is_large(result: CallResult) -> bool:
-    """Whether converting the logprobs of a call takes more than a few milliseconds."""
-    return result.encoded_logprobs is not None and len(result.token_ids) > LARGE_TOKENS
+def _num_logprobs(result: CallResult) -> int:
+    return 0 if result.encoded_logprobs is None else len(result.token_ids)
 
 
 class _EventQueue:
@@ -125,9 +125,9 @@ class _Execution:
             return await self._answer(run, program_branch)
 
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
+        is_large = sum(_num_logprobs(done.result) for done in run.done) > LARGE_TOKENS
         calls = [
-            await run_aside(_is_large(done.result), self._call_answer, done, await find_violation(done.result))
-            for done in run.done
+            await run_aside(is_large, self._call_answer, done, await find_violation(done.result)) for done in run.done
         ]
         usages = [call.usage for call in calls]
         prompt, completion = (
@@ -159,11 +159,13 @@ class _Execution:
         logprobs = None
         if result.logprobs is not None:
             logprobs = [
-                TokenLogprobBody(
-                    entry.token_id,
-                    token_text(self._client, entry.token_id),
-                    max(entry.logprob, MIN_LOGPROB),
-                    [(token, max(value, MIN_LOGPROB)) for token, value in entry.top],
+                encoded(
+                    TokenLogprobBody(
+                        entry.token_id,
+                        token_text(self._client, entry.token_id),
+                        max(entry.logprob, MIN_LOGPROB),
+                        [(token, max(value, MIN_LOGPROB)) for token, value in entry.top],
+                    )
                 )
                 for entry in result.logprobs
             ]

@@ -14,7 +14,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, StrictStruct
+from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
 MAX_TEXT = 1 << 20  # characters of one text
 
@@ -110,7 +110,7 @@ class ProgramRequest(StrictStruct, kw_only=True):
     defaults: ProgramSamplingFields | None = None
     stream: bool | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
 

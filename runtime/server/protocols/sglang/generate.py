@@ -15,13 +15,13 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.errors import as_api_error, invalid
-from plait.runtime.server.generation.aside import run_aside
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, sse_event
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.protocols.answer import DONE, respond
+from plait.runtime.server.protocols.answer import DONE, Batch, respond
 from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
@@ -145,12 +145,21 @@ async def _complete_response(
         with _writers(client, prompt_requests, handle, single, registry) as writers:
             async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
                 async for batch in batches:
-                    for index, update in batch:
-                        writers[index].push(update)
+                    is_large = sum(len(update.token_ids) for _, update in batch) > LARGE_TOKENS
+                    await run_aside(is_large, _push, writers, batch)
         responses = [await run_aside(writer.is_large, writer.response) for writer in writers]
     for response in responses:
         response.index = UNSET
     return responses[0] if single else responses
+
+
+def _push(writers: Sequence[SglangResponseWriter], batch: Batch) -> list[SglangResponseWriter]:
+    """Adds updates. Returns the writers whose responses changed."""
+    return [writers[index] for index, update in batch if writers[index].push(update)]
+
+
+def _chunks(writers: Sequence[SglangResponseWriter]) -> bytes:
+    return b"".join(sse_event(writer.response()) for writer in writers)
 
 
 async def _events(
@@ -162,10 +171,10 @@ async def _events(
             try:
                 async with contextlib.aclosing(handle.progress(raise_on_failure=False)) as batches:
                     async for batch in batches:
-                        changed = [index for index, update in batch if writers[index].push(update)]
+                        changed = _push(writers, batch)
                         if changed:
                             has_begun = True
-                            yield b"".join(sse_event(writers[index].response()) for index in changed)
+                            yield await run_aside(any(writer.is_large for writer in changed), _chunks, changed)
             except Exception as error:
                 if not has_begun:
                     raise

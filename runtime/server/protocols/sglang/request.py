@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import Submission, tokenize, yield_after_prompt
+from plait.runtime.server.generation.submission import Submission, tokenize
 from plait.runtime.server.protocols.sglang.structural_tag import structural_constraint
 from plait.runtime.server.protocols.sglang.types import (
     SAMPLING_OF_REQUEST,
@@ -61,6 +62,8 @@ async def parse_generate_request(
     salt, priority = body.cache_salt or body.extra_key or "", body.priority or 0
     prompt_requests = []
     for index, prompt in enumerate(prompts):
+        if index:
+            await asyncio.sleep(0)  # the work on each prompt may take milliseconds
         ids = await _token_ids(prompt, client, f"{input_name}[{index}]" if size > 1 else input_name)
         start = _logprob_start(starts[index], len(ids), params[index]) if return_logprob[index] else None
         sampling = read_sampling_params(
@@ -153,7 +156,6 @@ async def _token_ids(prompt: str | list[int], client: Client, param: str) -> Seq
     else:
         ids = prompt
         check_token_ids(ids, client.model.vocab_size, param)
-        await yield_after_prompt(ids)
     if not ids:
         raise invalid(f"'{param}' is empty", param)
     return ids

@@ -17,6 +17,7 @@ from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.generation.aside import LARGE_TOKENS
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
+from plait.runtime.server.http.response import encoded
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
 from plait.runtime.server.protocols.shared import drawn_weight
@@ -34,7 +35,8 @@ class SglangResponseWriter:
         self._names = None if prompt_request.skip_special_tokens else Detokenizer(_with_control_texts(client))
         self._text: list[str] = []
         self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._entries: list[TokenEntry] = []  # of the answer, encoded once: every chunk of a stream has all of them
+        self._top_entries: list[list[TokenEntry] | None] = []
         self._result: CallResult | None = None
         self.aborted = False
 
@@ -45,7 +47,10 @@ class SglangResponseWriter:
         self._text.append(text)
         self._ids += update.token_ids
         if self._logprob_aligner is not None:
-            self._logprobs += self._logprob_aligner.push(update)
+            logprobs = self._logprob_aligner.push(update)
+            self._entries += [self._entry(logprob) for logprob in logprobs]
+            if self._prompt_request.top_logprobs:
+                self._top_entries += [self._top_of(logprob) for logprob in logprobs]
         if update.finished:
             try:
                 self._result = self._call.result(0)
@@ -77,7 +82,9 @@ class SglangResponseWriter:
             weight=UNSET if result is None else drawn_weight(result),
         )
         if self._prompt_request.with_logprobs:
-            self._add_output_logprobs(meta_info)
+            meta_info.output_token_logprobs = self._entries
+            if self._prompt_request.top_logprobs:
+                meta_info.output_top_logprobs = self._top_entries
             if result is not None:
                 self._add_input_logprobs(meta_info, result.prompt_logprobs or [])
         return meta_info
@@ -91,11 +98,6 @@ class SglangResponseWriter:
             return FinishReason("length", length=self._result.usage.completion_tokens)
         return FinishReason("stop", matched=self._result.matched)
 
-    def _add_output_logprobs(self, meta_info: MetaInfo) -> None:
-        meta_info.output_token_logprobs = [self._entry(logprob) for logprob in self._logprobs]
-        if self._prompt_request.top_logprobs:
-            meta_info.output_top_logprobs = [self._top_entries(logprob) for logprob in self._logprobs]
-
     def _add_input_logprobs(self, meta_info: MetaInfo, logprobs: Sequence[TokenLogprob]) -> None:
         first: list[TokenEntry] = []
         if self._prompt_request.input_start == 0:  # the first token of a text has no logprob
@@ -104,13 +106,13 @@ class SglangResponseWriter:
         meta_info.input_token_logprobs = first + [self._entry(logprob) for logprob in logprobs]
         if self._prompt_request.top_logprobs:
             no_top: list[list[TokenEntry] | None] = [None] * len(first)
-            meta_info.input_top_logprobs = no_top + [self._top_entries(logprob) for logprob in logprobs]
+            meta_info.input_top_logprobs = no_top + [self._top_of(logprob) for logprob in logprobs]
 
     def _entry(self, logprob: TokenLogprob) -> TokenEntry:
-        return max(logprob.logprob, MIN_LOGPROB), logprob.token_id, self._token_text(logprob.token_id)
+        return encoded((max(logprob.logprob, MIN_LOGPROB), logprob.token_id, self._token_text(logprob.token_id)))
 
-    def _top_entries(self, logprob: TokenLogprob) -> list[TokenEntry]:
-        return [(max(value, MIN_LOGPROB), token, self._token_text(token)) for token, value in logprob.top]
+    def _top_of(self, logprob: TokenLogprob) -> list[TokenEntry]:
+        return encoded([(max(value, MIN_LOGPROB), token, self._token_text(token)) for token, value in logprob.top])
 
     def _token_text(self, token: int) -> str | None:
         if not self._prompt_request.with_text:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct, UnsupportedFields
 
 # these stand at the top of a request, not in its sampling_params
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
@@ -69,7 +69,7 @@ class GenerateRequest(StrictStruct):
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import odd_files
 import pytest
 
 from plait.kernels.cpu.compiler import object_code
@@ -74,6 +76,16 @@ def test_files_that_others_can_write_or_links_are_not_read(folder) -> None:
     link = folder / "link.o"
     link.symlink_to(path)
     assert object_code.read(link) is None
+
+
+@pytest.mark.timeout(20)  # a FIFO that is waited for
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_what_is_no_private_file_is_not_read_and_is_replaced(folder, kind) -> None:
+    path = folder / "code.o"
+    odd_files.put(kind, path, hashlib.sha256(b"code").digest() + b"code")
+    assert object_code.read(path) is None
+    object_code.write(path, b"new")
+    assert object_code.read(path) == (None if kind == "folder" else b"new")
 
 
 @pytest.mark.parametrize("position", [0, object_code.CHECKSUM_BYTES, -1])

@@ -157,7 +157,8 @@ def test_tiles_fill_the_gpu():
     config = float8_matmul.float8_matmul_config
     gpu = GpuSpec(90, 132)
     assert config(4096, 4096, gpu)[:2] == (128, 128)
-    assert config(512, 4096, gpu)[:2] == (128, 64)
+    assert config(512, 4096, gpu)[:2] == (128, 128), "128 programs on 132 multiprocessors"
+    assert config(384, 4096, gpu)[:2] == (128, 64), "96 programs"
     assert config(65, 4096, gpu)[:2] == (64, 64)
 
 

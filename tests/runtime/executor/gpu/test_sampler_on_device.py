@@ -25,7 +25,7 @@ from plait.runtime.executor.gpu.adjustment_slots import AdjustmentSlots
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
-from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select
+from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select, decode_logprobs
 from plait.runtime.sampling_params import sampling_params
 
 
@@ -88,7 +88,8 @@ def assert_same(outcomes, expected):
         assert type(ours.end) is type(outcome.end), call
         assert getattr(ours.end, "reason", None) == getattr(outcome.end, "reason", None), call
         assert_same_logprobs(ours.logprobs, outcome.logprobs)
-        assert_same_logprobs(getattr(ours.end, "prompt_logprobs", None), getattr(outcome.end, "prompt_logprobs", None))
+        ours_of_prompt, other_of_prompt = (getattr(end, "prompt_logprobs", None) for end in (ours.end, outcome.end))
+        assert_same_logprobs(decode_logprobs(ours_of_prompt or ()), decode_logprobs(other_of_prompt or ()))
         choice, other = getattr(ours.end, "choice", None), getattr(outcome.end, "choice", None)
         assert (choice is None) == (other is None)
         if choice is not None:
@@ -214,6 +215,58 @@ def test_a_select_over_several_overlapped_steps_ends_with_its_last_scores(model)
     outcomes, steps = run_on_device(model.device, arrivals)
     assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 35
+
+
+WHOLE = {"exact": {"exact": True}, "particles": {"particles": 5}}
+
+
+def whole_value_calls(kind, at, count, **fields):
+    """Calls that draw one of WORDS as a whole, one session each; half of them share a prompt."""
+    arrivals = []
+    for i in range(count):
+        params = sampling_params(max_tokens=24, temperature=1.2, seed=70 + i, **WHOLE[kind], **fields)
+        prompt = [3, 2, 1] if i % 2 else [1 + i % 3] * (2 + i)
+        messages = Open(50 + i), Append(50 + i, prompt), Generate(50 + i, 50 + i, params, WORDS), Close(50 + i)
+        arrivals += [(at + 2 * i, message) for message in messages]
+    return arrivals
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(WHOLE)),
+    fields=st.sampled_from([{}, {"top_k": 40}, {"logit_bias": {9: 2.0}}]),
+    count=st.integers(1, 4),
+    others=st.integers(0, 3),
+    rows=st.integers(1, 8),
+    progress_probability=st.sampled_from([0.0, 0.4, 1.0]),
+    capture=st.booleans(),
+    short=st.booleans(),
+)
+def test_values_drawn_as_a_whole_equal_those_of_the_host(
+    model, kind, fields, count, others, rows, progress_probability, capture, short
+):
+    arrivals = arrivals_of(others, n=20) + whole_value_calls(kind, 2, count, **fields)
+    device = model.short if short else model.device
+    outcomes, _ = run_on_device(device, arrivals, progress_probability, rows, capture)
+    expected = run(model.plain, arrivals, rows=rows)
+    assert_same(outcomes, expected)
+    for call in range(50, 50 + count):
+        assert logprob_of_value(outcomes[call].end) == pytest.approx(logprob_of_value(expected[call].end), abs=1e-4)
+
+
+def logprob_of_value(end):
+    """None for a call that failed, in which all particles ended."""
+    info = getattr(end, "exact", None) or getattr(end, "particles", None)
+    return info.logprob if info is not None else None
+
+
+@pytest.mark.parametrize("kind", sorted(WHOLE))
+def test_a_value_drawn_as_a_whole_keeps_overlap_and_graphs_for_its_batch(model, kind):
+    arrivals = [(0, message) for _, message in arrivals_of(3, n=40)] + whole_value_calls(kind, 5, 2)
+    outcomes, steps = run_on_device(model.device, arrivals, rows=16)
+    assert_same(outcomes, run(model.plain, arrivals, rows=16))
+    assert steps.num_overlapped > 35
+    assert steps.num_graph_replays > 35
 
 
 def test_only_changes_are_uploaded(model):

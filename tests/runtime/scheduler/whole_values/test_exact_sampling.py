@@ -6,11 +6,23 @@ import math
 from collections import Counter
 
 import pytest
-from fake_engine import EOS, assert_no_held_pages, generate, greedy, logprob, make_engine_loop, run_until_idle, spell
+from fake_engine import (
+    EOS,
+    assert_no_held_pages,
+    generate,
+    greedy,
+    logprob,
+    make_engine_loop,
+    post,
+    run_until_idle,
+    spell,
+)
 
 from plait.constrained import Choices, GrammarError, Regex, compile_grammar
+from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Generate, Open
+from plait.runtime.sampling.sampler import SamplerOutput
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 
@@ -90,6 +102,25 @@ def test_a_seed_gives_the_same_value_alone_and_beside_others(grammars):
         assert calls[1].tokens == spell(together[seed])
         alone += runner.num_computed
     assert shared.num_computed < 24 * alone / 3, "samples of one prompt share what they computed"
+
+
+def test_results_of_a_path_that_a_request_has_left_are_ignored(grammars):
+    """A step in flight may bring probabilities of tokens that its request no longer has: here none that is finite."""
+    values = []
+    for has_stale_step in (False, True):
+        engine_loop, transport, _ = make_engine_loop(grammars=grammars)
+        post(transport, Open(1), Append(1, PROMPT), exact(1, 1, seed=5, temperature=3.0))
+        for _ in range(2):
+            engine_loop.step(timeout_s=0.0)
+        [request] = engine_loop.batch_scheduler.running
+        if has_stale_step:
+            batch, end = Batch(100), len(request.seq)
+            assert request.seq.num_computed < end
+            batch.set_rows([ScheduledRequest(request, 0, end, 1)])
+            engine_loop.commit(batch, SamplerOutput(probabilities={request: [None]}))
+        calls = run_until_idle(engine_loop, transport)
+        values.append((calls[1].tokens, calls[1].end.reason))
+    assert values[0] == values[1]
 
 
 def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(grammars):

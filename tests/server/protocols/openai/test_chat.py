@@ -173,6 +173,24 @@ def test_json(client) -> None:
     assert start.startswith("{")
 
 
+def test_bounds_of_fractions(smollm) -> None:
+    """A number ends only where it is above 0 and at most 0.95, whatever the model likes to write."""
+    score = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.95}
+    schema = {"type": "object", "properties": {"score": score}, "required": ["score"], "additionalProperties": False}
+    strict = {"type": "json_schema", "json_schema": {"name": "rating", "schema": schema, "strict": True}}
+    for seed in range(4):
+        answer = create_and_stream(
+            smollm,
+            messages=[{"role": "user", "content": "How likely is it, from 0 to 1, that pigs fly? The score is 0."}],
+            response_format=strict,
+            temperature=1,
+            seed=seed,
+            max_tokens=40,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
+
+
 def test_parse_gives_a_pydantic_model(smollm) -> None:
     class Person(BaseModel):
         name: str

@@ -16,8 +16,8 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 from plait.constrained import GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
 from plait.constrained.json_schema.compiler import with_options
+from plait.constrained.json_schema.lark_writer import write_lark
 from plait.constrained.json_schema.rewrite import rewrite_schema
-from plait.constrained.json_schema.wide_objects import write_wide_objects
 
 NAMES = ["a", "ab", "b", "p1", "p12", "é", 'q"', "x/y", "\U0001f600", ""]
 REFERENCES = [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/tree"}]
@@ -45,6 +45,10 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         _objects(inner),
         inner.map(lambda one: {"anyOf": [{"type": "null"}, one]}),
+        st.tuples(inner, inner).map(lambda two: {"anyOf": list(two)}),
+        st.tuples(inner, inner, st.integers(0, 2)).map(
+            lambda t: {"type": "array", "prefixItems": [t[0], t[0]], "items": t[1], "minItems": t[2]}
+        ),
         st.tuples(inner, st.integers(0, 2)).map(
             lambda two: {"type": "array", "items": two[0], "minItems": two[1], "maxItems": two[1] + 1}
         ),
@@ -57,11 +61,11 @@ def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, Llguidanc
     """Returns llguidance's own grammar and the written one; None if there is nothing to write."""
     spec = JsonSchema(schema, compact=True)
     rewritten = rewrite_schema(spec.text).schema
-    lark = write_wide_objects(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
+    lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
     if lark is None:
         return None
     own = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(rewritten, spec)))
-    written = llguidance.LLMatcher.grammar_from_lark(lark)
+    written = llguidance.LLMatcher.grammar_from_lark("\n".join(lark))
     try:
         own_grammar = LlguidanceGrammar(LlguidanceSource(own), BYTE_VOCABULARY)
     except GrammarError:
@@ -87,6 +91,32 @@ def test_the_written_grammar_has_the_masks_of_llguidances_own(schema: dict[str, 
             structural = [token for token in candidates if chr(token - 1) in '"{}[],:']
             token = rng.choice(structural if structural and rng.random() < 0.5 else candidates)
             assert own.accept(token) and written.accept(token)
+
+
+@pytest.mark.parametrize("options", [{}, {"whitespace": True}], ids=str)
+def test_alternatives_that_begin_alike_are_all_followed(options: dict[str, bool]) -> None:
+    """One is written in Lark for its bound, the other one stays a JSON schema."""
+    low = {"type": "object", "properties": {"b": {"type": "number", "maximum": 0.5}}, "required": ["b"]}
+    schema = {
+        "anyOf": [
+            {"type": "array", "items": low},
+            {"type": "array", "minItems": 3},
+            {"type": "array", "items": {"maximum": 0}},
+        ]
+    }
+    grammar, validator = grammar_of(schema, **options), reference_validator(schema)
+    for text in (
+        '[{"b":1},1,[]]',
+        '[{"b":0.5},{"b":0.4}]',
+        '[{"b":1}]',
+        "[-1,2]",
+        "[0,-1.5]",
+        "[]",
+        '[{"c":1},{"b":0},"x"]',
+    ):
+        assert accepts(grammar, text) is validator.is_valid(json.loads(text)), text
+        spaced = text.replace(",", " , ").replace("[", "[ ").replace(":", " :\n")
+        assert accepts(grammar, spaced) is (bool(options) and validator.is_valid(json.loads(text))) or spaced == text
 
 
 def _many(num: int, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,387 @@
+"""Writes a rewritten schema as Lark rules where llguidance's JSON Schema does not do: bounded numbers, wide objects.
+
+Numbers between bounds are terminals with a pattern of our own, and the members of an object a tree (lark_sequences.py).
+Only objects of hundreds of optional properties, bounded numbers, and the schemas around them are written so; any other
+schema in them stays a JSON schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.lark_sequences import Member, Sequences
+from plait.constrained.json_schema.number_patterns import multiples_of
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.numbers import (
+    BOUNDS,
+    closed_bounds,
+    common_multiple,
+    decimal_of,
+    multiples_within,
+    needs_pattern,
+    number_range,
+)
+
+WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
+MAX_CHARS = 4 << 20  # of a grammar
+_OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
+_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
+_OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
+_NUMERIC = frozenset(("type", *BOUNDS))
+_PREFIX = "#/$defs/"
+_STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
+_SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
+_PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
+_SIMPLE = {
+    "null": '"null"',
+    "boolean": "/true|false/",
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "string": f'/"{_STRING_BYTE}*"/',
+}
+
+
+class NotWritten(Exception):
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here, or no value."""
+
+
+def write_lark(
+    schema: dict[str, Any],
+    with_options: Callable[[dict[str, Any]], dict[str, Any]],
+    separators: tuple[str, str],
+    *,
+    has_space: bool = False,
+    wide_from: int = WIDE_FROM,
+) -> list[str] | None:
+    """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
+
+    with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
+    array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
+    wide_from: the number of optional properties from which an object is wide. Raises NotWritten.
+
+    Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
+    only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
+
+    >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
+    """
+    writer = _Writer(schema, with_options, separators, has_space, wide_from)
+    return writer.rules() if writer.is_needed else None
+
+
+def with_closed_bounds(schema: Any) -> Any:
+    """Returns a rewritten schema whose bounds llguidance reads right, though it leaves out some numbers within them.
+
+    >>> with_closed_bounds({"items": {"exclusiveMinimum": 0}})
+    {'items': {'minimum': 1e-22}}
+    """
+    if not isinstance(schema, dict):
+        return schema
+    out = closed_bounds(schema)
+    for name in schema.keys() & ("items", "additionalProperties"):
+        out[name] = with_closed_bounds(schema[name])
+    for name in schema.keys() & ("allOf", "anyOf", "prefixItems"):
+        out[name] = list(map(with_closed_bounds, schema[name]))
+    for name in schema.keys() & ("properties", "patternProperties", "$defs"):
+        out[name] = {key: with_closed_bounds(inner) for key, inner in schema[name].items()}
+    return out
+
+
+def _parts(schema: Schema) -> Iterator[dict[str, Any]]:
+    """Yields a rewritten schema and every schema in it, references not followed."""
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            yield part
+            for name in part.keys() & ("items", "additionalProperties"):
+                todo.append(part[name])
+            for name in part.keys() & ("allOf", "anyOf", "prefixItems"):
+                todo += part[name]
+            for name in part.keys() & ("properties", "patternProperties"):
+                todo += part[name].values()
+
+
+class _Writer:
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        with_options: Callable[[dict[str, Any]], dict[str, Any]],
+        separators: tuple[str, str],
+        has_space: bool,
+        wide_from: int,
+    ) -> None:
+        self._definitions: dict[str, Schema] = schema.get("$defs", {})
+        self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
+        self._with_options, self._wide_from = with_options, wide_from
+        self._gap = " SPACE? " if has_space else ""
+        self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
+        self._sequences = Sequences(self._separator, self._rule)
+        self._rules = [_SPACE] if has_space else []
+        self._num_chars = 0
+        self._written: dict[str, str] = {}  # the body of a terminal, or the JSON text of a schema -> its rule
+        self._names: dict[str, str] = {}  # the name of a definition -> its rule
+        self._needing: set[int] = set()  # the ids of the schemas that must be written
+        self._references: dict[str, set[str]] = {}  # the name of a definition -> those to which it refers itself
+        self._leading: set[str] = set()  # the definitions that lead to a schema that must be written
+        self._follow_references()
+
+    def _follow_references(self) -> None:
+        for name, body in (*self._definitions.items(), ("", self._root)):
+            found = list(_parts(body))
+            needing = [part for part in found if self._is_wide(part) or _has_own_pattern(part)]
+            self._needing |= {id(part) for part in needing}
+            self._references[name] = {part["$ref"].removeprefix(_PREFIX) for part in found if "$ref" in part}
+            self._leading |= {name} if needing else set()
+        while more := {n for n, found in self._references.items() if n not in self._leading and found & self._leading}:
+            self._leading |= more
+
+    @property
+    def is_needed(self) -> bool:
+        return "" in self._leading
+
+    def rules(self) -> list[str]:
+        root = self._schema(self._root)
+        if root is None:
+            raise NotWritten
+        return [f"start: {root}", *self._rules]
+
+    def _is_wide(self, schema: dict[str, Any]) -> bool:
+        return len(schema.get("properties", ())) - len(schema.get("required", ())) >= self._wide_from
+
+    def _leads(self, schema: Schema) -> bool:
+        """Returns whether a schema, or one to which it leads, must be written."""
+        return any(
+            id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
+            for part in _parts(schema)
+        )
+
+    def _rule(self, body: str, prefix: str = "r") -> str:
+        """Adds a rule, or a terminal for an upper-case prefix, and returns its name."""
+        name = f"{prefix}{len(self._rules)}"
+        self._num_chars += len(body)
+        if self._num_chars > MAX_CHARS:
+            raise NotWritten
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        if body not in self._written:
+            self._written[body] = self._rule(body, "T")
+        return self._written[body]
+
+    def _schema(self, schema: Schema) -> str | None:
+        """Returns the Lark expression of a schema, or None if it is found that no value matches it."""
+        if schema is False:
+            return None
+        if isinstance(schema, dict) and _is_bounded_number(schema):
+            return self._number([schema], is_integer=kinds_of([schema]) == ["integer"])
+        if schema is True or not self._leads(schema):
+            return self._leaf(schema)
+        if schema.keys() == {"$ref"}:
+            return self._definition(schema["$ref"].removeprefix(_PREFIX))
+        if schema.keys() == {"anyOf"}:
+            return self._any_of(schema["anyOf"])
+        if schema.keys() == {"allOf"} and len(schema["allOf"]) == 1:
+            return self._schema(schema["allOf"][0])
+        if not schema.keys().isdisjoint(("$ref", "anyOf")):
+            raise NotWritten
+        if any(not isinstance(part, dict) or not part.keys() <= _OF_SCALARS for part in schema.get("allOf", ())):
+            raise NotWritten
+        return self._by_kind(schema)
+
+    def _definition(self, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = rule = f"d{len(self._names)}"
+            body = self._schema(self._definitions[name])
+            if body is None:
+                raise NotWritten
+            self._rules.append(f"{rule}: {body}")
+        return self._names[name]
+
+    def _any_of(self, branches: list[Schema]) -> str | None:
+        others = [branch for branch in branches if not self._leads(branch)]
+        options = [self._schema(branch) for branch in branches if self._leads(branch)]
+        if others:
+            options.append(self._leaf({"anyOf": others} if len(others) > 1 else others[0]))
+        return self._choice(options)
+
+    def _choice(self, options: list[str | None]) -> str | None:
+        found = [option for option in options if option is not None]
+        return self._rule(" | ".join(found)) if len(found) > 1 else found[0] if found else None
+
+    def _by_kind(self, schema: dict[str, Any]) -> str | None:
+        """Returns the expression of a schema without references and alternatives: one option for each type."""
+        parts, rest = [schema, *schema.get("allOf", ())], kinds_of([schema])
+        options: list[str | None] = []
+        if any("enum" in part for part in parts):
+            return self._leaf(_listed(schema, parts))
+        number = next((kind for kind in rest if kind in ("integer", "number")), None)
+        if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
+            options.append(self._number(parts, is_integer=number == "integer"))
+            rest.remove(number)
+        for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
+            about = {name: schema[name] for name in names if name in schema}
+            if kind in rest and (self._is_wide(schema) or self._leads(about)):
+                options.append(write(about))
+                rest.remove(kind)
+        if rest:
+            left = {k: v for k, v in schema.items() if not (k in _OF_OBJECTS and "object" not in rest)}
+            left = {k: v for k, v in left.items() if not (k in _OF_ARRAYS and "array" not in rest)}
+            left = {k: v for k, v in left.items() if not (k in BOUNDS and number not in rest)}
+            options.append(self._leaf({**left, "type": rest}))
+        return self._choice(options)
+
+    def _leaf(self, schema: Schema) -> str | None:
+        """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
+        if schema is False:
+            return None
+        body: dict[str, Any] = {} if schema is True else schema
+        simple = _simple_terminal(body)
+        if simple is not None:
+            return self._terminal(simple)
+        key = json.dumps(body)
+        if key not in self._written:
+            needed, todo = (
+                dict[str, Schema](),
+                {part["$ref"].removeprefix(_PREFIX) for part in _parts(body) if "$ref" in part},
+            )
+            while todo:
+                name = todo.pop()
+                needed[name] = self._definitions[name]
+                todo |= self._references[name] - needed.keys()
+            whole = {**body, "$defs": needed} if needed else body
+            self._written[key] = self._rule(f"%json {json.dumps(self._with_options(whole))}", "v")
+        return self._written[key]
+
+    def _number(self, parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
+        """Returns the expression of the numbers within the bounds of `parts`, and multiples as these say."""
+        numbers = number_range(parts)
+        steps = [Fraction(decimal_of(part["multipleOf"])) for part in parts if "multipleOf" in part]
+        pattern = numbers.pattern(is_integer=is_integer)
+        if pattern is None or not steps:
+            return pattern and self._terminal(f"/{pattern}/")
+        step = common_multiple(*steps)
+        if not numbers.has_multiple(step, is_integer=is_integer):
+            return None
+        multiples = multiples_of(step)
+        if multiples is not None:
+            return self._terminal(f"/{pattern}/ & /{multiples}/")
+        return self._leaf({"type": "integer" if is_integer else "number", "anyOf": multiples_within(numbers, step)})
+
+    def _array(self, schema: dict[str, Any]) -> str | None:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        listed = [self._schema(inner) for inner in schema.get("prefixItems", ())]
+        item = self._schema(schema.get("items", True))
+        ends = [len(listed[: listed.index(None)])] if None in listed else [] if item is not None else [len(listed)]
+        ends += [] if high is None else [high]
+        most = min(ends, default=None)
+        if most is not None and low > most:
+            return None
+        first = [one for one in listed[:most] if one is not None]
+        num_more = None if most is None else most - len(first)
+        items = self._sequences.of_items(first, item, low, max(low - len(first), 0), num_more)
+        empty = f' | "[" {self._gap} "]"' if low == 0 and items else ""
+        return self._rule(f'"[" {self._gap}{items}{self._gap} "]"{empty}')
+
+    def _object(self, schema: dict[str, Any]) -> str | None:
+        members = self._members(schema)
+        if members is None:
+            return None
+        body = f'"{{" {self._gap}{self._sequences.of_members(members) if members else ""}{self._gap} "}}"'
+        is_required = any(member.is_required for member in members)
+        return self._rule(body + (f' | "{{" {self._gap} "}}"' if members and not is_required else ""))
+
+    def _members(self, schema: dict[str, Any]) -> list[Member] | None:
+        """Returns the members of an object in order: those listed, those only required, and any others.
+
+        None if a required one has no value.
+        """
+        required = dict.fromkeys(schema.get("required", ()))
+        named = dict.fromkeys((*schema.get("properties", ()), *required))
+        members: list[Member] = []
+        for name in named:
+            value = self._schema(property_schema(schema, name))
+            if value is not None:
+                members.append(Member(f"{_text(_text(name))} {self._colon} {value}", name in required))
+            elif name in required:
+                return None
+        low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
+        if (low > 0 or high is not None) and len(members) > len(required):
+            raise NotWritten
+        most = None if high is None else high - len(required)
+        other = self._other_member(schema, list(named))
+        if (most is not None and most < max(low, 0)) or (other is None and low > 0):
+            return None
+        if other is not None and most != 0:
+            more = self._sequences.more(other, max(low - 1, 0), None if most is None else most - 1)
+            members.append(Member(self._rule(f"{other} {more}"), low > 0))
+        return members
+
+    def _other_member(self, schema: dict[str, Any], names: list[str]) -> str | None:
+        """Returns the expression of a member that is not listed; None if there is none.
+
+        Beside `patternProperties`, which are anchored and disjoint, such a name has no escape, so that a pattern need
+        not be followed through them.
+        """
+        patterns: dict[str, Schema] = schema.get("patternProperties", {})
+        listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
+        any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"/ & ~/({listed})/'
+        matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
+        others = "".join(f" & ~{name}" for name in matching)
+        terminals = [(f"{any_name} & {name}", inner) for name, inner in matching.items()]
+        terminals.append((f"{any_name}{others}", schema.get("additionalProperties", True)))
+        values = [(terminal, self._schema(inner)) for terminal, inner in terminals]
+        return self._choice(
+            [f"{self._terminal(terminal)} {self._colon} {value}" for terminal, value in values if value is not None]
+        )
+
+
+def _simple_terminal(schema: dict[str, Any]) -> str | None:
+    """Returns the terminal of a schema that is about one scalar type, or lists texts; None for any other."""
+    if schema.keys() == {"enum"} and all(isinstance(value, str) for value in schema["enum"]):
+        return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
+    kinds = kinds_of([schema])
+    return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
+
+
+def _is_bounded_number(schema: dict[str, Any]) -> bool:
+    is_number = schema.get("type") in ("integer", "number", ["integer"], ["number"])
+    return is_number and len(schema) > 1 and schema.keys() <= _NUMERIC
+
+
+def _has_own_pattern(schema: dict[str, Any]) -> bool:
+    if schema.keys().isdisjoint(BOUNDS):
+        return False
+    kinds = kinds_of([schema])
+    return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))
+
+
+def _listed(schema: dict[str, Any], parts: list[dict[str, Any]]) -> Schema:
+    """Returns a schema with listed values without its bounds, and without the values that violate them."""
+    numbers = number_range(parts)
+    listed = next(part["enum"] for part in parts if "enum" in part)
+    kept = [
+        value
+        for value in listed
+        if isinstance(value, bool) or not isinstance(value, int | float) or numbers.contains(value)
+    ]
+    if not kept:
+        return False
+    without = [
+        {name: value for name, value in part.items() if name not in BOUNDS and name != "allOf"} for part in parts
+    ]
+    return {**without[0], "enum": kept, "allOf": without[1:]}
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex_literal(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
