@@ -210,6 +210,7 @@ ROW = '{"index": 0, "input": {"number": 1}, "output": {}, "return": 2, "error": 
         ROW + "\n\n",
         ROW + '\n{"index": 1, "inp\n' + ROW + "\n",
         '{"index": 1, "inp\n',
+        '{"index": ' + "[" * 100_000,
     ],
 )
 def test_a_file_that_is_not_an_output_is_left_as_it_is(job, tmp_path, capsys, content):
