@@ -26,7 +26,7 @@ from plait.runtime.tokenizer.sentencepiece_merges import NORMAL, sentencepiece_m
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = NORMAL, 2, 3, 4, 5
 _KEY = "tokenizer.ggml."
-# Control tokens that end a turn. A file without eot_token_id may name only the end of a text.
+# Tokens that end a turn. A file without eot_token_id may name only the end of a text.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
@@ -129,7 +129,8 @@ def _eos_ids(
     ends = [_special_id(metadata, "eos_token_id", len(tokens), default)]
     ends += [_special_id(metadata, key, len(tokens)) for key in ("eot_token_id", "eom_token_id")]
     if ends[1] is None:
-        ends += [i for i, token_type in enumerate(types) if token_type == _CONTROL and tokens[i] in _TURN_ENDS]
+        named = (i for i, text in enumerate(tokens) if text in _TURN_ENDS)
+        ends += [i for i in named if types[i] in (_CONTROL, _USER_DEFINED)]  # user-defined in files of Phi-3
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     if not eos_ids:
         raise CorruptModel("the file names no end-of-sequence token (tokenizer.ggml.eos_token_id)")

@@ -193,5 +193,7 @@ def test_a_turn_ends_at_its_control_token_if_the_file_names_only_the_end_of_a_te
     turn_end, text_end = len(metadata[key + "tokens"]) - 1, metadata[key + "eos_token_id"]
     assert definition_from_gguf(metadata).eos_ids == (text_end, turn_end)
     assert definition_from_gguf(metadata | {key + "eot_token_id": 7}).eos_ids == (text_end, 7)
-    metadata[key + "token_type"][-1] = 1  # not a control token: text
+    metadata[key + "token_type"][-1] = 4  # user-defined, as in files of Phi-3
+    assert definition_from_gguf(metadata).eos_ids == (text_end, turn_end)
+    metadata[key + "token_type"][-1] = 1  # text
     assert definition_from_gguf(metadata).eos_ids == (text_end,)
