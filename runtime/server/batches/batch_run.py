@@ -33,9 +33,9 @@ from plait.runtime.server.batches.input_file import (
     InputChanged,
     Line,
     check_input,
-    encode_lines,
     read_line,
     read_lines,
+    write_lines,
 )
 from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
@@ -153,7 +153,7 @@ class BatchRun:
             return False
         record.counts.total = len(checked.lines)
         async with self._saving:
-            await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
+            await asyncio.to_thread(write_lines, self._index, checked.lines)
             if record.status == "validating":
                 await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
         return True
