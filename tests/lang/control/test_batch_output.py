@@ -8,7 +8,7 @@ import json
 import pytest
 from killed_os import Killed, KilledOs
 
-from plait.lang.control.batch_output import OutputFile
+from plait.lang.control.batch_output import OutputFile, failed_result
 from plait.runtime.results import result_file
 
 ITEMS = {index: {"number": index} for index in (0, 1, 3, 4)}
@@ -20,8 +20,8 @@ def run(path, order, failing=()) -> list[int]:
     output = OutputFile(path, ITEMS, IDENTITY)
     ran = [index for index in order if index not in output.done]
     for index in ran:
-        error = "no" if index in failing else None
-        output.add(index, output={"n": index}, error=error)
+        done = {"output": {"n": index}, "return": None, "error": None, "usage": None}
+        output.add(index, failed_result("no") if index in failing else done)
     output.check_written()
     assert output.finish() == (4, len(failing))
     return ran
