@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -26,49 +27,38 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
     return min(num_threads, max(1, num_items))
 
 
-def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -> list[ProgramState]:
-    """Returns the states in the order of `executions`. KeyboardInterrupt aborts them all and is raised again."""
-    from concurrent.futures import as_completed
-
-    pool = DaemonThreads(workers, "plait batch")
-    try:
-        with progress(len(executions), progress_bar) as step:
-            futures = [pool.submit(execution.run_batch_item) for execution in executions]
-            for _ in as_completed(futures):
-                step()
-            return [future.result() for future in futures]
-    except BaseException:
-        pool.shutdown(cancel_futures=True)
-        for execution in executions:
-            execution.abort()
-        raise
-
-
-def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
-    """Yields the states one by one, in order. Closing the iterator early aborts the rest."""
+def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Generator[ProgramState]:
+    """Yields the states one by one, in order. The rest is aborted by closing the iterator early, and by Ctrl-C."""
     pool = DaemonThreads(workers, "plait batch")
     unfinished = set(range(len(executions)))
-    try:
-        with progress(len(executions), progress_bar) as step:
+    with progress(len(executions), progress_bar) as step:
+        try:
             futures = [pool.submit(execution.run_batch_item_any) for execution in executions]
+            for future in futures:
+                future.add_done_callback(step)
             for index, future in enumerate(futures):
                 state = future.result()
                 unfinished.discard(index)
-                step()
                 yield state
-    finally:
-        pool.shutdown(cancel_futures=True)
-        for index in unfinished:
-            executions[index].abort()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for index in unfinished:
+                executions[index].abort()
 
 
 @contextmanager
-def progress(total: int, enabled: bool) -> Iterator[Callable[[], None]]:
-    """Shows a progress bar for `total` items, if enabled. Yields the function to call after each item."""
+def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
+    """Shows a progress bar for `total` items, if enabled. Yields what to call after each item, in any thread."""
     if not enabled:
-        yield lambda: None
+        yield lambda *_: None
         return
     from tqdm import tqdm
 
+    lock = threading.Lock()
     with tqdm(total=total, unit="item") as bar:
-        yield lambda: bar.update(1) and None
+
+        def step(*_: object) -> None:
+            with lock:
+                bar.update(1)
+
+        yield step

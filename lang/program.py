@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from plait.lang.aio.execution import (
 )
 from plait.lang.aio.state import AsyncState
 from plait.lang.backends.default_backend import Backend, resolve_client
-from plait.lang.batch import iter_in_order, num_workers, run_all
+from plait.lang.batch import iter_in_order, num_workers
 from plait.lang.budget import Budget, checked_budget
 from plait.lang.cluster.settings import Cluster
 from plait.lang.core.execution import Execution
@@ -182,10 +183,11 @@ class Program(Generic[P]):
 
             log = BatchCheckpoint(resume, self.name, self._body, dict(enumerate(items)), options)
         if isinstance(backend, Cluster):
-            from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order, run_on_cluster
+            from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order
 
             batch = ClusterBatch(self, dict(enumerate(items)), backend, sampling, budget, num_threads, log=log)
-            return (iter_on_cluster_in_order if generator_style else run_on_cluster)(batch, progress_bar)
+            ended = iter_on_cluster_in_order(batch, progress_bar)
+            return ended if generator_style else list(ended)
         client = self._client("run_batch", backend, options)
         executions = self._executions(items, client, options, budget)
         if generator_style:
@@ -213,7 +215,8 @@ class Program(Generic[P]):
     ) -> list[ProgramState]:
         if executions and executions[0].is_async:
             return run_all_in_new_loop(executions, None if num_threads == "auto" else workers, progress_bar)
-        return run_all(executions, workers, progress_bar) if executions else []
+        with contextlib.closing(iter_in_order(executions, workers, progress_bar)) as states:
+            return list(states)
 
     @overload
     async def arun(

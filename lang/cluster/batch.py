@@ -60,18 +60,8 @@ class ClusterBatch:
         return Work(reference, self.cluster.model, self.cluster.settings, dict(self.sampling), *limits)
 
 
-def run_on_cluster(batch: ClusterBatch, progress_bar: bool) -> list[ProgramState]:
-    """Returns the states of all items in order."""
-    states: dict[int, ProgramState] = {}
-    with progress(len(batch.items), progress_bar) as step:
-        for index, state in iter_on_cluster(batch):
-            states[index] = state
-            step()
-    return [states[index] for index in batch.items]
-
-
 def iter_on_cluster_in_order(batch: ClusterBatch, progress_bar: bool) -> Iterator[ProgramState]:
-    """Yields the states in the order of the items, each as soon as it and those before it have ended."""
+    """Yields the states in the order of the items, each when it and those before it have ended."""
     states: dict[int, ProgramState] = {}
     waiting = iter(batch.items)
     upcoming = next(waiting)

@@ -29,7 +29,7 @@ from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import import_program, reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources
 from plait.lang.cluster.settings import Cluster
-from plait.lang.control.batch_output import USAGE_FIELDS, as_json, result_of
+from plait.lang.control.batch_output import USAGE_FIELDS, as_json, failed_result, result_of
 from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
 from plait.lang.control.item_log import is_json
 from plait.lang.errors import unknown_keyword
@@ -170,7 +170,7 @@ class RowsActor:
             try:
                 arguments = self._checked(values)
             except InputError as error:
-                results[row] = {"error": str(error)}
+                results[row] = failed_result(str(error))
                 continue
             number = next(self._numbers)
             places[number], self._arguments[number] = row, arguments
@@ -197,13 +197,8 @@ class RowsActor:
         digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
         return int.from_bytes(digest, "little"), text
 
-    def _with_results(self, table: Any, results: list[dict[str, Any]]) -> Any:
+    def _with_results(self, table: Any, rows: list[dict[str, Any]]) -> Any:
         arrow, _ = import_pyarrow("plait.ray.map")
-        rows = [
-            {"output": result.get("output"), "return": result.get("value"), "error": result.get("error")}
-            | {"usage": result.get("usage")}
-            for result in results
-        ]
         if self._schema is not None:
             for row in rows:
                 _fit(row, self._schema)

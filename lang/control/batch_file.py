@@ -55,7 +55,7 @@ def run_batch_file(
     """
     options, _ = program._arguments.split_sampling("batch", sampling or {})
     items, reasons = _read_items(program, input_path)
-    identity = batch_identity(program.name, program._body, options)
+    identity = batch_identity(program.name, program._body, program._arguments.bound, options)
     output = _open_output(output_path, items, identity, input_path)
     ready = _ready_items(program, items, reasons, output, input_path)
     threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
@@ -106,12 +106,11 @@ def _run_here(
     progress_bar: bool,
 ) -> None:
     output.begin(client)
-    executions = []
-    for index, arguments in ready.items():
-        executions.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
-        executions[-1].on_done = partial(output.record, index)
-    for first in range(0, len(executions), CHUNK_ITEMS):
-        chunk = executions[first : first + CHUNK_ITEMS]
+    for first in range(0, len(ready), CHUNK_ITEMS):
+        chunk = []
+        for index, arguments in itertools.islice(ready.items(), first, first + CHUNK_ITEMS):
+            chunk.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
+            chunk[-1].on_done = partial(output.record, index)
         output.abort_items = partial(_abort, chunk)
         program._run_all(chunk, threads, num_workers(threads, len(chunk)), progress_bar)
         output.check_written()

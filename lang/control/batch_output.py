@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import math
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from plait.lang.control.item_log import model_name
+from plait.lang.control.saved_values import fields_of, is_data_class
 from plait.lang.core.state import ProgramState
 from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
@@ -98,7 +96,7 @@ class OutputFile:
             self.check_identity(self._saved_identity)
             self._write_identity()
         for index, reason in self.refused.items():
-            self.add(index, error=reason)
+            self.add(index, failed_result(reason))
         self.check_written()
         return {}
 
@@ -113,19 +111,11 @@ class OutputFile:
 
     def record(self, index: int, state: ProgramState) -> None:
         """Adds the line of an item that has ended."""
-        self.add(index, **result_of(state))
+        self.add(index, result_of(state))
 
-    def add(
-        self,
-        index: int,
-        output: dict[str, Any] | None = None,
-        value: Any = None,
-        error: str | None = None,
-        usage: dict[str, int] | None = None,
-    ) -> None:
+    def add(self, index: int, result: Mapping[str, Any]) -> None:
         """Appends a line. If that fails, aborts the items that run; `check_written` then raises."""
-        item = self._items[index]
-        row = {"index": index, "input": item, "output": output, "return": value, "error": error, "usage": usage}
+        row = {"index": index, "input": self._items[index], **result}
         with self._lock:
             try:
                 self._file.append(encode_json_line(row))
@@ -134,7 +124,7 @@ class OutputFile:
                 self.abort_items()
                 return
             self._order.append(index)
-            (self.done if error is None else self._failed)[index] = row
+            (self.done if row["error"] is None else self._failed)[index] = row
 
     def check_written(self) -> None:
         """Raises InputError if a line could not be written."""
@@ -167,13 +157,18 @@ def _read_identity(path: Path) -> dict[str, Any]:
 
 
 def result_of(state: ProgramState) -> dict[str, Any]:
-    """Returns what a line says of an item that has ended: the arguments of `OutputFile.add`."""
+    """Returns what a line says of an item that has ended, beside its index and input."""
     error = state.error()
     if error is not None:
-        return {"error": str(error)}
+        return failed_result(str(error))
     usage = {name: getattr(state.usage, name) for name in USAGE_FIELDS}
     variables = {name: as_json(state[name]) for name in list(state._branch.variables)}
-    return {"output": variables, "value": as_json(state.ret_value), "usage": usage}
+    return {"output": variables, "return": as_json(state.ret_value), "error": None, "usage": usage}
+
+
+def failed_result(error: str) -> dict[str, Any]:
+    """Returns what a line says of an item with an error."""
+    return {"output": None, "return": None, "error": error, "usage": None}
 
 
 def as_json(value: Any) -> Any:
@@ -192,15 +187,4 @@ def as_json(value: Any) -> Any:
         return [as_json(item) for item in value]
     if hasattr(value, "model_dump"):
         return as_json(value.model_dump(mode="json"))  # which leaves NaN as it is
-    if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct) or hasattr(value, "_asdict"):
-        return as_json(_fields(value))
-    return str(value)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if hasattr(value, "_asdict"):
-        fields: dict[str, Any] = value._asdict()
-        return fields
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return as_json(fields_of(value)) if is_data_class(type(value)) else str(value)

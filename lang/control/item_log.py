@@ -36,9 +36,12 @@ class ItemLog(Protocol):
         """Keeps an item that has ended, with or without an error. From any thread."""
 
 
-def batch_identity(program: str, body: Callable[..., Any], options: Options) -> dict[str, str]:
-    """Returns what all results of a batch depend on, except for the model, as digests."""
-    return {"program": _digest([program, _source(body)]), "sampling keywords": _digest(_sampling(options))}
+def batch_identity(
+    program: str, body: Callable[..., Any], bound: Mapping[str, Any], options: Options
+) -> dict[str, str]:
+    """Returns what all results of a batch depend on, except for the model, as digests. bound: arguments of `bind`."""
+    values = {name: value if is_json(value) else type(value).__name__ for name, value in bound.items()}
+    return {"program": _digest([program, _source(body), values]), "sampling keywords": _digest(_sampling(options))}
 
 
 def item_keys(

@@ -78,9 +78,9 @@ class ValueCodec:
             return {TAG: "meta info", "kind": kind.__name__, "items": self.encode(dict(value))}
         if isinstance(value, enum.Enum):
             return {TAG: "enum", "class": self._name_of(kind), "value": self.encode(value.value)}
-        if not _is_data_class(kind):
+        if not is_data_class(kind):
             raise CannotSave(f"a {kind.__name__}")
-        return {TAG: "object", "class": self._name_of(kind), "fields": self.encode(_fields_of(value))}
+        return {TAG: "object", "class": self._name_of(kind), "fields": self.encode(fields_of(value))}
 
     def _encode_call(self, call: ToolCall) -> Any:
         tool, function = call.tool, call.tool.function
@@ -118,7 +118,7 @@ class ValueCodec:
             case "enum":
                 return self._find(data["class"], _is_enum)(self.decode(data["value"]))
             case "object":
-                return _rebuilt(self._find(data["class"], _is_data_class), self.decode(data["fields"]))
+                return _rebuilt(self._find(data["class"], is_data_class), self.decode(data["fields"]))
             case tag:
                 return _SEQUENCES[tag](self.decode(item) for item in data["items"])
 
@@ -203,7 +203,8 @@ def _is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def _is_data_class(kind: Any) -> bool:
+def is_data_class(kind: Any) -> bool:
+    """Whether the class has fields that make up its values: a data class, struct, named tuple or model."""
     return isinstance(kind, type) and (
         dataclasses.is_dataclass(kind)
         or issubclass(kind, msgspec.Struct)
@@ -212,7 +213,8 @@ def _is_data_class(kind: Any) -> bool:
     )
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of a value of a data class."""
     kind = type(value)
     if _is_pydantic(kind):
         state: dict[str, Any] = value.__getstate__()
@@ -238,7 +240,7 @@ def _rebuilt(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def _types_of_fields(named: Any) -> list[Any]:
-    if not _is_data_class(named):
+    if not is_data_class(named):
         return []
     try:
         hints = get_type_hints(named)

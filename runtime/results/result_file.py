@@ -4,7 +4,7 @@
     {"index": 1, ...}\\n
     {"index": 2, "inp         what a kill leaves of the last one: cut off, and computed again
 
-What a file is a result of stands beside it (`sidecar.py`, the record of a server's batch) or in each line (the keys of
+What a file is a result of stands beside it (`OUT.plait`, the record of a server's batch) or in each line (the keys of
 `resume=`). A file is read as a whole before it is touched. One with a line that its reader does not know is another
 program's, or damaged: it is refused, and stays as it is.
 """
@@ -79,6 +79,8 @@ class ResultFile:
             return False
         try:
             json.loads(line)
+        except RecursionError:
+            return False
         except ValueError:
             return True
         return False
@@ -153,9 +155,9 @@ class ResultFile:
         """Whether this is not the file that was read, nor an empty one."""
         info = os.fstat(descriptor)
         place = info.st_dev, info.st_ino
-        if info.st_size and (place != self._place or info.st_size < self.size):  # a new file may get an old inode
-            return True
-        self._place = place
+        if info.st_size:
+            return place != self._place or info.st_size < self.size  # a new file may get the inode of an old one
+        self._place, self.size, self._cut_at, self._missing_end = place, 0, None, b""
         return False
 
     def _open(self, flags: int) -> int:

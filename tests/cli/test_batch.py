@@ -38,6 +38,7 @@ PROGRAM = """
         return number * 2
 
     other = "text"
+    bound = ask.bind(word="dog")
 """
 
 
@@ -147,6 +148,16 @@ def test_a_change_is_noticed_when_all_is_done_and_not_when_nothing_is(job, tmp_p
     assert main([*command, "--seed=3"]) == 1 and "change of the sampling keywords" in capsys.readouterr().err
 
 
+def test_a_changed_argument_of_bind_is_a_change_of_the_program(job, tmp_path, capsys):
+    command, write, _ = job
+    command[1] = command[1].replace(":ask", ":bound")
+    write({"number": 1})
+    assert main(command) == 0 == main(command)
+    file = tmp_path / "program.py"
+    file.write_text(file.read_text().replace('word="dog"', 'word="owl"'))
+    assert main(command) == 1 and "change of the program" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", ["", "a text", "{}", "[1]", '{"plait batch": 2}'])
 def test_a_file_of_others_beside_the_output_is_left_as_it_is(job, tmp_path, capsys, content):
     command, write, _ = job
@@ -199,6 +210,7 @@ ROW = '{"index": 0, "input": {"number": 1}, "output": {}, "return": 2, "error": 
         ROW + "\n\n",
         ROW + '\n{"index": 1, "inp\n' + ROW + "\n",
         '{"index": 1, "inp\n',
+        '{"index": ' + "[" * 100_000,
     ],
 )
 def test_a_file_that_is_not_an_output_is_left_as_it_is(job, tmp_path, capsys, content):
@@ -236,7 +248,7 @@ def test_what_a_kill_leaves_is_continued(job, tmp_path, content):
     [
         ("nowhere.py:ask", "there is no file nowhere.py"),
         ("{file}", "write FILE.py:PROGRAM"),
-        ("{file}:other", "has no program 'other'; it has ask"),
+        ("{file}:other", "has no program 'other'; it has ask, bound"),
     ],
 )
 def test_a_wrong_program_is_named(job, tmp_path, capsys, target, message):

@@ -11,32 +11,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from plait.runtime.server.batches.directory import INDEX_SUFFIX, StateDirectory, encode_record, remove, write_record
+from plait.runtime.server.batches.directory import (
+    INDEX_SUFFIX,
+    StateDirectory,
+    disk_problem,
+    encode_record,
+    remove,
+    write_record,
+)
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
 from plait.runtime.server.batches.input_file import (
     CheckedInput,
     InputChanged,
     Line,
     check_input,
-    encode_lines,
     read_line,
     read_lines,
+    write_lines,
 )
 from plait.runtime.server.batches.line_runner import LineRunner
 from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
 from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
 from plait.runtime.server.batches.result_writer import ResultWriter
 from plait.runtime.server.batches.slots import Slot, Slots
+from plait.runtime.server.settings import ServerSettings
 
 NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -49,14 +55,6 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # before the end of a batch is stored ag
 log = logging.getLogger("plait.server")
 
 
-@dataclass(frozen=True)
-class RunLimits:
-    """max_body_bytes: of a line's body. max_lines: of a file."""
-
-    max_body_bytes: int
-    max_lines: int
-
-
 class BatchRun:
     """One batch of a server. `record` is its state; `run()` leads it to its end."""
 
@@ -65,14 +63,14 @@ class BatchRun:
         record: BatchRecord,
         directory: StateDirectory,
         files: FileStore,
-        limits: RunLimits,
+        settings: ServerSettings,
         slots: Slots,
         checks: Slots,
         turn: asyncio.Lock,
         lines: LineRunner,
     ) -> None:
         self.record = record
-        self._folder, self._files, self._limits = directory.batches, files, limits
+        self._folder, self._files, self._settings = directory.batches, files, settings
         self._index = directory.batches / f"{record.id}{INDEX_SUFFIX}"
         self._slots, self._checks, self._turn, self._lines = slots, checks, turn, lines
         self._stop = asyncio.Event()
@@ -117,9 +115,7 @@ class BatchRun:
         except InputChanged as error:
             await self._fail("input_changed", f"the input has changed since it was checked: {error}")
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            text = "the server's disk is full" if is_full else f"the server cannot store the batch: {error.strerror}"
-            await self._fail("disk_full" if is_full else "storage_error", text)
+            await self._fail(*disk_problem(error))
         except Exception:
             log.exception("batch %s failed", self.record.id)
             await self._fail("server_error", "the server failed on this batch; see its log")
@@ -156,19 +152,19 @@ class BatchRun:
             await self._end("failed", checked.problems)
             return False
         record.counts.total = len(checked.lines)
-        await asyncio.to_thread(write_record, self._index, encode_lines(checked.lines))
         async with self._saving:
+            await asyncio.to_thread(write_lines, self._index, checked.lines)
             if record.status == "validating":
                 await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
         return True
 
     async def _check_input(self) -> CheckedInput:
-        record, limits = self.record, self._limits
+        record, settings = self.record, self._settings
         slot = await self._checks.acquire(record.tenant)
         try:
             slot.set_calls(1)
             path = self._files.content_path(record.input_file_id)
-            return await check_input(path, record.endpoint, limits.max_body_bytes, limits.max_lines)
+            return await check_input(path, record.endpoint, settings.max_body_bytes, settings.max_batch_lines)
         finally:
             slot.release()
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun, RunLimits
+from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun
 from plait.runtime.server.batches.directory import StateDirectory, read_records, remove, remove_unfinished
 from plait.runtime.server.batches.file_store import FileStore, Quota
 from plait.runtime.server.batches.line_runner import Ask, LineRunner
@@ -58,7 +58,6 @@ class BatchService:
             settings.key_weights,
         )
         self._checks = Slots(MAX_CHECKS, lambda: True, settings.key_weights, max_per_key=1)
-        self._limits = RunLimits(settings.max_body_bytes, settings.max_batch_lines)
         self._lines = LineRunner(self.files, ask, is_draining)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._runs: dict[str, BatchRun] = {}
@@ -103,7 +102,9 @@ class BatchService:
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
         turn = self._turns[record.tenant]
-        return BatchRun(record, self._directory, self.files, self._limits, self._slots, self._checks, turn, self._lines)
+        return BatchRun(
+            record, self._directory, self.files, self._settings, self._slots, self._checks, turn, self._lines
+        )
 
     def _run(self, record: BatchRecord) -> None:
         run = self._runs[record.id] = self._new_run(record)

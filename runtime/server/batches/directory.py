@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -78,6 +79,13 @@ def _private_folder(path: Path) -> Path:
         raise _unusable(path, "it is no folder of this account")
     path.chmod(FOLDER_MODE)
     return path
+
+
+def disk_problem(error: OSError) -> tuple[str, str]:
+    """Returns the code and the text of what the disk refuses, without a path."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full", "the server's disk is full"
+    return "storage_error", f"the server cannot store this: {error.strerror or type(error).__name__}"
 
 
 # -- records --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, NumberedLine
-from plait.runtime.server.batches.directory import run_to_end
+from plait.runtime.server.batches.directory import run_to_end, write_record
 from plait.runtime.server.batches.records import BatchProblem, Endpoint
 from plait.runtime.server.batches.result_log import digest
 from plait.runtime.server.errors import ApiError
@@ -82,9 +82,9 @@ def read_line(path: Path, line: Line) -> InputLine:
     return read
 
 
-def encode_lines(lines: list[Line]) -> bytes:
-    """Returns the index of an input: its lines in their order, 32 bytes each."""
-    return b"".join(INDEX_ROW.pack(*line) for line in lines)
+def write_lines(path: Path, lines: list[Line]) -> None:
+    """Writes the index of an input, its lines in their order, 32 bytes each. For a thread. Raises OSError."""
+    write_record(path, b"".join(INDEX_ROW.pack(*line) for line in lines))
 
 
 def read_lines(path: Path) -> list[Line]:

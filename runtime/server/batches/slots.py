@@ -88,6 +88,8 @@ class Slots:
         now = time.monotonic()
         while self._has_room and self._may_start():
             tenant, future = self._waiting.pop(now)
+            if future.done():  # its batch has just been cancelled
+                continue
             self.shares.take(tenant)
             self.shares.charge(tenant, 1, now)
             self.num_calls += 1

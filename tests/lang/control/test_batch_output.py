@@ -4,50 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 
 import pytest
+from killed_os import Killed, KilledOs
 
-from plait.lang.control.batch_output import OutputFile
+from plait.lang.control.batch_output import OutputFile, failed_result
 from plait.runtime.results import result_file
 
 ITEMS = {index: {"number": index} for index in (0, 1, 3, 4)}
 IDENTITY = {"program": "p", "sampling keywords": "s"}
-
-
-class Killed(BaseException):
-    """The process has ended."""
-
-
-class KilledOs:
-    """The module `os`, whose changes of the disk end with the n-th one, of which a part is done."""
-
-    def __init__(self, num_left: int) -> None:
-        self.num_left, self.num_done = num_left, 0
-
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def _count(self) -> bool:
-        self.num_left -= 1
-        if self.num_left < 0:
-            raise Killed
-        self.num_done += 1
-        return self.num_left == 0
-
-    def write(self, descriptor, data):
-        if self._count():
-            os.write(descriptor, bytes(data[: len(data) // 2]))
-            raise Killed
-        return os.write(descriptor, data)
-
-    def ftruncate(self, descriptor, size):
-        self._count()
-        os.ftruncate(descriptor, size)
-
-    def replace(self, source, target):
-        self._count()
-        os.replace(source, target)
 
 
 def run(path, order, failing=()) -> list[int]:
@@ -55,8 +20,8 @@ def run(path, order, failing=()) -> list[int]:
     output = OutputFile(path, ITEMS, IDENTITY)
     ran = [index for index in order if index not in output.done]
     for index in ran:
-        error = "no" if index in failing else None
-        output.add(index, output={"n": index}, error=error)
+        done = {"output": {"n": index}, "return": None, "error": None, "usage": None}
+        output.add(index, failed_result("no") if index in failing else done)
     output.check_written()
     assert output.finish() == (4, len(failing))
     return ran
@@ -81,7 +46,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, monkey
         return fake.num_done
 
     total = run_with_kill(0, 1_000_000)
-    assert total == 2  # the line, and the file in order
+    assert total == 3  # the line; and the file in order, fsynced and replaced
     for number in range(1, total + 1):
         run_with_kill(number, number)
 

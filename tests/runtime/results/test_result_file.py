@@ -84,8 +84,9 @@ def test_a_file_that_is_replaced_meanwhile_is_not_written_to(tmp_path) -> None:
             write()
     assert path.read_text() == "a text"
     path.unlink()
-    file.append(row(4))
-    assert path.read_bytes() == row(4)
+    for number in (4, 5):
+        file.append(row(number))
+    assert path.read_bytes() == row(4) + row(5) and file.size == path.stat().st_size
 
 
 def test_a_write_that_fails_leaves_nothing_of_its_lines(tmp_path, monkeypatch) -> None:

@@ -40,7 +40,7 @@ def test_a_batch_survives_kills_and_a_shutdown(small_model, tmp_path) -> None:
     try:
         batch_id = create(server.address)
         server.close()  # SIGKILL: perhaps not even checked
-        for part, sent in ((0.2, signal.SIGKILL), (0.5, signal.SIGTERM), (0.8, signal.SIGKILL)):
+        for part, sent in ((0.1, signal.SIGKILL), (0.25, signal.SIGTERM), (0.4, signal.SIGKILL)):
             server = start(small_model, directory)
 
             def completed(server=server) -> int:

@@ -85,6 +85,7 @@ def test_a_free_place_goes_to_the_key_that_holds_fewest_for_its_weight() -> None
         tasks += [asyncio.create_task(take(tenant)) for tenant in "bbbc"]
         await asyncio.sleep(0)
         tasks[7].cancel()  # which waits
+        slots.wake()  # before it knows
         for number in range(4):
             granted[number][1].release()
             await until(lambda size=4 + number: len(granted) > size)
@@ -95,6 +96,21 @@ def test_a_free_place_goes_to_the_key_that_holds_fewest_for_its_weight() -> None
             granted[number][1].release()
         await asyncio.wait(tasks)
         assert slots.shares.holders() == [] and (slots.num_calls, len(slots._waiting)) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_place_is_not_given_to_a_line_that_was_just_cancelled() -> None:
+    async def main() -> None:
+        slots = Slots(1, lambda: True, {})
+        first = await slots.acquire("a")
+        first.set_calls(1)
+        cancelled, waiting = (asyncio.create_task(slots.acquire("a")) for _ in range(2))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        first.release()
+        (await waiting).release()
+        assert cancelled.cancelled() and (slots.num_calls, slots.shares.holders()) == (0, [])
 
     asyncio.run(main())
 

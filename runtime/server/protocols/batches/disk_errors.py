@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Iterator
 
+from plait.runtime.server.batches.directory import disk_problem
 from plait.runtime.server.batches.file_store import QUOTA, QuotaExceeded
 from plait.runtime.server.errors import INTERNAL, ApiError
 
@@ -25,6 +25,5 @@ def disk_errors(*, is_reading: bool = False) -> Iterator[None]:
         if is_reading:
             text = "the server cannot read this file; see its log"
             raise ApiError(500, text, type=INTERNAL, code="storage_error") from error
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        text = "the server's disk is full" if is_full else "the server cannot store this; see its log"
-        raise ApiError(507, text, type=INTERNAL, code="disk_full" if is_full else "storage_error") from error
+        code, text = disk_problem(error)
+        raise ApiError(507, text, type=INTERNAL, code=code) from error

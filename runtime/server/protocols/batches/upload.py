@@ -39,8 +39,8 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     form = _Form(_boundary(request))
     max_lines = state_of(request).settings.max_batch_lines
     num_bytes = 0
-    files.reserve(tenant, num_files=1)
     with files.new_upload() as (file_id, descriptor):
+        files.reserve(tenant, num_files=1)
         try:
             async for piece in _pieces(request, form):
                 if num_bytes + len(piece) > files.quota.max_file_bytes:
