@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path, nargs="?", help="of the cache, to be carried to the machine")
     arguments = parser.parse_args()
-    sys.path[:0] = [str(Path(__file__).parent), str(ROOT / ".types")]
+    sys.path[:0] = [str(Path(__file__).parent), str(ROOT / ".path")]
     if arguments.step == "record":
         record(arguments.file, WORKLOADS)
     else:

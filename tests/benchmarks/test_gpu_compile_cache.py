@@ -28,7 +28,7 @@ BLOCKED = (
 
 def run_code(code: str, cache: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment = kept | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / ".types")}
+    environment = kept | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / ".path")}
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr[-3000:]
 
