@@ -151,7 +151,7 @@ class AdmissionControl:
         """Returns when the request's calls may start. Raises QueueTimeout, and ApiError 503."""
         if record.place is not None and not record.place.queue.begin(record.place):
             start = time.monotonic()
-            await record.place.wait_for_turn(record.start_deadline, record.start_deadline - record.start_time)
+            await record.place.wait_for_turn(record.start_deadline)
             record.wait_s += time.monotonic() - start
         self._release_bytes(record)
 

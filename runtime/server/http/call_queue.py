@@ -31,11 +31,11 @@ class Place:
     has_begun: bool = False
     waiter: asyncio.Future[None] | None = None
 
-    async def wait_for_turn(self, deadline: float, timeout_s: float) -> None:
+    async def wait_for_turn(self, deadline: float) -> None:
         """Returns when the request's calls may start.
 
-        Raises QueueTimeout at `deadline` (monotonic seconds), which is `timeout_s` after the request's start; ApiError
-        503 after `--max-queue-time`, and what `end_wait` says.
+        Raises QueueTimeout at `deadline` (monotonic seconds), ApiError 503 after `--max-queue-time`, and what
+        `end_wait` says.
         """
         queue = self.queue
         now, limit_s = time.monotonic(), queue.max_queue_time_s
@@ -48,9 +48,9 @@ class Place:
                 await self.waiter
         except TimeoutError:
             if deadline <= limit:
-                raise QueueTimeout(f"the request did not begin within its timeout of {timeout_s:g} s") from None
+                raise QueueTimeout("the request did not begin within its timeout") from None
             text = f"the request waited for {limit_s:g} s, the limit of this server (--max-queue-time)"
-            raise _refused(text, "queue_full") from None
+            raise queue.refused(text, "queue_full") from None
         finally:
             queue.discard(self)
             self.waiter = None
@@ -59,12 +59,8 @@ class Place:
         """Ends the wait of a request with an error. Returns whether it waited."""
         if self.waiter is None or self.waiter.done():
             return False
-        self.waiter.set_exception(_refused(text, code))
+        self.waiter.set_exception(self.queue.refused(text, code))
         return True
-
-
-def _refused(text: str, code: str) -> ApiError:
-    return ApiError(503, f"{text}; try again later", type=OVERLOADED, code=code, headers={"Retry-After": "1"})
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class CallQueue:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.max_queue, self.max_queue_time_s = settings.max_queue, settings.max_queue_time_s
+        self._retry_after = {"Retry-After": str(settings.retry_after_s)}
         self._places = TenantShares(settings.key_weights)  # the units are calls, waiting or running
         self._turns = TenantShares(settings.key_weights)  # the units are rows of requests that have begun
         self._waiting = TenantQueue[Place](self._turns)
@@ -116,6 +113,10 @@ class CallQueue:
         if is_own_share:
             text += "; other keys wait, and the requests of this key fill its share"
         return Refusal(text, is_own_share)
+
+    def refused(self, text: str, code: str) -> ApiError:
+        """503, for a request that waited."""
+        return ApiError(503, f"{text}; try again later", type=OVERLOADED, code=code, headers=self._retry_after)
 
     def is_full(self, has_keys: bool) -> bool:
         """Whether a request of a key that has no other would be refused; without keys, all are of one."""

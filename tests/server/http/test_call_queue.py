@@ -28,7 +28,7 @@ def begin(queue: CallQueue, key: str) -> Place:
 def waiting(queue: CallQueue, key: str, deadline: float = math.inf) -> tuple[Place, asyncio.Task[None]]:
     place = queue.admit(key)
     assert not queue.begin(place)
-    return place, asyncio.create_task(place.wait_for_turn(deadline, 1.0))
+    return place, asyncio.create_task(place.wait_for_turn(deadline))
 
 
 async def turn() -> None:
@@ -159,7 +159,7 @@ def test_random_requests_leave_nothing_behind_and_nobody_waits_beside_room(seed)
                 if queue.begin(place):
                     running.append(place)
                 else:
-                    tasks[place] = asyncio.create_task(place.wait_for_turn(math.inf, 1.0))
+                    tasks[place] = asyncio.create_task(place.wait_for_turn(math.inf))
             elif action < 0.75 and running:
                 queue.end(running.pop(rng.randrange(len(running))))
             elif action < 0.85 and running:
