@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. 0: success, 1: failure, 2: wrong arguments, 130: Ctrl-C.
 
     >>> main(["--version"])                                             # doctest: +SKIP
-    plait 0.1.0
+    plait 0.2.0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if given[:1] == ["run"] and "--" in given else len(given)  # argparse drops some --
