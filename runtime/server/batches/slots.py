@@ -51,7 +51,8 @@ class Slots:
     """Grants slots while fewer than `max_calls` calls of batches run and `may_start()` is true.
 
     Lines start one after the other: the next one when the calls of the last one are known. So one line with several
-    calls may exceed the limit, not many. While a slot is waited for, `may_start` is asked again every 50 ms.
+    calls may exceed the limit, not many; each key that has no line may then start one. While a slot is waited for,
+    `may_start` is asked again every 50 ms.
 
     weights: of keys.
     """
@@ -102,12 +103,12 @@ class Slots:
     def _has_room(self) -> bool:
         """Whether a line waits that may start as far as others are concerned."""
         tenant = self._waiting.next_tenant(time.monotonic())
-        return (
-            tenant is not None
-            and self.starting is None
-            and self.num_calls < self.max_calls
-            and self.shares.held(tenant) < self._max_per_key
-        )
+        if tenant is None or self.starting is not None:
+            return False
+        num_own = self.shares.held(tenant)
+        is_exceeded = self.num_calls > self.max_calls  # by a line with many calls, for which no other key waits
+        has_place = self.num_calls < self.max_calls or (is_exceeded and not num_own)
+        return has_place and num_own < self._max_per_key
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -115,6 +115,26 @@ def test_a_place_is_not_given_to_a_line_that_was_just_cancelled() -> None:
     asyncio.run(main())
 
 
+def test_a_line_with_many_calls_stops_no_other_key() -> None:
+    async def main() -> None:
+        slots = Slots(4, lambda: True, {})
+        many = await slots.acquire("a")
+        many.set_calls(6912)
+        own, other, another = (asyncio.create_task(slots.acquire(tenant)) for tenant in "abb")
+        await until(other.done)
+        other.result().set_calls(1)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not own.done() and not another.done()
+        many.release()
+        for task in (own, another):
+            (await task).release()
+        other.result().release()
+        assert slots.num_calls == 0
+
+    asyncio.run(main())
+
+
 def test_lines_of_a_key_with_one_batch_run_beside_those_of_a_key_with_many(tmp_path) -> None:
     async def main() -> None:
         asked = []
