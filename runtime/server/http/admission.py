@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.constrained.tenant_shares import TenantShares
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
+from plait.runtime.server.http.call_limits import check_calls_alone
 from plait.runtime.server.http.call_queue import CallQueue, Refusal
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
@@ -191,11 +192,7 @@ class AdmissionControl:
     def _check_alone(self, record: RequestRecord, num_calls: int, param: str, owner: str) -> None:
         """Raises ApiError 400 if the request exceeds a limit without any other request."""
         assert record.place is not None
-        limit, capacity = self.settings.max_requests_per_key, record.place.queue.capacity
-        for largest, whose in ((limit or num_calls, "one key"), (capacity, "this server")):
-            if num_calls > largest:
-                text = f"{owner} {num_calls} calls in flight at once; {whose} can have {largest}"
-                raise ApiError(400, text, param=param, code="too_many_calls")
+        check_calls_alone(self.settings, num_calls, param, owner, record.place.queue.capacity)
 
     def _check_key(self, record: RequestRecord, num_requests: int, need: str) -> None:
         """Raises ApiError 429 if the request exceeds the limit of its key beside other requests."""
