@@ -1,11 +1,11 @@
 """Compiles the Triton kernels of the benchmarks without a GPU, so that a machine with one finds them in its cache.
 
     python benchmarks/gpu/compile_cache.py record launches.json           needs torch, and the GPU machine's Triton
-    python benchmarks/gpu/compile_cache.py compile launches.json FOLDER   in the GPU machine's Python, without torch
+    python benchmarks/gpu/compile_cache.py compile launches.json [FOLDER]   in the GPU machine's Python, without torch
 
 `record` runs attention's cases and engines of one layer over launches that do nothing, and writes what Triton would
 compile. `compile` compiles that for sm_90. Triton's keys depend on its version and on the build for one version of
-Python. On the machine, FOLDER is the TRITON_CACHE_DIR.
+Python. On the machine, FOLDER is the TRITON_CACHE_DIR, under the same absolute path, which Triton writes into it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).parents[2]
+LOADED = (".cubin", ".json")  # of a kernel's files, what Triton needs to launch it
 OPTIONS_OF_A_MACHINE = ("extern_libs",)  # paths; Triton fills them in
 
 
@@ -158,6 +159,9 @@ def compile_all(file: Path, folder: Path) -> None:
         kernel.preload(each["data"])
         if number % 20 == 19:
             print(f"{number + 1} of {len(recorded['launches'])}, {time.monotonic() - begun:.0f} s", flush=True)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix not in LOADED:
+            path.unlink()
     (folder / "made_with.json").write_text(json.dumps({"triton": triton.__version__, "python": sys.version}))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{len(recorded['launches'])} kernels, {size / 1e6:.1f} MB in {folder}")
@@ -167,13 +171,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("step", choices=("record", "compile"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("folder", type=Path, nargs="?", help="of the cache, to be carried to the machine")
+    parser.add_argument("folder", type=Path, nargs="?", help="of the cache (default /tmp/triton-cache)")
     arguments = parser.parse_args()
     sys.path[:0] = [str(Path(__file__).parent), str(ROOT / ".path")]
     if arguments.step == "record":
         record(arguments.file, WORKLOADS)
     else:
-        compile_all(arguments.file, (arguments.folder or Path("triton-cache")).resolve())
+        compile_all(arguments.file, (arguments.folder or Path("/tmp/triton-cache")).resolve())
 
 
 if __name__ == "__main__":

@@ -46,3 +46,6 @@ def test_a_launch_finds_its_kernel(tmp_path: Path) -> None:
     run_code(LAUNCH + "no_driver.install_no_driver(); workload()\n", own)
     keys = [{path.name for path in folder.iterdir() if path.is_dir()} for folder in (own, carried)]
     assert keys[0] == keys[1] and len(keys[0]) >= 2
+    assert list(own.rglob("*.ptx")) and not list(carried.rglob("*.ptx")), "what is not loaded is not carried"
+    run_code(LAUNCH + "no_driver.install_no_driver(); workload()\n", carried)
+    assert not list(carried.rglob("*.ptx")), "a kernel was compiled again"
