@@ -125,6 +125,7 @@ class _Writer:
         self._rules = [_SPACE] if has_space else []
         self._num_chars = 0
         self._written: dict[str, str] = {}  # the body of a terminal, or the JSON text of a schema -> its rule
+        self._numbers: dict[str, str | None] = {}  # the text of a schema of bounded numbers -> its expression
         self._names: dict[str, str] = {}  # the name of a definition -> its rule
         self._needing: set[int] = set()  # the ids of the schemas that must be written
         self._references: dict[str, set[str]] = {}  # the name of a definition -> those to which it refers itself
@@ -180,7 +181,10 @@ class _Writer:
         if schema is False:
             return None
         if isinstance(schema, dict) and _is_bounded_number(schema):
-            return self._number([schema], is_integer=kinds_of([schema]) == ["integer"])
+            key = repr(schema)
+            if key not in self._numbers:
+                self._numbers[key] = self._number([schema], is_integer=schema["type"] in ("integer", ["integer"]))
+            return self._numbers[key]
         if schema is True or not self._leads(schema):
             return self._leaf(schema)
         if schema.keys() == {"$ref"}:
@@ -330,6 +334,8 @@ class _Writer:
         not be followed through them.
         """
         patterns: dict[str, Schema] = schema.get("patternProperties", {})
+        if not patterns and schema.get("additionalProperties") is False:
+            return None
         listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
         any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"/ & ~/({listed})/'
         matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
@@ -358,7 +364,7 @@ def _is_bounded_number(schema: dict[str, Any]) -> bool:
 def _has_own_pattern(schema: dict[str, Any]) -> bool:
     if schema.keys().isdisjoint(BOUNDS):
         return False
-    kinds = kinds_of([schema])
+    kinds = ["number"] if schema.get("type") == "number" else kinds_of([schema])
     return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))
 
 
