@@ -34,6 +34,16 @@ class ClosedClient:
         raise RuntimeGone("the runtime process ended")
 
 
+class EndingClient(ClosedClient):
+    """The client of a runtime that ends with its first session."""
+
+    is_closed = False
+
+    def open_session(self, **options):
+        self.is_closed = True
+        return super().open_session(**options)
+
+
 class Backend:
     """A backend that is replacing its runtime."""
 
@@ -91,6 +101,25 @@ def test_wait_without_a_timeout_is_bounded(lost, monkeypatch) -> None:
     thread.join(60)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "runtime_gone"
     assert answers[0].headers["retry-after"] == "1" and backend.client.num_sessions == 1
+
+
+def test_request_that_lost_a_runtime_waits_as_long_as_a_start_may_take(lost, engine, monkeypatch) -> None:
+    """If it were refused, its client would repeat it, and a request that ends runtimes would not be counted twice."""
+    address, backend, _ = lost
+    monkeypatch.setattr(rerun, "MAX_WAIT_S", 0.05)
+    backend.client = EndingClient(engine.client)
+    thread, answers = ask_in_thread(address, BODY)
+    thread.join(0.5)
+    assert backend.client.num_sessions == 1 and not answers
+    backend.client = engine.client
+    thread.join(60)
+    assert answers[0].status_code == 200
+
+    monkeypatch.setattr(rerun, "MAX_WAIT_OF_LOST_S", 0.05)
+    backend.client = EndingClient(engine.client)
+    thread, answers = ask_in_thread(address, BODY)
+    thread.join(60)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "runtime_gone"
 
 
 def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
