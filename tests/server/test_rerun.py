@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -12,6 +13,7 @@ from asgi_server import serve_app, wait_until
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server import rerun
 from plait.runtime.server.app import create_app
+from plait.runtime.server.http import response
 from plait.runtime.server.settings import server_settings
 
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
@@ -137,6 +139,21 @@ def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
     assert state.in_flight.abort_all() == 1
     thread.join(60)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "draining"
+
+
+def test_stream_that_waits_ends_with_an_error_at_shutdown(lost, monkeypatch) -> None:
+    """It has sent a comment, so that its status can no longer tell."""
+    address, _, state = lost
+    monkeypatch.setattr(response, "COMMENT_INTERVAL_S", 0.05)
+    with httpx.stream("POST", f"{address}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": waiting"
+        assert wait_until(lambda: any(record.num_runs == 2 for record in list(state.in_flight.records)))
+        state.admission.is_draining = True
+        assert state.in_flight.abort_all() == 1
+        events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert [json.loads(event)["error"]["code"] for event in events] == ["draining"]
+    assert wait_until(lambda: not state.in_flight.records)
 
 
 def test_client_that_leaves_while_it_waits_is_forgotten(lost) -> None:
