@@ -2,12 +2,13 @@
 
 It has the constraints themselves, not what they compile to: that is larger, depends on the versions of libraries, and
 is trusted by the scheduler. The file is a checksum and MessagePack of typed structs, is replaced as a whole, and is
-ignored if it is damaged or could have been written by another user.
+ignored if it is damaged or could have been written by another user. A file of another kind is not replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -83,6 +84,10 @@ class SpecFile:
         return body
 
     def _replace(self, content: bytes) -> None:
+        """Raises OSError, also for a file that is no file of constraints: its path was given by mistake."""
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb", opener=_open_at_once) as file:
+            if not _MAGIC.startswith(file.read(len(_MAGIC))):
+                raise FileExistsError(errno.EEXIST, "it is not a file of constraints, and stays as it is")
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
@@ -93,6 +98,10 @@ class SpecFile:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for
 
 
 class KeptSpecs:

@@ -105,6 +105,7 @@ class Runtime:
             self.client: Client = connect_client(self.address, self._exit_reason, tokenizer)
         except BaseException:
             self._stop_process(grace_s=0.0)  # it has no work to finish
+            shutil.rmtree(self.address, ignore_errors=True)  # without a process, nobody else removes it
             raise
 
     @classmethod

@@ -16,6 +16,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
+from plait.runtime.process.runtime import START_TIMEOUT_S
 from plait.runtime.server.app_state import AppState, state_of
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import OVERLOADED, ApiError
@@ -25,7 +26,8 @@ from plait.runtime.server.in_flight import RequestRecord, current_request
 T = TypeVar("T")
 
 MAX_RUNS = 2
-MAX_WAIT_S = 30.0  # for a runtime
+MAX_WAIT_S = 30.0  # for a runtime, of a request that was in none
+MAX_WAIT_OF_LOST_S = START_TIMEOUT_S  # of one that was: a client's next request would begin to count anew
 
 log = logging.getLogger("plait.server")
 
@@ -33,13 +35,13 @@ log = logging.getLogger("plait.server")
 async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -> T:
     """Returns the value of `run()`, which uses the current client and sends nothing before it returns.
 
-    `use_model` has set the request's model. If its runtime ends meanwhile, waits for the next one, up to 30 s and the
-    request's own timeout, and calls `run` again. Raises what the last run raised, and DeadlineExceeded.
+    `use_model` has set the request's model. If its runtime ends meanwhile, waits for the next one, as long as a start
+    may take (if there was none, 30 s) and up to the request's own timeout, and calls `run` again. Raises what the last
+    run raised, and DeadlineExceeded.
     """
     state, record, num_lost_runs = state_of(request), current_request(), 0
     assert record is not None and record.model is not None
     model = record.model
-    limit_s = math.inf if record.is_background else MAX_WAIT_S  # nobody waits for a line
     while True:
         had_runtime = not model.client.is_closed
         try:
@@ -54,6 +56,9 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
             if record.is_background and record.awaited_calls and not _was_moved(record):
                 raise
             record.begin_next_run()
+            limit_s = MAX_WAIT_OF_LOST_S if num_lost_runs else MAX_WAIT_S
+            if record.is_background:
+                limit_s = math.inf  # nobody waits for a line
             timeout_s = min(limit_s, record.deadline - time.monotonic())
             if not await cancel_on_disconnect(request, model.wait_for_replacement(timeout_s)):
                 if timeout_s < limit_s and model.replaces_runtime:

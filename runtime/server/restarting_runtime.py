@@ -42,7 +42,7 @@ class RestartingRuntime:
     The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
     `settings` are those of `Runtime`. `num_restarts` counts replacements; after `max_restarts` in a row there are no
     more.
-    on_start: called with each runtime that has started; a PlaitError that it raises makes it a failed start.
+    on_start: called with each runtime that has started; an error that it raises makes it a failed start.
     on_silence: called twice a second while a runtime has not answered for NOT_READY_AFTER_S. Both are called in the
     thread, on_start first in that of the constructor. name: in the log.
     """
@@ -115,7 +115,7 @@ class RestartingRuntime:
         runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
         try:
             self._on_start(runtime)
-        except PlaitError:
+        except BaseException:
             runtime.shutdown(grace_s=0.0)
             raise
         return runtime
@@ -161,8 +161,8 @@ class RestartingRuntime:
         self._ready_at = math.inf  # if it does not start
         try:
             runtime = self._start()
-        except PlaitError as error:
-            log.error("%s did not start: %s", self.name, error)
+        except Exception as error:  # also OSError: without memory, descriptors or space on the disk nothing starts
+            log.error("%s did not start: %s", self.name, error, exc_info=not isinstance(error, PlaitError | OSError))
             return
         self._runtime, self.num_restarts = runtime, self.num_restarts + 1
         loop = self._loop

@@ -127,7 +127,7 @@ def _added_tokens(
 
 
 def _is_plain_text_added_token(token: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether the added token is white space or an HTML tag, which user text may contain."""
+    """Whether the added token is ordinary text (`is_text_token`), which user text may contain."""
     text = str(token["content"])
     return not token.get("special") and is_text_token(text) and model["vocab"].get(text) == token["id"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -12,6 +13,7 @@ from asgi_server import serve_app, wait_until
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server import rerun
 from plait.runtime.server.app import create_app
+from plait.runtime.server.http import response
 from plait.runtime.server.settings import server_settings
 
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
@@ -32,6 +34,16 @@ class ClosedClient:
 
     async def astatus(self):
         raise RuntimeGone("the runtime process ended")
+
+
+class EndingClient(ClosedClient):
+    """The client of a runtime that ends with its first session."""
+
+    is_closed = False
+
+    def open_session(self, **options):
+        self.is_closed = True
+        return super().open_session(**options)
 
 
 class Backend:
@@ -93,6 +105,25 @@ def test_wait_without_a_timeout_is_bounded(lost, monkeypatch) -> None:
     assert answers[0].headers["retry-after"] == "1" and backend.client.num_sessions == 1
 
 
+def test_request_that_lost_a_runtime_waits_as_long_as_a_start_may_take(lost, engine, monkeypatch) -> None:
+    """If it were refused, its client would repeat it, and a request that ends runtimes would not be counted twice."""
+    address, backend, _ = lost
+    monkeypatch.setattr(rerun, "MAX_WAIT_S", 0.05)
+    backend.client = EndingClient(engine.client)
+    thread, answers = ask_in_thread(address, BODY)
+    thread.join(0.5)
+    assert backend.client.num_sessions == 1 and not answers
+    backend.client = engine.client
+    thread.join(60)
+    assert answers[0].status_code == 200
+
+    monkeypatch.setattr(rerun, "MAX_WAIT_OF_LOST_S", 0.05)
+    backend.client = EndingClient(engine.client)
+    thread, answers = ask_in_thread(address, BODY)
+    thread.join(60)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "runtime_gone"
+
+
 def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
     address, backend, state = lost
     thread, answers = ask_in_thread(address, BODY)
@@ -108,6 +139,21 @@ def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
     assert state.in_flight.abort_all() == 1
     thread.join(60)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "draining"
+
+
+def test_stream_that_waits_ends_with_an_error_at_shutdown(lost, monkeypatch) -> None:
+    """It has sent a comment, so that its status can no longer tell."""
+    address, _, state = lost
+    monkeypatch.setattr(response, "COMMENT_INTERVAL_S", 0.05)
+    with httpx.stream("POST", f"{address}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": waiting"
+        assert wait_until(lambda: any(record.num_runs == 2 for record in list(state.in_flight.records)))
+        state.admission.is_draining = True
+        assert state.in_flight.abort_all() == 1
+        events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert [json.loads(event)["error"]["code"] for event in events] == ["draining"]
+    assert wait_until(lambda: not state.in_flight.records)
 
 
 def test_client_that_leaves_while_it_waits_is_forgotten(lost) -> None:

@@ -159,16 +159,16 @@ class DeadRuntime:
         """Does nothing: there is no process."""
 
 
-@pytest.mark.parametrize("does_start", [True, False])
+@pytest.mark.parametrize("error", [None, RuntimeGone("it does not start"), OSError("no space"), ValueError("odd")])
 @pytest.mark.parametrize("max_restarts", [0, 1, 6])
-def test_restarts_back_off_and_end_after_max_restarts(monkeypatch, does_start, max_restarts) -> None:
+def test_restarts_back_off_and_end_after_max_restarts(monkeypatch, error, max_restarts) -> None:
     starts = []
 
     def start(model_path, **settings):
         starts.append(time.monotonic())
-        if len(starts) > 1 and not does_start:
+        if len(starts) > 1 and error is not None:
             monkeypatch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)  # as if that had taken over a minute
-            raise RuntimeGone("it does not start")
+            raise error
         return DeadRuntime(model_path)
 
     monkeypatch.setattr(restarting_runtime, "Runtime", start)
@@ -177,7 +177,7 @@ def test_restarts_back_off_and_end_after_max_restarts(monkeypatch, does_start, m
     monkeypatch.setattr(restarting_runtime, "MAX_BACKOFF_S", 0.1)
     runtime = restarting_runtime.RestartingRuntime(max_restarts=max_restarts)
     assert wait_until(lambda: runtime.has_given_up)
-    assert len(starts) == 1 + max_restarts and runtime.num_restarts == (max_restarts if does_start else 0)
+    assert len(starts) == 1 + max_restarts and runtime.num_restarts == (0 if error else max_restarts)
     pauses = [after - before for before, after in itertools.pairwise(starts[1:])]
     for pause, backoff in zip(pauses, (0.02, 0.04, 0.08, 0.1, 0.1), strict=False):
         assert pause >= backoff

@@ -33,7 +33,6 @@ from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
 from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
-MAX_TOOLS = 128
 CONVERT_IN_THREAD_VALUES = 200  # of a conversation; the work on more takes milliseconds
 CHARS_PER_VALUE = 25  # a text of this length counts as one value
 

@@ -89,7 +89,7 @@ class AdmissionControl:
         num_bytes: of the body, as the headers say.
         """
         if self.is_draining:
-            raise self._unavailable("the server is shutting down", "draining")
+            raise self.draining()
         refusals = [queue.refusal(tenant) for queue in self.queues]
         if all(refusals):
             assert refusals[0] is not None
@@ -147,6 +147,10 @@ class AdmissionControl:
         if (refusal := queue.refusal(record.tenant)) is not None:
             raise self._queue_full(refusal)
         record.place = queue.admit(record.tenant)
+
+    def draining(self) -> ApiError:
+        """The error of a request that the end of the server ends."""
+        return self._unavailable("the server is shutting down", DRAINED)
 
     async def wait_for_turn(self, record: RequestRecord) -> None:
         """Returns when the request's calls may start. Raises QueueTimeout, and ApiError 503."""

@@ -5,6 +5,7 @@ A protocol passes how it computes its object, and a `StreamWriter` that writes i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -29,7 +30,7 @@ from plait.runtime.server.http.response import (
     sse_event,
     stream_response,
 )
-from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.in_flight import DRAINED, current_request
 from plait.runtime.server.rerun import run_again_if_lost
 
 T = TypeVar("T")
@@ -71,11 +72,23 @@ def error_event(error: ApiError) -> bytes:
 
 
 async def run_in_turn(request: Request, run: Callable[[], Awaitable[T]]) -> T:
-    """Waits for the request's turn and returns the value of `run()`; see `run_again_if_lost`."""
-    record = current_request()
+    """Waits for the request's turn and returns the value of `run()`; see `run_again_if_lost`.
+
+    Raises ApiError 503 if the server ends meanwhile: the task that is cancelled then is this one, and not that of a
+    stream, which has yet to send the error if it has sent a comment.
+    """
+    record, admission = current_request(), state_of(request).admission
     assert record is not None
-    await state_of(request).admission.wait_for_turn(record)
-    return await run_again_if_lost(request, run)
+    task_of_request, record.task = record.task, asyncio.current_task()
+    try:
+        await admission.wait_for_turn(record)
+        return await run_again_if_lost(request, run)
+    except asyncio.CancelledError:
+        if record.code != DRAINED:
+            raise
+        raise admission.draining() from None
+    finally:
+        record.task = task_of_request
 
 
 async def respond(

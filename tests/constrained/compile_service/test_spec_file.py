@@ -94,6 +94,16 @@ def test_a_damaged_file_is_ignored_and_replaced(tmp_path: Path) -> None:
     assert SpecFile(file.path, open_private).read() == SPECS[:1]
 
 
+def test_a_file_of_another_kind_is_not_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("plait is a language")
+    file = SpecFile(path, open_private)
+    assert file.read() == []
+    file.write(SPECS)
+    assert path.read_text() == "plait is a language" and [*tmp_path.iterdir()] == [path]
+    assert "not a file of constraints" in caplog.text
+
+
 def test_a_file_that_others_may_write_a_link_and_a_pipe_are_ignored(tmp_path: Path) -> None:
     file = SpecFile(tmp_path / "constraints", open_private)
     file.write(SPECS)

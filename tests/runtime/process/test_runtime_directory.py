@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from plait.runtime.process.runtime import Runtime
 from plait.runtime.process.runtime_directory import LONGEST_NAME, make_runtime_directory
 from plait.runtime.transport.zmq_server import FRAMES_SOCKET, LIFELINE_SOCKET
 
@@ -26,6 +30,14 @@ def test_its_sockets_can_be_bound_however_long_the_temporary_folder_is(tmp_path,
         finally:
             path.rmdir()
     assert path.parent == Path("/tmp") and not os.listdir(folders[-1])
+
+
+def test_a_start_without_a_process_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        Runtime(progress=False)
+    assert not os.listdir(tmp_path)
 
 
 def test_the_longest_name_is_that_of_a_socket():
