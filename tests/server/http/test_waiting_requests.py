@@ -215,6 +215,17 @@ def test_a_stream_that_fails_while_it_waits_ends_with_an_error(full, path) -> No
     assert len(data) == 1 and "shutting down" in json.dumps(data[0])
 
 
+def test_a_refusal_after_a_comment_is_counted_and_logged_as_any(serve, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(response_module, "COMMENT_INTERVAL_S", 0.05)
+    address, _ = serve(max_running=1, max_queue_time_s=0.3)
+    with httpx.Client(base_url=address, timeout=60) as client, caplog.at_level("INFO", "plait.requests"):
+        with client.stream("POST", "/v1/completions", json=BODY | LONG | {"stream": True}):
+            answer = client.post("/v1/completions", json=BODY | {"stream": True})
+        assert answer.text.startswith(": waiting") and '"queue_full"' in answer.text
+        assert 'plait_rejections_total{reason="queue_full"} 1\n' in client.get("/metrics").text
+    assert "queue_full" in [record.fields.get("error") for record in caplog.records if hasattr(record, "fields")]
+
+
 def test_lines_of_json_have_no_comments(full) -> None:
     """Ollama's streams: no line stands for nothing there."""
     client, _, make_room = full
