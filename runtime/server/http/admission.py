@@ -98,12 +98,17 @@ class AdmissionControl:
         if limit and num_running >= limit:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
-    def _check_bytes(self, tenant: str, num_bytes: int) -> None:
-        limit = self.settings.max_queue_bytes
-        if self.body_bytes.ahead(tenant, num_bytes) > limit:
-            is_own_share = any(name != tenant for name in self.body_bytes.holders())
-            text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"
-            raise self._queue_full(Refusal(text, is_own_share))
+    def _check_bytes(self, tenant: str, num_bytes: int, num_own: int = 0) -> None:
+        """Raises ApiError 503 or 429 if a further `num_bytes` of a body exceed the limit, beside other bodies.
+
+        num_own: bytes of the body that are counted already.
+        """
+        held, limit = self.body_bytes, self.settings.max_queue_bytes
+        if held.ahead(tenant, num_bytes) <= limit or sum(map(held.held, held.holders())) == num_own:
+            return
+        is_own_share = any(name != tenant for name in held.holders())
+        text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"
+        raise self._queue_full(Refusal(text, is_own_share))
 
     def admit(self, record: RequestRecord) -> None:
         """Counts a request that `check_capacity` has let pass."""
@@ -130,7 +135,7 @@ class AdmissionControl:
             if message["type"] == "http.request":
                 num_bytes = len(message.get("body", b""))
                 if num_bytes:
-                    self._check_bytes(record.tenant, num_bytes)
+                    self._check_bytes(record.tenant, num_bytes, record.num_body_bytes)
                     self.body_bytes.take(record.tenant, num_bytes)
                     record.num_body_bytes += num_bytes
                 if not message.get("more_body") and len(self.queues) == 1:

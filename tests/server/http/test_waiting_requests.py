@@ -149,6 +149,29 @@ def test_bodies_that_wait_are_bounded_in_bytes(served) -> None:
     assert [response.status_code for response in (other, *waited)] == [200, 200, 200]
 
 
+@pytest.mark.parametrize("keys", [{}, KEYS])
+def test_a_body_above_the_limit_of_waiting_bodies_is_taken_alone(served, keys) -> None:
+    """It would be refused for ever otherwise. Beside other bodies it is not taken."""
+
+    async def work(ask):
+        alone = await ask("f-key", user="x" * 3000)
+        running = [asyncio.create_task(ask("f-key", **LONG)) for _ in range(2)]
+        while app.state.plait.admission.queue.num_rows < 2:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(ask("f-key", user="x" * 1000))
+        while not app.state.plait.admission.queue.num_waiting:
+            await asyncio.sleep(0.001)
+        beside = await ask("f-key", user="x" * 3000)
+        for task in running:
+            task.cancel()
+        return alone, beside, await waiting
+
+    app = served(api_keys=keys, max_running=1, max_queue_bytes=2000)
+    alone, beside, waited = run(app, work)
+    assert [response.status_code for response in (alone, beside, waited)] == [200, 503, 200]
+    assert code_of(beside) == "queue_full"
+
+
 def test_a_body_that_never_arrives_holds_no_place(serve) -> None:
     address, state = serve(max_running=1, max_queue=0, max_body_bytes=4096)
     host, port = address.removeprefix("http://").split(":")
