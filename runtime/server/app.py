@@ -108,7 +108,7 @@ def create_app(
 
 def _batch_service(app: Application, table: ASGIApp, state: AppState, directory: StateDirectory) -> BatchService:
     """Returns the service whose lines pass the same middleware and endpoints as requests, except for admission."""
-    lines = BackgroundMiddleware(table, state.in_flight, state.settings)
+    lines = BackgroundMiddleware(table, state.in_flight)
     line_app = _add_context(_limit_bodies(lines, state.settings), state, app.endpoint_paths)
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:

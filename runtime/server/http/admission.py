@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.constrained.tenant_shares import TenantShares
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
-from plait.runtime.server.http.call_queue import CallQueue, Refusal
+from plait.runtime.server.http.call_queue import PARTICLES, CallQueue, Refusal
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.static_page import PAGE_FILES
@@ -178,7 +178,8 @@ class AdmissionControl:
         Calls without particles that are alone may have any number of rows.
         """
         if size.num_key_requests > 1:
-            self._check_alone(record, size.num_rows, "particles", "the particles of this request can be")
+            assert record.place is not None
+            record.place.queue.check_alone(size.num_rows, "particles", PARTICLES)
             self._check_key(record, size.num_key_requests, "this request needs")
         self._reserve(record, size.num_rows, size.num_rows)
         self.in_flight.set_num_key_requests(record, size.num_key_requests)
@@ -188,19 +189,11 @@ class AdmissionControl:
 
         Raises ApiError 400 if the program alone exceeds a limit, 429 or 503 if it does so beside other requests.
         """
-        self._check_alone(record, num_calls, "program", "the program can have")
+        assert record.place is not None
+        record.place.queue.check_alone(num_calls, "program", "the program can have")
         self._check_key(record, num_calls, "this program needs")
         self._reserve(record, num_calls, 1)
         self.in_flight.set_num_key_requests(record, num_calls)
-
-    def _check_alone(self, record: RequestRecord, num_calls: int, param: str, owner: str) -> None:
-        """Raises ApiError 400 if the request exceeds a limit without any other request."""
-        assert record.place is not None
-        limit, capacity = self.settings.max_requests_per_key, record.place.queue.capacity
-        for largest, whose in ((limit or num_calls, "one key"), (capacity, "this server")):
-            if num_calls > largest:
-                text = f"{owner} {num_calls} calls in flight at once; {whose} can have {largest}"
-                raise ApiError(400, text, param=param, code="too_many_calls")
 
     def _check_key(self, record: RequestRecord, num_requests: int, need: str) -> None:
         """Raises ApiError 429 if the request exceeds the limit of its key beside other requests."""
