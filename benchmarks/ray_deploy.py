@@ -23,7 +23,7 @@ import psutil
 
 ROUNDS, STREAMS, NUM_TOKENS = int(sys.argv[1]) if len(sys.argv) > 1 else 15, 8, 128
 PROMPT = "The harbour master counted the boats twice each evening. " * 20
-CONFIG = "replicas: {replicas}\ncpus: 2\ningress-cpus: 0\nport: {port}\nmax-queue-time: 0\n"
+CONFIG = "replicas: {replicas}\ncpus: 2\ningress-cpus: 0\nport: {port}\n"
 
 
 class Server:
@@ -110,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deploy.yaml"
         path.write_text(CONFIG.format(replicas=1, port=port))
-        serve = Server("serve", "serve", "--port", "0", "--max-queue-time", "0")
+        serve = Server("serve", "serve", "--port", "0")
         deployed = Server("deploy", "deploy", str(path), "--address", "local")
         try:
             print(f"Python {platform.python_version()}, {psutil.cpu_count()} cores, {ROUNDS} rounds")

@@ -89,14 +89,16 @@ class TenantShares:
         return self._weights.get(tenant, 1.0)
 
     def most_above(self, tenant: str, holders: Iterable[str]) -> str | None:
-        """The one of `holders` that gives up a unit to `tenant`: the one with the most units for its weight.
+        """The one of `holders` that gives up a unit to `tenant`: of those with two or more, the one with the most for
+        its weight.
 
-        None if it would then have fewer than `tenant`, for their weights: so units do not go to and fro, and a tenant
-        with one unit keeps it.
+        None if it would then have fewer than `tenant`, for their weights, and `tenant` has one. So units do not go to
+        and fro, a tenant with one unit keeps it, and one without a unit gets one, however small its weight is.
         """
-        most = max(holders, key=lambda other: self.held(other) / self.weight(other), default=None)
-        if most is None or self.held(most) < 2:
-            return None
+        several = [other for other in holders if self.held(other) >= 2]
+        most = max(several, key=lambda other: self.held(other) / self.weight(other), default=None)
+        if most is None or not self.held(tenant):
+            return most
         after = (self.held(most) - 1) / self.weight(most)
         return most if (self.held(tenant) + 1) / self.weight(tenant) <= after else None
 

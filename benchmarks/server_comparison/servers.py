@@ -89,7 +89,7 @@ def own_server(weights: str, options: str = "") -> Server:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port} --max-queue-time 0"
+    serve = f"{shlex.quote(sys.executable)} -P -m plait.cli serve --port {port}"
     command = f"{serve} --weights {weights} {options}"
     return Server(f"plait {weights}{options and ' ' + options}", f"http://127.0.0.1:{port}", "default", command)
 

@@ -280,8 +280,8 @@ class CompilePool:
         if self._open and self._keeps_workers and (self._last_start_succeeded or len(self._queue)):
             self._last_start_succeeded = True
             self._workers.maintain()
-        self._fail_starts()
         self._queue.settle(self._workers.jobs, monotonic())
+        self._fail_starts()
         while len(self._queue) and self._workers.num_idle:
             if len(self._workers.jobs) >= self._num_workers:
                 return

@@ -27,13 +27,12 @@ from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.batches.line_request import BackgroundMiddleware, run_line
 from plait.runtime.server.engines.engine_pool import EnginePool
 from plait.runtime.server.engines.served_model import Backend, ServedModel
-from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
+from plait.runtime.server.errors import NOT_FOUND, ApiError, answered_error
 from plait.runtime.server.http import openapi, static_page
 from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware, BodyLimitMiddleware
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
-from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.ops import endpoints
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
 from plait.runtime.server.protocols.anthropic import messages
@@ -109,7 +108,7 @@ def create_app(
 
 def _batch_service(app: Application, table: ASGIApp, state: AppState, directory: StateDirectory) -> BatchService:
     """Returns the service whose lines pass the same middleware and endpoints as requests, except for admission."""
-    lines = BackgroundMiddleware(table, state.in_flight, state.settings)
+    lines = BackgroundMiddleware(table, state.in_flight)
     line_app = _add_context(_limit_bodies(lines, state.settings), state, app.endpoint_paths)
 
     async def entry(scope: Scope, receive: Receive, send: Send) -> None:
@@ -228,9 +227,6 @@ async def _error_response(request: Request, error: Exception) -> Response:
         if error.status_code == 405:
             headers["Allow"] = _allowed_methods(request, error)
         error = ApiError(error.status_code, text, type=NOT_FOUND, code=None, headers=headers)
-    api_error = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
-    record = current_request()
-    if record is not None:
-        record.code = record.code or api_error.code
+    api_error = answered_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     body = error_body(request.url.path, api_error, request.state.request_id)
     return json_response(body, api_error.status, api_error.headers)

@@ -92,3 +92,11 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
     record = current_request()
     log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
+
+
+def answered_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
+    """`as_api_error` of an error that the client gets, as a response or an event: log and metrics have its code."""
+    api_error = as_api_error(error, constraint_param=constraint_param, retry_after_s=retry_after_s)
+    if (record := current_request()) is not None:
+        record.code = record.code or api_error.code
+    return api_error

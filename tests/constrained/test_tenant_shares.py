@@ -145,6 +145,18 @@ def test_units_move_until_no_tenant_is_above_another(held: list[int]) -> None:
         assert name not in givers or shares.most_above(name, ["a"]) is None, "a took more than its part"
 
 
+@pytest.mark.parametrize("weight", [0.001, 1.0, 1000.0])
+def test_a_tenant_without_units_gets_one_from_whoever_has_two(weight: float) -> None:
+    """Whatever the weights: neither one with a single unit and a small weight, nor a large weight stands before it."""
+    shares = TenantShares({"light": 0.001, "heavy": weight})
+    shares.take("light")
+    shares.take("heavy", 2)
+    assert shares.most_above("new", shares.holders()) == "heavy"
+    shares.take("heavy", -1)
+    shares.take("new")
+    assert all(shares.most_above(name, shares.holders()) is None for name in ("light", "heavy", "new", "other"))
+
+
 def test_what_is_ahead_of_a_tenant_is_bounded_by_its_own_part() -> None:
     shares = TenantShares({"w": 4.0})
     shares.take("flood", 1000)

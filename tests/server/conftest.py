@@ -27,7 +27,6 @@ from plait.runtime.server.settings import server_settings
 def served(*model):
     """Runs `plait serve` for the block. Yields its address."""
     command = [sys.executable, "-P", "-m", "plait.cli", "serve", *map(str, model), "--port", "0"]
-    command += ["--max-queue-time", "0"]  # on a busy machine the default refuses what a test asks at once
     command += ["--deterministic", "--compile-deadline", "60"]  # compiling is slow on a busy machine
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline()

@@ -16,9 +16,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.runtime.server.http.call_limits import check_calls_alone
-from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
-from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.http.call_queue import PARTICLES
+from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, RequestSize, current_request
 
 SetCalls = Callable[[int], None]
 
@@ -79,20 +78,21 @@ async def run_line(app: ASGIApp, path: str, body: bytes, tenant: str, label: str
 class BackgroundMiddleware:
     """Marks the current request as one of a batch. Its endpoints are behind it, admission is not."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlightRequests, settings: ServerSettings) -> None:
-        self.app, self.in_flight, self.settings = app, in_flight, settings
+    def __init__(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
+        self.app, self.in_flight = app, in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = current_request()
         assert record is not None
         record.tenant, record.is_background = scope["state"]["tenant"], True
         record.route = f"batch {record.path}"
-        record.reserve_calls = partial(self._reserve_calls, scope["state"]["set_calls"])
+        record.reserve_calls = partial(self._reserve_calls, record, scope["state"]["set_calls"])
         self.in_flight.admit(record)
         await self.app(scope, receive, send)
 
-    def _reserve_calls(self, set_calls: SetCalls, size: RequestSize) -> None:
+    def _reserve_calls(self, record: RequestRecord, set_calls: SetCalls, size: RequestSize) -> None:
         """Counts the calls of a line. Raises ApiError 400 if its particles exceed a limit, as for a request alone."""
         if size.num_key_requests > 1:
-            check_calls_alone(self.settings, size.num_rows, "particles", "the particles of this request can be")
+            assert record.model is not None
+            record.model.queue.check_alone(size.num_rows, "particles", PARTICLES)
         set_calls(size.num_rows)

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.constrained.tenant_shares import TenantShares
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
-from plait.runtime.server.http.call_limits import check_calls_alone
-from plait.runtime.server.http.call_queue import CallQueue, Refusal
+from plait.runtime.server.http.call_queue import PARTICLES, CallQueue, Refusal
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.static_page import PAGE_FILES
@@ -99,12 +98,17 @@ class AdmissionControl:
         if limit and num_running >= limit:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
-    def _check_bytes(self, tenant: str, num_bytes: int) -> None:
-        limit = self.settings.max_queue_bytes
-        if self.body_bytes.ahead(tenant, num_bytes) > limit:
-            is_own_share = any(name != tenant for name in self.body_bytes.holders())
-            text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"
-            raise self._queue_full(Refusal(text, is_own_share))
+    def _check_bytes(self, tenant: str, num_bytes: int, num_own: int = 0) -> None:
+        """Raises ApiError 503 or 429 if a further `num_bytes` of a body exceed the limit, beside other bodies.
+
+        num_own: bytes of the body that are counted already.
+        """
+        held, limit = self.body_bytes, self.settings.max_queue_bytes
+        if held.ahead(tenant, num_bytes) <= limit or sum(map(held.held, held.holders())) == num_own:
+            return
+        is_own_share = any(name != tenant for name in held.holders())
+        text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"
+        raise self._queue_full(Refusal(text, is_own_share))
 
     def admit(self, record: RequestRecord) -> None:
         """Counts a request that `check_capacity` has let pass."""
@@ -131,7 +135,7 @@ class AdmissionControl:
             if message["type"] == "http.request":
                 num_bytes = len(message.get("body", b""))
                 if num_bytes:
-                    self._check_bytes(record.tenant, num_bytes)
+                    self._check_bytes(record.tenant, num_bytes, record.num_body_bytes)
                     self.body_bytes.take(record.tenant, num_bytes)
                     record.num_body_bytes += num_bytes
                 if not message.get("more_body") and len(self.queues) == 1:
@@ -178,7 +182,8 @@ class AdmissionControl:
         Calls without particles that are alone may have any number of rows.
         """
         if size.num_key_requests > 1:
-            self._check_alone(record, size.num_rows, "particles", "the particles of this request can be")
+            assert record.place is not None
+            record.place.queue.check_alone(size.num_rows, "particles", PARTICLES)
             self._check_key(record, size.num_key_requests, "this request needs")
         self._reserve(record, size.num_rows, size.num_rows)
         self.in_flight.set_num_key_requests(record, size.num_key_requests)
@@ -188,15 +193,11 @@ class AdmissionControl:
 
         Raises ApiError 400 if the program alone exceeds a limit, 429 or 503 if it does so beside other requests.
         """
-        self._check_alone(record, num_calls, "program", "the program can have")
+        assert record.place is not None
+        record.place.queue.check_alone(num_calls, "program", "the program can have")
         self._check_key(record, num_calls, "this program needs")
         self._reserve(record, num_calls, 1)
         self.in_flight.set_num_key_requests(record, num_calls)
-
-    def _check_alone(self, record: RequestRecord, num_calls: int, param: str, owner: str) -> None:
-        """Raises ApiError 400 if the request exceeds a limit without any other request."""
-        assert record.place is not None
-        check_calls_alone(self.settings, num_calls, param, owner, record.place.queue.capacity)
 
     def _check_key(self, record: RequestRecord, num_requests: int, need: str) -> None:
         """Raises ApiError 429 if the request exceeds the limit of its key beside other requests."""

@@ -17,6 +17,7 @@ from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
 
 NEW_KEY = "\0"  # no name of a key
+PARTICLES = "the particles of this request can be"  # of `check_alone`
 
 
 @dataclass(eq=False)
@@ -76,6 +77,7 @@ class CallQueue:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.max_queue, self.max_queue_time_s = settings.max_queue, settings.max_queue_time_s
+        self._max_per_key = settings.max_requests_per_key
         self._retry_after = {"Retry-After": str(settings.retry_after_s)}
         self._places = TenantShares(settings.key_weights)  # the units are calls, waiting or running
         self._turns = TenantShares(settings.key_weights)  # the units are rows of requests that have begun
@@ -113,6 +115,13 @@ class CallQueue:
         if is_own_share:
             text += "; other keys wait, and the requests of this key fill its share"
         return Refusal(text, is_own_share)
+
+    def check_alone(self, num_calls: int, param: str, owner: str) -> None:
+        """Raises ApiError 400 if one request would have more calls at once than a key, or than the server."""
+        for largest, whose in ((self._max_per_key or num_calls, "one key"), (self.capacity, "this server")):
+            if num_calls > largest:
+                text = f"{owner} {num_calls} calls in flight at once; {whose} can have {largest}"
+                raise ApiError(400, text, param=param, code="too_many_calls")
 
     def refused(self, text: str, code: str) -> ApiError:
         """503, for a request that waited."""

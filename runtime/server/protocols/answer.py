@@ -18,7 +18,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
-from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.response import (
     EVENT_STREAM,
@@ -109,7 +109,7 @@ async def respond(
     """
 
     def api_error(error: Exception) -> ApiError:
-        return as_api_error(error, constraint_param=constraint_param)
+        return answered_error(error, constraint_param=constraint_param)
 
     try:
         if stream:
@@ -154,4 +154,4 @@ async def stream_events(
         except Exception as error:
             if not has_begun:
                 raise
-            yield writer.fail(as_api_error(error, constraint_param=constraint_param))
+            yield writer.fail(answered_error(error, constraint_param=constraint_param))

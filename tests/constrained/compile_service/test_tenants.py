@@ -168,6 +168,19 @@ def test_a_spec_that_is_not_as_small_as_estimated_moves_to_the_large_lane(small:
     pool.close()
 
 
+def test_a_spec_that_is_begun_again_holds_one_worker(small: Vocabulary) -> None:
+    """It moves to the large lane, where a failed start takes it before the end of its first job is seen."""
+    pool, workers = make_pool(small)
+    pool.submit(large(1), "a")
+    pool.submit(JsonSchema({"type": "integer"}), "b")
+    workers.late.append(workers.running[1])
+    workers.failed_starts = 1
+    assert [type(answer) for _, answer in pool.collect()] == [CompileQueueFull]
+    pool._queue.settle([], 0.0)
+    assert not pool._queue._shares.holders()
+    pool.close()
+
+
 def test_a_small_spec_that_is_kept_from_the_processor_stays_small(small: Vocabulary) -> None:
     pool, workers = make_pool(small)
     pool.submit(large(0), "a")
@@ -354,6 +367,8 @@ def test_every_ticket_is_answered_once_whatever_happens(
     assert not open_tickets
     assert not pool._pending
     assert not pool._waiting
+    pool._queue.settle([], 0.0)
+    assert not pool._queue._shares.holders(), "a tenant holds a worker for ever"
 
 
 # -- with real processes ---------------------------------------------------------------------------

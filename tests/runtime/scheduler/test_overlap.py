@@ -24,6 +24,17 @@ from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler import fairness
+from plait.runtime.scheduler.batching import BatchScheduler
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_turns():
+    """Rows change hands within these short calls, also while a step is in flight."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("TURN_TOKENS", 3), ("LEVEL_TOKENS", 4), ("TIER_TOKENS", 8), ("TIER_BITS", 1)):
+            patch.setattr(fairness, name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +112,8 @@ params = st.fixed_dictionaries(
 programs = st.fixed_dictionaries(
     {
         "at": st.integers(0, 25),
+        "tenant": st.sampled_from(["", "t", "u"]),
+        "background": st.sampled_from([False, False, True]),
         "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
         "calls": st.lists(params, min_size=1, max_size=2),
         "constraint": st.sampled_from([None, None, None, WORDS]),
@@ -113,7 +126,8 @@ programs = st.fixed_dictionaries(
 def requests_of(number, program):
     """A program's messages with the steps before which they arrive, and the calls that may be cut short."""
     call, at, constraint = 100 * number, program["at"], program["constraint"]
-    sent = [(at, Open(number)), (at, Append(number, program["prompt"]))]
+    sent = [(at, Open(number, program["tenant"], background=program["background"]))]
+    sent += [(at, Append(number, program["prompt"]))]
     for fields in program["calls"]:
         fields = {k: v for k, v in fields.items() if constraint is None or k not in ("stop", "stop_token_ids")}
         sent.append((at, generate(number, call, constraint=constraint, **fields)))
@@ -179,6 +193,30 @@ def test_prompts_join_overlapped_steps(model):
     outcomes, steps = run_delayed(model.device, arrivals)
     assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 40
+
+
+@pytest.mark.parametrize("progress_probability", [0.0, 1.0])
+def test_rows_change_hands_while_a_step_is_in_flight(model, progress_probability, monkeypatch):
+    """Three tenants on two rows: the token that the paused call gets from the step in flight is sampled again."""
+    preempt, in_flight = BatchScheduler._preempt, []
+
+    def recorded(scheduler, request):
+        in_flight.append(request.in_flight_slot >= 0)
+        preempt(scheduler, request)
+
+    monkeypatch.setattr(BatchScheduler, "_preempt", recorded)
+    arrivals = [
+        (number % 7, message)
+        for number in range(9)
+        for message in (
+            Open(number, "abc"[number % 3]),
+            Append(number, [1 + number % 4, 2, 3]),
+            generate(number, number, 25, temperature=1.0, seed=number, ignore_eos=True),
+        )
+    ]
+    outcomes, _ = run_delayed(model.device, arrivals, progress_probability, rows=2)
+    assert sum(in_flight) > 10
+    assert_same(outcomes, run(model.plain, arrivals, rows=2))
 
 
 def test_tokens_sampled_after_an_unexpected_end_are_discarded(model):

@@ -149,6 +149,29 @@ def test_bodies_that_wait_are_bounded_in_bytes(served) -> None:
     assert [response.status_code for response in (other, *waited)] == [200, 200, 200]
 
 
+@pytest.mark.parametrize("keys", [{}, KEYS])
+def test_a_body_above_the_limit_of_waiting_bodies_is_taken_alone(served, keys) -> None:
+    """It would be refused for ever otherwise. Beside other bodies it is not taken."""
+
+    async def work(ask):
+        alone = await ask("f-key", user="x" * 3000)
+        running = [asyncio.create_task(ask("f-key", **LONG)) for _ in range(2)]
+        while app.state.plait.admission.queue.num_rows < 2:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(ask("f-key", user="x" * 1000))
+        while not app.state.plait.admission.queue.num_waiting:
+            await asyncio.sleep(0.001)
+        beside = await ask("f-key", user="x" * 3000)
+        for task in running:
+            task.cancel()
+        return alone, beside, await waiting
+
+    app = served(api_keys=keys, max_running=1, max_queue_bytes=2000)
+    alone, beside, waited = run(app, work)
+    assert [response.status_code for response in (alone, beside, waited)] == [200, 503, 200]
+    assert code_of(beside) == "queue_full"
+
+
 def test_a_body_that_never_arrives_holds_no_place(serve) -> None:
     address, state = serve(max_running=1, max_queue=0, max_body_bytes=4096)
     host, port = address.removeprefix("http://").split(":")
@@ -213,6 +236,17 @@ def test_a_stream_that_fails_while_it_waits_ends_with_an_error(full, path) -> No
         record.task.get_loop().call_soon_threadsafe(record.abort)
         data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert len(data) == 1 and "shutting down" in json.dumps(data[0])
+
+
+def test_a_refusal_after_a_comment_is_counted_and_logged_as_any(serve, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(response_module, "COMMENT_INTERVAL_S", 0.05)
+    address, _ = serve(max_running=1, max_queue_time_s=0.3)
+    with httpx.Client(base_url=address, timeout=60) as client, caplog.at_level("INFO", "plait.requests"):
+        with client.stream("POST", "/v1/completions", json=BODY | LONG | {"stream": True}):
+            answer = client.post("/v1/completions", json=BODY | {"stream": True})
+        assert answer.text.startswith(": waiting") and '"queue_full"' in answer.text
+        assert 'plait_rejections_total{reason="queue_full"} 1\n' in client.get("/metrics").text
+    assert "queue_full" in [record.fields.get("error") for record in caplog.records if hasattr(record, "fields")]
 
 
 def test_lines_of_json_have_no_comments(full) -> None:

@@ -38,11 +38,13 @@ from plait.runtime.messages import (
     Status,
     Tokens,
 )
-from plait.runtime.scheduler import batching, engine_loop
+from plait.runtime.scheduler import batching, engine_loop, fairness
 from plait.runtime.scheduler.sessions import deadlines, session_manager
 
 TIMED_MODULES = (batching, deadlines, engine_loop, pooling_request, request_metrics, session_manager)
 CLIENTS = (b"a", b"b", b"c")
+TENANTS = ("", "", "t", "u", "v")
+SMALL = {"LEVEL_TOKENS": 4, "TIER_TOKENS": 8, "TIER_BITS": 1, "TURN_TOKENS": 3}  # so that short calls reach them
 SPELLED = {Regex("one"): [5, 6, 7], Regex("two"): [9, 9, 8, 8, 7, 7, 6, 5, 4], Regex("three"): [3] * 30}
 REFUSED = Regex("refused")
 METHODS = ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized")
@@ -94,6 +96,9 @@ class SchedulerModel:
         self._real_times = [(module, module.time) for module in TIMED_MODULES]
         for module in TIMED_MODULES:
             module.time = fake_time
+        self._real_sizes = {name: getattr(fairness, name) for name in SMALL}
+        for name, value in (SMALL if draw.integer(0, 2) else self._real_sizes).items():
+            setattr(fairness, name, value)
         pages = draw.integer(16, 160)
         sizes = {
             "context": draw.integer(max(8, pages // 2), pages),
@@ -102,8 +107,9 @@ class SchedulerModel:
         }
         limits = {"max_sessions": draw.choice([3, 12, 60, 60]), "max_waiting_calls": draw.choice([3, 20, 60, 60])}
         order = draw.choice(["fair", "first-come"])
+        weights = {tenant: draw.choice([0.001, 0.5, 1.0, 3.0, 1000.0]) for tenant in TENANTS if draw.integer(0, 1)}
         self.loop, self.transport, self.runner = make_engine_loop(
-            pages=pages, pooling="last", order=order, **sizes, **limits
+            pages=pages, pooling="last", order=order, tenant_weights=weights, **sizes, **limits
         )
         self.compiler = self.loop.compiler = self.loop.calls.compiler = HeldCompiler()
         self.reference = Reference(Limits(self.loop.sessions.max_length, grammars=SPELLED, **limits))
@@ -112,6 +118,8 @@ class SchedulerModel:
     def close(self) -> None:
         for module, real_time in self._real_times:
             module.time = real_time
+        for name, value in self._real_sizes.items():
+            setattr(fairness, name, value)
 
     # -- actions --------------------------------------------------------------------------------------
 
@@ -130,7 +138,7 @@ class SchedulerModel:
         session = draw.choice([self.num_ids, self.num_ids, draw.integer(-1, 6)])
         opened = Open(
             session,
-            draw.choice(["", "", "t"]),
+            draw.choice(TENANTS),
             draw.choice(["", "", "s"]),
             draw.integer(-1, 1),
             draw.integer(0, 3),
@@ -311,7 +319,20 @@ class SchedulerModel:
         self._check_locks(sequences)
         programs = Counter(session.owner.program_id for session in manager._sessions.values())
         assert manager._programs == programs
-        assert set(self.loop.batch_scheduler.fairness._programs) <= set(programs)
+        self._check_rows(programs)
+
+    def _check_rows(self, programs) -> None:
+        scheduler = self.loop.batch_scheduler
+        assert len(scheduler.running) <= scheduler.max_batch_rows
+        assert not scheduler.running.keys() & scheduler.waiting.keys()
+        assert scheduler.isolated.keys() <= scheduler.running.keys() | scheduler.waiting.keys()
+        ranks = scheduler.fairness
+        assert ranks._accounts.keys() == scheduler.running.keys() | scheduler.waiting.keys()
+        assert set(ranks._programs) <= set(programs)
+        rows = Counter(ranks.queue(request) for request in scheduler.running)
+        held = {(bool(kind), name): shares.held(name) for kind, shares in enumerate(ranks._shares)
+                for name in shares.holders()}  # fmt: skip
+        assert held == rows, "a row is counted twice, or not at all"
 
     def _check_locks(self, sequences) -> None:
         locks, pins = Counter(), Counter()

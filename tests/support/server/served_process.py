@@ -24,7 +24,7 @@ class Served:
     """A server process, its address, and the lines it logged. `arguments`: the model, if any, and options."""
 
     def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port", "0", "--max-queue-time", "0"]
+        command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port", "0"]
         command += map(str, arguments)
         self.process = subprocess.Popen(
             command,

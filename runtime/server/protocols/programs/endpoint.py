@@ -17,7 +17,7 @@ from plait.runtime.client.stream import UNREAD_STREAM
 from plait.runtime.errors import Aborted
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.chat.template_settings import program_template, template_variables
-from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
@@ -206,7 +206,7 @@ class _Execution:
         except Exception as error:
             if not has_begun:
                 raise
-            yield _error_event(as_api_error(error))
+            yield _error_event(answered_error(error))
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # nobody else takes its error

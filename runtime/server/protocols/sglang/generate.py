@@ -14,7 +14,7 @@ from starlette.responses import Response
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
-from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.errors import answered_error, invalid
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.http.json_body import read_json
@@ -178,5 +178,5 @@ async def _events(
             except Exception as error:
                 if not has_begun:
                     raise
-                yield sse_event(as_api_error(error, constraint_param=prompt_requests[0].constraint_param).body())
+                yield sse_event(answered_error(error, constraint_param=prompt_requests[0].constraint_param).body())
             yield DONE
