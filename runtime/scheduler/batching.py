@@ -432,20 +432,21 @@ class BatchScheduler:
             queues: dict[Queue, list[Request]] = {}
             for request in self.waiting:
                 queues.setdefault(self.fairness.queue(request), []).append(request)
+            num_of_each = max(1, MAX_RANKED // max(1, len(queues)))
             ordered = [
                 (queue[0], self.fairness.order_of(queue, self._now, position), request.arrival_index, request)
                 for queue, requests in queues.items()
-                for position, request in enumerate(self._ranked_queue(requests))
+                for position, request in enumerate(self._ranked_queue(requests, num_of_each))
             ]
             self._ranked = [request for *_, request in sorted(ordered, key=lambda entry: entry[:3])]
         return [request for request in self._ranked if request in self.waiting]
 
-    def _ranked_queue(self, requests: list[Request]) -> list[Request]:
-        """Returns the first requests of a queue, best first."""
+    def _ranked_queue(self, requests: list[Request], count: int) -> list[Request]:
+        """Returns the first `count` requests of a queue, best first."""
         rank, now = self.fairness.rank, self._now
-        if len(requests) == 1:
-            return requests
-        candidates = heapq.nsmallest(MAX_RANKED, requests, key=lambda request: rank(request, now))
+        candidates = heapq.nsmallest(count, requests, key=lambda request: rank(request, now))
+        if len(candidates) == 1:
+            return candidates
         return sorted(
             candidates,
             key=lambda request: (

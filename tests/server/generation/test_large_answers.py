@@ -81,7 +81,7 @@ def test_vectors(threads, monkeypatch, count, is_aside) -> None:
         "use_model": use_model,
         "tenant_of": lambda request: "",
         "tokenize_inputs": body,
-        "run_again_if_lost": no_results,
+        "complete_in_turn": no_results,
     }.items():
         monkeypatch.setattr(embeddings, name, value)
     response = asyncio.run(embeddings.create_embedding(None))

@@ -174,6 +174,18 @@ def test_turns_go_on_where_pages_are_few(simulate):
         assert calls[number].tokens == greedy(prompt, 290, ignore_eos=True)
 
 
+@pytest.mark.parametrize("num_tenants", [1, 3, 200])
+def test_a_step_compares_few_waiting_requests_however_many_tenants_there_are(simulate, num_tenants, monkeypatch):
+    simulation = simulate(rows=4, pages=8192, batch_tokens=64)
+    lengths = []
+    match_length = simulation.loop.cache.match_length
+    monkeypatch.setattr(simulation.loop.cache, "match_length", lambda *of: lengths.append(0) or match_length(*of))
+    simulation.post(*(call(i, f"t{i % num_tenants}", 600) for i in range(600)))
+    simulation.steps(3)
+    assert len(simulation.scheduler.waiting) > 590
+    assert len(lengths) <= 3 * batching.MAX_RANKED
+
+
 def test_first_come_knows_no_tenants(simulate):
     simulation = simulate(rows=2, batch_tokens=64, pages=4096, order="first-come")
     simulation.post(*(call(i, "a", 50) for i in range(6)), call(1000, "b", 2))
