@@ -71,7 +71,7 @@ BODIES = {  # each has 300 tokens in all, in answers of at most 100 where there 
         **{"model": "default", "prompt": ["a", "b", "c"], "max_tokens": 100, "ignore_eos": True, "logprobs": 2},
     },
     "/generate": {
-        **{"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}},
+        **{"text": "a", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}},  # its answers end one by one
         **{"return_logprob": True, "top_logprobs_num": 2},
     },
     "/v1/programs": {
