@@ -105,11 +105,13 @@ class TenantShares:
     def ahead(self, tenant: str, num_units: float) -> float:
         """The units that are held and come before the tenant has `num_units` more of them, these included.
 
-        Of another tenant at most as many count as `tenant` has for their weights. So a bound on this number refuses
-        no tenant because of what others hold beyond their shares. Tenants of equal weight that reach the bound one
-        after the other hold at most 1 + 1/2 + ... + 1/n times the bound together.
+        Of another tenant at most as many count as `tenant` has for their weights, and none before its first unit. So a
+        bound on this number refuses no tenant because of what others hold beyond their shares. Tenants of equal weight
+        that reach the bound one after the other hold at most 1 + 1/2 + ... + 1/n times the bound together.
         """
         own = self.held(tenant) + num_units
+        if own <= 1:
+            return own
         per_weight = own / self.weight(tenant)
         others = (other for other in self._accounts.items() if other[0] != tenant)
         return own + sum(min(account.held, per_weight * account.weight) for _, account in others)

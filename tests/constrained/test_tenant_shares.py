@@ -161,9 +161,19 @@ def test_what_is_ahead_of_a_tenant_is_bounded_by_its_own_part() -> None:
     shares = TenantShares({"w": 4.0})
     shares.take("flood", 1000)
     shares.take("w", 2)
-    assert shares.ahead("new", 1) == 1 + 1 + 2, "of the others as many as it has, for their weights"
+    assert shares.ahead("new", 2) == 2 + 2 + 2, "of the others as many as it has, for their weights"
     assert shares.ahead("w", 2) == 4 + 1
     assert shares.ahead("flood", 1) == 1001 + 2
+
+
+def test_nothing_is_ahead_of_the_first_unit_of_a_tenant() -> None:
+    """A small weight would keep it out for as long as a tenant of a large one holds what there is."""
+    shares = TenantShares({"light": 0.001, "heavy": 1000.0})
+    shares.take("heavy", 64)
+    assert shares.ahead("light", 1) == 1
+    assert shares.ahead("light", 2) == 66, "more than one at once are not the first"
+    shares.take("light")
+    assert shares.ahead("light", 1) == 66
 
 
 def test_accounts_of_idle_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ class AdmissionControl:
 
     @property
     def is_full(self) -> bool:
-        """Whether the capacity of every model is full, for any key."""
-        return all(queue.is_full(bool(self.settings.api_keys)) for queue in self.queues)
+        """Whether the capacity of every model is full. With API keys it never is: a key without a call gets a place."""
+        return not self.settings.api_keys and all(queue.refusal("") for queue in self.queues)
 
     def authenticate(self, path: str, headers: dict[bytes, bytes]) -> str:
         """Returns the name of the API key in `headers`; "" if none is needed.
@@ -99,12 +99,12 @@ class AdmissionControl:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
     def _check_bytes(self, tenant: str, num_bytes: int, num_own: int = 0) -> None:
-        """Raises ApiError 503 or 429 if a further `num_bytes` of a body exceed the limit, beside other bodies.
+        """Raises ApiError 503 or 429 if a further `num_bytes` of a body exceed the limit, beside others of the key.
 
         num_own: bytes of the body that are counted already.
         """
         held, limit = self.body_bytes, self.settings.max_queue_bytes
-        if held.ahead(tenant, num_bytes) <= limit or sum(map(held.held, held.holders())) == num_own:
+        if held.ahead(tenant, num_bytes) <= limit or held.held(tenant) == num_own:
             return
         is_own_share = any(name != tenant for name in held.holders())
         text = f"the bodies of waiting requests would exceed this key's share of {limit} bytes"

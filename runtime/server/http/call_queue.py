@@ -16,7 +16,6 @@ from plait.runtime.errors import QueueTimeout
 from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
 
-NEW_KEY = "\0"  # no name of a key
 PARTICLES = "the particles of this request can be"  # of `check_alone`
 
 
@@ -126,10 +125,6 @@ class CallQueue:
     def refused(self, text: str, code: str) -> ApiError:
         """503, for a request that waited."""
         return ApiError(503, f"{text}; try again later", type=OVERLOADED, code=code, headers=self._retry_after)
-
-    def is_full(self, has_keys: bool) -> bool:
-        """Whether a request of a key that has no other would be refused; without keys, all are of one."""
-        return self.refusal(NEW_KEY if has_keys else "") is not None
 
     def admit(self, key: str) -> Place:
         """Gives a place to a request whose body has arrived, as one call."""

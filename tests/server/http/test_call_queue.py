@@ -95,7 +95,7 @@ def test_the_capacity_is_shared_by_weight() -> None:
         assert num_admitted == most
     refusal = queue.refusal("flood")
     assert refusal is not None and refusal.is_own_share
-    assert queue.is_full(has_keys=False) is False and queue.is_full(has_keys=True) is False
+    assert queue.refusal("another") is None
 
 
 def test_one_key_fills_its_server_but_not_that_of_others() -> None:
@@ -104,11 +104,16 @@ def test_one_key_fills_its_server_but_not_that_of_others() -> None:
         queue.admit("flood")
     refusal = queue.refusal("flood")
     assert refusal is not None and not refusal.is_own_share and "8 calls are running or waiting" in refusal.text
-    assert not queue.is_full(has_keys=True), "/ready speaks of the server"
-    anonymous = make(max_running=4, max_queue=4)
+    assert queue.refusal("another") is None
+
+
+def test_the_first_call_of_a_key_has_a_place_whatever_the_weights() -> None:
+    queue = make(max_running=4, max_queue=4, key_weights={"flood": 1000.0, "light": 0.001})
     for _ in range(8):
-        anonymous.admit("")
-    assert anonymous.is_full(has_keys=False)
+        queue.admit("flood")
+    assert queue.refusal("light") is None
+    queue.admit("light")
+    assert queue.refusal("light") is not None and queue.refusal("flood") is not None
 
 
 @pytest.mark.parametrize("which", ["own", "server", "drain", "both"])
