@@ -7,9 +7,11 @@ import contextlib
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from asgi_server import wait_until
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.app import create_app
@@ -269,6 +271,20 @@ def test_a_request_that_waits_can_be_aborted_by_its_rid(full) -> None:
         assert client.post("/abort_request", json={"rid": "mine"}).json() == {"aborted": 1}
         data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert data[-1]["error"]["code"] == "aborted" and state.admission.queue.num_waiting == 0
+
+
+def test_one_of_several_prompts_that_wait_can_be_aborted(full) -> None:
+    client, state, make_room = full
+    sampling = {"max_new_tokens": 5, "ignore_eos": True}
+    body = {"text": ["One, two,", "Three, four,"], "rid": ["first", "second"], "sampling_params": sampling}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.post, "/generate", json=body)
+        assert wait_until(lambda: state.admission.queue.num_waiting == 1)
+        assert client.post("/abort_request", json={"rid": "first"}).json() == {"aborted": 1}
+        make_room()
+        first, second = answer.result().json()
+    assert (first["meta_info"]["finish_reason"]["type"], first["text"]) == ("abort", "")
+    assert second["meta_info"]["finish_reason"]["type"] == "length"
 
 
 def test_the_number_of_waiting_requests_is_a_metric(full) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -57,31 +57,39 @@ async def generate(request: Request) -> Response:
     )
     single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
-    _register_wait(registry, tenant, prompt_requests)
+    aborted = _register_wait(registry, tenant, prompt_requests)
     return await respond(
         request,
         stream=bool(body.stream),
-        events=lambda: _events(model.client, prompt_requests, single, registry),
-        complete=lambda: _complete_response(model.client, prompt_requests, single, registry),
+        events=lambda: _events(model.client, prompt_requests, single, registry, aborted),
+        complete=lambda: _complete_response(model.client, prompt_requests, single, registry, aborted),
         constraint_param=prompt_requests[0].constraint_param,
     )
 
 
-def _register_wait(registry: AbortRegistry, tenant: str, prompt_requests: Sequence[PromptRequest]) -> None:
-    """Lets clients abort the request while it waits for its turn, once each of its rids is aborted."""
-    record, left = current_request(), {prompt_request.rid for prompt_request in prompt_requests}
+def _register_wait(registry: AbortRegistry, tenant: str, prompt_requests: Sequence[PromptRequest]) -> set[str]:
+    """Lets clients abort the request while it waits for its turn. Returns the rids that they abort.
+
+    The wait ends when all of them are aborted; the calls of some are aborted when they begin.
+    """
+    record, rids, aborted = current_request(), {prompt_request.rid for prompt_request in prompt_requests}, set[str]()
     place = record.place if record is not None else None
     if record is None or place is None:
-        return
+        return aborted
     registrations = contextlib.ExitStack()
 
     def abort(rid: str) -> bool:
-        left.discard(rid)
-        return not left and place.end_wait("the request was aborted", "aborted")
+        if place.waiter is None or place.waiter.done():
+            return False
+        aborted.add(rid)
+        if aborted == rids:
+            place.end_wait("the request was aborted", "aborted")
+        return True
 
-    for rid in list(left):
+    for rid in rids:
         registrations.enter_context(registry.registered(tenant, rid, partial(abort, rid)))
     record.on_end.append(registrations.close)
+    return aborted
 
 
 @router.post("/abort_request", **documented(AbortRequest, errors=(400, 413, 415, 500, 503)))
@@ -117,8 +125,9 @@ def _writers(
     handle: RequestHandle,
     single: bool,
     registry: AbortRegistry,
+    aborted: Collection[str],
 ) -> Iterator[list[SglangResponseWriter]]:
-    """A writer for each call. Within the block the calls can be aborted by their rid."""
+    """A writer for each call. Calls can be aborted by their rid within the block; those of `aborted` are."""
     owners = [prompt_request for prompt_request in prompt_requests for _ in range(prompt_request.submission.n)]
     writers = [
         SglangResponseWriter(client, owner, call, None if single else index)
@@ -135,14 +144,20 @@ def _writers(
     with contextlib.ExitStack() as stack:
         for rid, tenant in {(owner.rid, owner.submission.tenant) for owner in owners}:
             stack.enter_context(registry.registered(tenant, rid, lambda rid=rid: abort(rid)))  # type: ignore[misc]
+        for rid in aborted:
+            abort(rid)
         yield writers
 
 
 async def _complete_response(
-    client: Client, prompt_requests: Sequence[PromptRequest], single: bool, registry: AbortRegistry
+    client: Client,
+    prompt_requests: Sequence[PromptRequest],
+    single: bool,
+    registry: AbortRegistry,
+    aborted: Collection[str],
 ) -> GenerateResponse | list[GenerateResponse]:
     async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
-        with _writers(client, prompt_requests, handle, single, registry) as writers:
+        with _writers(client, prompt_requests, handle, single, registry, aborted) as writers:
             async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
                 async for batch in batches:
                     is_large = sum(len(update.token_ids) for _, update in batch) > LARGE_TOKENS
@@ -163,11 +178,15 @@ def _chunks(writers: Sequence[SglangResponseWriter]) -> bytes:
 
 
 async def _events(
-    client: Client, prompt_requests: Sequence[PromptRequest], single: bool, registry: AbortRegistry
+    client: Client,
+    prompt_requests: Sequence[PromptRequest],
+    single: bool,
+    registry: AbortRegistry,
+    aborted: Collection[str],
 ) -> AsyncGenerator[bytes, None]:
     async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
         has_begun = False
-        with _writers(client, prompt_requests, handle, single, registry) as writers:
+        with _writers(client, prompt_requests, handle, single, registry, aborted) as writers:
             try:
                 async with contextlib.aclosing(handle.progress(raise_on_failure=False)) as batches:
                     async for batch in batches:
