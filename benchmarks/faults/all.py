@@ -39,7 +39,7 @@ GROUPS = {
     "processes": 200,
     "resources": 150,
     "model_files": 150,
-    "tenants": 100,
+    "tenants": 240,
     "logs": 100,
     "overload": 150,
     "event_loop": 240,
