@@ -15,7 +15,7 @@ from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.http.call_queue import CallQueue
-from plait.runtime.server.http.response import cancel_on_disconnect
+from plait.runtime.server.http.response import COMMENT_INTERVAL_S, cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.settings import ServerSettings
@@ -94,6 +94,17 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     if is_waiting:
         record.wait_s += time.monotonic() - start
     record.on_end.append(partial(state.pool.release, model, record.is_background))
+    return model
+
+
+async def use_model_in_turn(request: Request, name: str | None, timeout_s: float | None = None) -> ServedModel:
+    """As `use_model`, for a request that runs calls: waits for its turn, so that one that is refused costs little.
+
+    After COMMENT_INTERVAL_S it goes on: a stream that waits sends comments from then on.
+    """
+    model, record, admission = await use_model(request, name, timeout_s), current_request(), state_of(request).admission
+    if record is not None and not admission.has_turn(record):
+        await cancel_on_disconnect(request, admission.wait_for_turn(record, COMMENT_INTERVAL_S))
     return model
 
 

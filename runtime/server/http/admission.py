@@ -8,6 +8,7 @@ Both are plain ASGI, so that nothing stands between a route and its client's dis
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -156,13 +157,21 @@ class AdmissionControl:
         """The error of a request that the end of the server ends."""
         return self._unavailable("the server is shutting down", DRAINED)
 
-    async def wait_for_turn(self, record: RequestRecord) -> None:
-        """Returns when the request's calls may start. Raises QueueTimeout, and ApiError 503."""
+    def has_turn(self, record: RequestRecord) -> bool:
+        """Whether the request's calls may start now. If so, its body no longer counts as one that waits."""
         if record.place is not None and not record.place.queue.begin(record.place):
-            start = time.monotonic()
-            await record.place.wait_for_turn(record.start_deadline)
-            record.wait_s += time.monotonic() - start
+            return False
         self._release_bytes(record)
+        return True
+
+    async def wait_for_turn(self, record: RequestRecord, at_most_s: float = math.inf) -> None:
+        """Returns when the request's calls may start, or after `at_most_s`. Raises QueueTimeout, and ApiError 503."""
+        if not self.has_turn(record):
+            assert record.place is not None
+            start = time.monotonic()
+            await record.place.wait_for_turn(record.start_deadline, at_most_s)
+            record.wait_s += time.monotonic() - start
+            self.has_turn(record)
 
     def leave_queue(self, record: RequestRecord) -> None:
         """Takes back what a request held that was answered or has failed."""

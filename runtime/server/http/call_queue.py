@@ -8,6 +8,7 @@ places and the turns by weight (`constrained/tenant_shares.py`).
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -31,28 +32,30 @@ class Place:
     has_begun: bool = False
     waiter: asyncio.Future[None] | None = None
 
-    async def wait_for_turn(self, deadline: float) -> None:
-        """Returns when the request's calls may start.
+    async def wait_for_turn(self, deadline: float, at_most_s: float = math.inf) -> None:
+        """Returns when the request's calls may start, or after `at_most_s`; it then keeps its place in the line.
 
         Raises QueueTimeout at `deadline` (monotonic seconds), ApiError 503 after `--max-queue-time`, and what
         `end_wait` says.
         """
-        queue = self.queue
-        now, limit_s = time.monotonic(), queue.max_queue_time_s
-        limit = self.arrival_time + limit_s if limit_s else float("inf")
-        self.waiter = asyncio.get_running_loop().create_future()
+        queue, now = self.queue, time.monotonic()
+        limit = self.arrival_time + queue.max_queue_time_s if queue.max_queue_time_s else math.inf
+        until = min(deadline, limit, now + at_most_s)
+        self.waiter = waiter = asyncio.get_running_loop().create_future()
         queue.put(self)
         try:
-            until = min(deadline, limit)
-            async with asyncio.timeout(None if until == float("inf") else max(0.0, until - now)):
-                await self.waiter
-        except TimeoutError:
-            if deadline <= limit:
-                raise QueueTimeout("the request did not begin within its timeout") from None
-            text = f"the request waited for {limit_s:g} s, the limit of this server (--max-queue-time)"
-            raise queue.refused(text, "queue_full") from None
-        finally:
+            await asyncio.wait({waiter}, timeout=None if until == math.inf else max(0.0, until - now))
+            if waiter.done():
+                waiter.result()  # raises what `end_wait` says
+            elif until == deadline:
+                raise QueueTimeout("the request did not begin within its timeout")
+            elif until == limit:
+                text = f"the request waited for {queue.max_queue_time_s:g} s, the limit of this server"
+                raise queue.refused(f"{text} (--max-queue-time)", "queue_full")
+        except BaseException:
             queue.discard(self)
+            raise
+        finally:
             self.waiter = None
 
     def end_wait(self, text: str, code: str) -> bool:
@@ -184,10 +187,10 @@ class CallQueue:
         now = time.monotonic()
         while (key := self._waiting.next_tenant(now)) is not None and self._may_begin(key):
             _, place = self._waiting.pop(now)
-            assert place.waiter is not None
-            if place.waiter.done():
-                continue  # its wait has just ended otherwise
+            if place.waiter is not None and place.waiter.done():
+                continue  # its wait has just ended with an error
             place.has_begun = True
             self._count_rows(key, place.num_rows)
             self._turns.charge(key, place.num_rows, now)
-            place.waiter.set_result(None)
+            if place.waiter is not None:
+                place.waiter.set_result(None)

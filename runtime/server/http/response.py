@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from plait.runtime.server.in_flight import current_request
+
 T = TypeVar("T")
 
 YIELD_AFTER_BYTES = 1 << 18  # of an answer that is encoded in pieces
@@ -136,7 +138,9 @@ async def stream_response(
     watcher = _DisconnectWatcher(request.receive)
     beginning = asyncio.ensure_future(begin)
     try:
-        await asyncio.wait({beginning}, timeout=COMMENT_INTERVAL_S if media_type == EVENT_STREAM else None)
+        record = current_request()
+        left_s = max(0.0, COMMENT_INTERVAL_S - (record.wait_s if record is not None else 0.0))
+        await asyncio.wait({beginning}, timeout=left_s if media_type == EVENT_STREAM else None)
         if beginning.done():
             beginning.result()  # raises the error of a request that has failed
         return EventStream(beginning, fail, media_type, watcher)

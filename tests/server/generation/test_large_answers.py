@@ -78,7 +78,7 @@ def test_vectors(threads, monkeypatch, count, is_aside) -> None:
 
     for name, value in {
         "read_json": body,
-        "use_model": use_model,
+        "use_model_in_turn": use_model,
         "tenant_of": lambda request: "",
         "tokenize_inputs": body,
         "complete_in_turn": no_results,

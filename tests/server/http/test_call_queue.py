@@ -116,6 +116,25 @@ def test_the_first_call_of_a_key_has_a_place_whatever_the_weights() -> None:
     assert queue.refusal("light") is not None and queue.refusal("flood") is not None
 
 
+def test_a_wait_in_parts_keeps_its_place_in_the_line() -> None:
+    async def go() -> None:
+        queue = make(max_running=1)
+        running = [begin(queue, ""), begin(queue, "")]
+        first = queue.admit("")
+        await first.wait_for_turn(math.inf, at_most_s=0.01)
+        assert not first.has_begun and queue.num_waiting == 1
+        second, task = waiting(queue, "")
+        await turn()
+        queue.end(running[0])  # while `first` does not wait
+        await turn()
+        assert first.has_begun and not task.done() and queue.begin(first)
+        queue.end(running[1])
+        await task
+        assert second.has_begun
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("which", ["own", "server", "drain", "both"])
 def test_a_wait_ends_by_each_of_its_limits(which) -> None:
     async def go() -> None:

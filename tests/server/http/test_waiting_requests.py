@@ -14,6 +14,7 @@ import pytest
 from asgi_server import wait_until
 
 from plait.runtime.errors import InputError
+from plait.runtime.server import app_state
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http import response as response_module
 from plait.runtime.server.http.api_keys import digest
@@ -206,7 +207,8 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(serve, engine) -> 
 @pytest.fixture
 def full(serve, monkeypatch):
     """A server on which every further request waits. Yields its client, its state, and a function that makes room."""
-    monkeypatch.setattr(response_module, "COMMENT_INTERVAL_S", 0.05)
+    for module in (response_module, app_state):
+        monkeypatch.setattr(module, "COMMENT_INTERVAL_S", 0.05)
     address, state = serve(max_running=1, api_keys={})
     with httpx.Client(base_url=address, timeout=60) as client, contextlib.ExitStack() as running:
         for _ in range(2):
@@ -241,7 +243,8 @@ def test_a_stream_that_fails_while_it_waits_ends_with_an_error(full, path) -> No
 
 
 def test_a_refusal_after_a_comment_is_counted_and_logged_as_any(serve, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(response_module, "COMMENT_INTERVAL_S", 0.05)
+    for module in (response_module, app_state):
+        monkeypatch.setattr(module, "COMMENT_INTERVAL_S", 0.05)
     address, _ = serve(max_running=1, max_queue_time_s=0.3)
     with httpx.Client(base_url=address, timeout=60) as client, caplog.at_level("INFO", "plait.requests"):
         with client.stream("POST", "/v1/completions", json=BODY | LONG | {"stream": True}):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
-from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.app_state import request_id, tenant_of, use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
@@ -64,7 +64,7 @@ class CheckedMessage:
 async def create_message(request: Request) -> Response:
     """The next turn of a conversation. Streams when `stream` is true."""
     body = await read_json(request, MessagesRequest)
-    model = await use_model(request, body.model)
+    model = await use_model_in_turn(request, body.model)
     checked = await _check(body, model, request)
     return await respond(
         request,

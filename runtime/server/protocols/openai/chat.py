@@ -15,7 +15,7 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
-from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
@@ -67,7 +67,7 @@ class CheckedChat:
 async def create_chat_completion(request: Request) -> Response:
     """The next turn of a conversation. Streams when `stream` is true."""
     body = await read_json(request, ChatRequest)
-    model = await use_model(request, body.model, timeout_of(body))
+    model = await use_model_in_turn(request, body.model, timeout_of(body))
     checked = await _check(body, model, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
     return await respond(
         request,

@@ -21,7 +21,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
@@ -130,7 +130,7 @@ class CheckedCompletion:
 async def create_completion(request: Request) -> Response:
     """Completes texts. Streams if `stream` is true."""
     body = await read_json(request, CompletionRequest)
-    model = await use_model(request, body.model, timeout_of(body))
+    model = await use_model_in_turn(request, body.model, timeout_of(body))
     checked = await _check(body, model, tenant_of(request), "cmpl-" + request_id(request)[4:])
     return await respond(
         request,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import MAX_TIMEOUT_S
-from plait.runtime.server.app_state import tenant_of, use_model
+from plait.runtime.server.app_state import tenant_of, use_model_in_turn
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
@@ -85,7 +85,7 @@ class EmbeddingList(msgspec.Struct):
 async def create_embedding(request: Request) -> Response:
     """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
-    model = await use_model(request, body.model, body.timeout)
+    model = await use_model_in_turn(request, body.model, body.timeout)
     check_can_embed(model)
     client = model.client
     check_dimensions(client, body.dimensions)

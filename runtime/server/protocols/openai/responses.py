@@ -15,7 +15,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
-from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
@@ -64,7 +64,7 @@ class CheckedResponse:
 async def create_response(request: Request) -> Response:
     """The next turn of a conversation, as items. Streams events when `stream` is true."""
     body = await read_json(request, ResponsesRequest)
-    model = await use_model(request, body.model, timeout_of(body))
+    model = await use_model_in_turn(request, body.model, timeout_of(body))
     checked = await _check(body, model, tenant_of(request), "resp_" + request_id(request)[4:])
     return await respond(
         request,

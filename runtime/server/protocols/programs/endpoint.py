@@ -15,7 +15,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
 from plait.runtime.errors import Aborted
-from plait.runtime.server.app_state import request_id, tenant_of, use_model
+from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
@@ -52,7 +52,7 @@ EVENT_BYTES = 100  # about the memory of an event beside its text
 async def run_program(request: Request) -> Response:
     """Runs a program in one session. Streams its variables when `stream` is true."""
     body = await read_json(request, ProgramRequest)
-    model = await use_model(request, body.model, timeout_of(body.defaults))
+    model = await use_model_in_turn(request, body.model, timeout_of(body.defaults))
     steps = compile_program(body, model.settings.max_choices)
     envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": model.name}
 
