@@ -171,12 +171,16 @@ class TenantQueue(Generic[Item]):
         """The tenant whose item `pop` returns; None if no item waits."""
         return min(self._waiting, key=lambda tenant: self._shares.order(tenant, now), default=None)
 
-    def pop(self, now: float) -> tuple[str, Item]:
-        """Removes the next item and returns it with its tenant. Raises KeyError if the queue is empty."""
+    def oldest(self, tenant: str) -> Item:
+        """The first item of a tenant that has one."""
+        return next(iter(self._waiting[tenant]))
+
+    def pop(self, now: float, *, newest: bool = False) -> tuple[str, Item]:
+        """Removes the oldest or `newest` item of the next tenant, and returns both. Raises KeyError if there is none."""
         tenant = self.next_tenant(now)
         if tenant is None:
             raise KeyError("the queue is empty")
-        item = next(iter(self._waiting[tenant]))
+        item = next(reversed(self._waiting[tenant])) if newest else self.oldest(tenant)
         self._waiting.move_to_end(tenant)
         self.discard(item)
         return tenant, item

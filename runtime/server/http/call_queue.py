@@ -17,6 +17,8 @@ from plait.runtime.errors import QueueTimeout
 from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
 
+LATE_SHARE = 0.5  # of --max-queue-time: when the oldest request of a key has waited so long, its newest begins first
+TIMER_S = 0.002  # by which a timer may fire early
 PARTICLES = "the particles of this request can be"  # of `check_alone`
 
 
@@ -44,7 +46,7 @@ class Place:
         self.waiter = waiter = asyncio.get_running_loop().create_future()
         queue.put(self)
         try:
-            await asyncio.wait({waiter}, timeout=None if until == math.inf else max(0.0, until - now))
+            await asyncio.wait({waiter}, timeout=None if until == math.inf else max(0.0, until - now + TIMER_S))
             if waiter.done():
                 waiter.result()  # raises what `end_wait` says
             elif until == deadline:
@@ -186,7 +188,11 @@ class CallQueue:
     def _give_turns(self) -> None:
         now = time.monotonic()
         while (key := self._waiting.next_tenant(now)) is not None and self._may_begin(key):
-            _, place = self._waiting.pop(now)
+            # Under an overload that lasts, the oldest would begin when their time is nearly over, and so would all that
+            # follow. So the newest go first (adaptive LIFO).
+            age_s = now - self._waiting.oldest(key).arrival_time
+            is_late = self.max_queue_time_s > 0 and age_s > LATE_SHARE * self.max_queue_time_s
+            _, place = self._waiting.pop(now, newest=is_late)
             if place.waiter is not None and place.waiter.done():
                 continue  # its wait has just ended with an error
             place.has_begun = True

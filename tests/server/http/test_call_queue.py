@@ -116,6 +116,26 @@ def test_the_first_call_of_a_key_has_a_place_whatever_the_weights() -> None:
     assert queue.refusal("light") is not None and queue.refusal("flood") is not None
 
 
+def test_the_newest_goes_first_when_the_oldest_is_late() -> None:
+    async def go() -> None:
+        queue = make(max_running=1, max_queue_time_s=10.0)
+        running = begin(queue, "")
+        waits = [waiting(queue, "") for _ in range(4)]
+        await turn()
+        order = []
+        for age_s in (0.0, 6.0, 0.0, 0.0):
+            oldest = next(place for place, task in waits if not task.done())
+            oldest.arrival_time -= age_s
+            queue.end(running)
+            await turn()
+            running = next(place for place, task in waits if task.done() and place not in order)
+            order.append(running)
+        places = [place for place, _ in waits]
+        assert order == [places[0], places[3], places[2], places[1]], "the second had waited for 6 s of 10"
+
+    asyncio.run(go())
+
+
 def test_a_wait_in_parts_keeps_its_place_in_the_line() -> None:
     async def go() -> None:
         queue = make(max_running=1)
