@@ -28,7 +28,7 @@ from plait.runtime.scheduler import fairness
 from plait.runtime.scheduler.batching import BatchScheduler
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def short_turns():
     """Rows change hands within these short calls, also while a step is in flight."""
     with pytest.MonkeyPatch.context() as patch:
@@ -112,8 +112,6 @@ params = st.fixed_dictionaries(
 programs = st.fixed_dictionaries(
     {
         "at": st.integers(0, 25),
-        "tenant": st.sampled_from(["", "t", "u"]),
-        "background": st.sampled_from([False, False, True]),
         "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
         "calls": st.lists(params, min_size=1, max_size=2),
         "constraint": st.sampled_from([None, None, None, WORDS]),
@@ -126,8 +124,7 @@ programs = st.fixed_dictionaries(
 def requests_of(number, program):
     """A program's messages with the steps before which they arrive, and the calls that may be cut short."""
     call, at, constraint = 100 * number, program["at"], program["constraint"]
-    sent = [(at, Open(number, program["tenant"], background=program["background"]))]
-    sent += [(at, Append(number, program["prompt"]))]
+    sent = [(at, Open(number)), (at, Append(number, program["prompt"]))]
     for fields in program["calls"]:
         fields = {k: v for k, v in fields.items() if constraint is None or k not in ("stop", "stop_token_ids")}
         sent.append((at, generate(number, call, constraint=constraint, **fields)))
@@ -196,7 +193,7 @@ def test_prompts_join_overlapped_steps(model):
 
 
 @pytest.mark.parametrize("progress_probability", [0.0, 1.0])
-def test_rows_change_hands_while_a_step_is_in_flight(model, progress_probability, monkeypatch):
+def test_rows_change_hands_while_a_step_is_in_flight(model, progress_probability, short_turns, monkeypatch):
     """Three tenants on two rows: the token that the paused call gets from the step in flight is sampled again."""
     preempt, in_flight = BatchScheduler._preempt, []
 
