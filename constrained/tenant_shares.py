@@ -176,7 +176,7 @@ class TenantQueue(Generic[Item]):
         return next(iter(self._waiting[tenant]))
 
     def pop(self, now: float, *, newest: bool = False) -> tuple[str, Item]:
-        """Removes the oldest or `newest` item of the next tenant, and returns both. Raises KeyError if there is none."""
+        """Removes the oldest or `newest` item of the next tenant; returns tenant and item. Raises KeyError if empty."""
         tenant = self.next_tenant(now)
         if tenant is None:
             raise KeyError("the queue is empty")
