@@ -32,6 +32,7 @@ LEVEL_TOKENS = 256  # programs within one doubling of this much service rank as 
 TIER_TOKENS = 2048  # service up to which no other program interrupts; each next tier is 2**TIER_BITS times as long
 TIER_BITS = 3
 TURN_TOKENS = 32  # output tokens of a request in its row, before a tenant without a row may take it
+PROMPT_TOKENS = 8  # that cost about as much as an output token, where many are computed together
 BACKGROUND_TIER = 1 << 10  # above that of any amount of service
 Rank = tuple[bool, int, int]
 Queue = tuple[bool, str]  # (is_background, tenant)
@@ -60,8 +61,8 @@ class ProgramAccount:
 class RequestAccount:
     """A request's queue and program, and the tokens that it has computed since it got its row.
 
-    A turn has at least as many output tokens as it had to compute prompt tokens, which the next one may have to compute
-    again: so turns cost at most half of the work, however few pages there are.
+    A turn has an output token for every PROMPT_TOKENS prompt tokens that it had to compute, and that the next one may
+    have to compute again: so turns cost at most about half of the work, however few pages there are.
     """
 
     queue: Queue
@@ -71,7 +72,7 @@ class RequestAccount:
 
     def has_had_turn(self, weight: float) -> bool:
         """Whether a tenant without a row may have this one."""
-        return self.num_output_tokens >= max(TURN_TOKENS * max(1.0, weight), self.num_prompt_tokens)
+        return self.num_output_tokens >= max(TURN_TOKENS * max(1.0, weight), self.num_prompt_tokens / PROMPT_TOKENS)
 
 
 class Fairness:
