@@ -146,10 +146,9 @@ def test_lines_of_a_key_with_one_batch_run_beside_those_of_a_key_with_many(tmp_p
         async with Service(tmp_path, ask, max_batch_calls=2, api_keys=KEYS) as service:
             many = [await service.create([line(str(i)) for i in range(40)], tenant="a") for _ in range(5)]
             await until(lambda: len(asked) > 8)
-            first = len(asked)
             other = await service.end_of(await service.create([line(str(i)) for i in range(10)], tenant="b"))
-            behind = asked[first : len(asked) - asked[::-1].index("b")]
-            assert other.counts.completed == 10 and behind.count("a") <= 30, behind
+            beside = asked[asked.index("b") : len(asked) - asked[::-1].index("b")]  # while b has lines that wait
+            assert other.counts.completed == 10 and beside.count("a") <= 30, beside
             for record in many:
                 assert (await service.end_of(record)).counts.completed == 40
 

@@ -76,7 +76,7 @@ def test_matches_in_pieces_are_those_in_the_whole_text(text, piece_chars):
 
 def test_other_threads_run_while_control_tokens_are_searched():
     escaper = ControlTokenEscaper(frozenset({"<|im_start|>", "<|im_end|>", "<file_sep>"}))
-    assert num_ticks_beside(lambda: escaper.escape("<|im_" * (3 << 20))) > 8
+    assert num_ticks_beside(lambda: escaper.escape("<|im_" * (3 << 20))) > 3
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]))
@@ -98,7 +98,7 @@ def test_other_threads_run_while_json_is_written(written_by):
         "tools": lambda: formats.tool_instructions([ToolDefinition("f", "", {"enum": NUMBERS})]),
         "template": lambda: _filter_tojson(NUMBERS),
     }[written_by]
-    assert num_ticks_beside(work) > 8
+    assert num_ticks_beside(work) > 3
 
 
 def test_arguments_with_too_many_elements_are_refused_before_they_are_parsed():
