@@ -50,6 +50,7 @@ class CompletionSearch:
         self._closing = {single_byte_tokens[byte] for byte in _CLOSING if byte in single_byte_tokens}
         self._quote, self._escape = single_byte_tokens.get(ord('"')), single_byte_tokens.get(ord("\\"))
         self._string_only_token = single_byte_tokens.get(ord("~"))
+        self._at = single_byte_tokens.get(ord("@"))
 
     def search(self, walker: Callable[[], Walker], limit: int) -> list[int] | None:
         """Returns the shortest completion that the preferences find, at most `limit` tokens; None if they find none.
@@ -75,8 +76,8 @@ class CompletionSearch:
             if not next_tokens or len(tokens) + len(next_tokens) > limit or not walker.advance(next_tokens):
                 return None
             tokens += next_tokens
-            if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
-                use_counts.clear()  # a string ended; its characters must not influence the choices after it
+            if next_tokens == [self._at] or (next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]):
+                use_counts.clear()  # a string, or the name in an address, ended; its characters may come again
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:
