@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
+from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.background import BackgroundLimits
@@ -332,17 +333,17 @@ class BatchScheduler:
         [] if they are not enough for it to start, or if it may not have them.
         """
         fairness, queue, victims = self.fairness, self.fairness.queue(waiting), list[Request]()
-        num_pages, is_enough = 0, False
+        released, is_enough = PlannedRelease(), False
         while not is_enough:
             victim = fairness.giver(queue, rows, self._now) or fairness.longer(waiting, rows.get(queue, ()), self._now)
             if victim is None:
                 break
             victims.append(victim)
-            num_pages += self.cache.num_releasable(victim.seq)
+            released.add(victim.seq)
             rows[fairness.queue(victim)].remove(victim)
             fairness.hold_row(victim, -1)  # until the victims are known
             is_row_free = self._is_row_free(waiting, len(victims))
-            is_enough = is_row_free and self._has_room_for(waiting, len(victims), num_pages)
+            is_enough = is_row_free and self._has_room_for(waiting, len(victims), released)
         for victim in reversed(victims):
             fairness.hold_row(victim, 1)
             if not is_enough:
@@ -415,16 +416,17 @@ class BatchScheduler:
         is_of_other_queue = self.fairness.queue(waiting) != self.fairness.queue(running)
         return is_of_other_queue or len(waiting.seq) - self._num_cached(waiting) < running.num_pending
 
-    def _has_room_for(self, request: Request, num_victims: int = 0, num_pages: int = 0) -> bool:
+    def _has_room_for(self, request: Request, num_victims: int = 0, released: PlannedRelease | None = None) -> bool:
         """Returns whether there are pages for all tokens of the request and the next few of the running requests.
 
-        num_victims: running requests that give up `num_pages` pages.
+        num_victims: running requests that give up what is in `released`.
         """
+        released = released or PlannedRelease()
         num_running = len(self.running) - num_victims
         if not num_running:
             return True
-        num_needed = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from)
-        return num_needed + RESERVE_TOKENS * (num_running + 1) <= self.cache.num_available + num_pages
+        num_needed = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from, released)
+        return num_needed + RESERVE_TOKENS * (num_running + 1) <= self.cache.num_available + released.num_pages
 
     def _ranked_waiting(self) -> list[Request]:
         """Returns the waiting requests to admit next, best first: of each tenant those that its share allows."""
