@@ -164,6 +164,19 @@ def test_more_tenants_than_rows_take_turns(simulate, num_tenants, monkeypatch):
     assert simulation.scheduler.num_pauses <= sum(tokens.values()) / fairness.TURN_TOKENS + 4
 
 
+@pytest.mark.parametrize("weights", [[1.0, 0.25], [1.0, 0.1], [4.0, 1.0, 0.25], [0.5, 0.25, 0.125]])
+def test_turns_are_as_long_as_weights_say(simulate, weights):
+    """Three tenants of each weight on two rows, over three cycles at least."""
+    tenants = {f"tenant {i}": weight for i, weight in enumerate(3 * weights)}
+    simulation = simulate(rows=2, pages=90_000, context=8192, tenant_weights=tenants, owner=lambda number: number)
+    simulation.post(*(call(i, name, 4000) for i, name in enumerate(tenants)))
+    simulation.steps(int(5 * fairness.TURN_TOKENS * sum(tenants.values()) / 2))
+    tokens = simulation.tokens()
+    part = sum(tokens.values()) / sum(tenants.values())
+    parts = {name: tokens[i] / (part * weight) for i, (name, weight) in enumerate(tenants.items())}
+    assert all(0.7 <= share <= 1.4 for share in parts.values()), parts
+
+
 def test_turns_go_on_where_pages_are_few(simulate):
     """Each turn computes the whole prompt again, since the other's pages take its place."""
     simulation = simulate(rows=1, pages=700, batch_tokens=64)
