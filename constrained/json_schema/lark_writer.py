@@ -37,6 +37,7 @@ _NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
+_ZEROS = r"/\.0+/"  # behind an integer
 _PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
     "null": '"null"',
@@ -276,7 +277,11 @@ class _Writer:
         multiples = multiples_of(step)
         if multiples is not None:
             return self._terminal(f"/{pattern}/ & /{multiples}/")
-        return self._leaf({"type": "integer" if is_integer else "number", "anyOf": multiples_within(numbers, step)})
+        has_integers_only = is_integer or step.denominator == 1
+        leaf = self._leaf(
+            {"type": "integer" if has_integers_only else "number", "anyOf": multiples_within(numbers, step)}
+        )
+        return self._rule(f"{leaf} {self._terminal(_ZEROS)}?") if has_integers_only and not is_integer else leaf
 
     def _array(self, schema: dict[str, Any]) -> str | None:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -362,7 +367,7 @@ def _is_bounded_number(schema: dict[str, Any]) -> bool:
 
 
 def _has_own_pattern(schema: dict[str, Any]) -> bool:
-    if schema.keys().isdisjoint(BOUNDS):
+    if schema.keys().isdisjoint((*BOUNDS, "multipleOf")):
         return False
     kinds = ["number"] if schema.get("type") == "number" else kinds_of([schema])
     return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))

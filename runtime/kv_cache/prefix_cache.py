@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from plait.runtime.kv_cache.page_pool import PagePool
+from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
@@ -80,8 +81,12 @@ class PrefixCache:
             return seq.num_computed
         return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
 
-    def num_locked_match(self, seq: Sequence, limit: int) -> int:
-        """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already."""
+    def num_locked_match(self, seq: Sequence, limit: int, released: PlannedRelease | None = None) -> int:
+        """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already.
+
+        released: sequences whose locks do not count.
+        """
+        released = released or PlannedRelease()
         start = seq.node if seq.node is not None else self.tree.find_root(seq.namespace)
         if start is None:
             return 0
@@ -89,18 +94,10 @@ class PrefixCache:
         node: RadixNode | None = match.node
         num_shared, num_in_node = 0, match.num_in_node
         while node is not None:
-            num_shared += num_in_node if node.lock_count else 0
+            num_shared += num_in_node if released.leaves_locked(node) else 0
             node = node.parent
             num_in_node = len(node.key) if node is not None else 0
         return num_shared
-
-    def num_releasable(self, seq: Sequence) -> int:
-        """Returns how many pages `release` would make available: those that no other running sequence uses."""
-        node, num_pages = seq.node, seq.num_computed - seq.num_in_tree
-        while node is not None and node.lock_count == 1:
-            num_pages += len(node.key)
-            node = node.parent
-        return num_pages
 
     def allocate(self, seq: Sequence, count: int) -> bool:
         """Adds `count` private pages to the sequence, evicting cache if needed. Returns False if that is not enough."""

@@ -31,7 +31,7 @@ STARVATION_S = 10.0  # until a new program starves, more with each level; also h
 LEVEL_TOKENS = 256  # programs within one doubling of this much service rank as equal
 TIER_TOKENS = 2048  # service up to which no other program interrupts; each next tier is 2**TIER_BITS times as long
 TIER_BITS = 3
-TURN_TOKENS = 16  # output tokens of a request in its row, before a tenant without a row may take it
+TURN_TOKENS = 16  # output tokens of a row of a tenant with weight 1, before a tenant without a row may take it
 PROMPT_TOKENS = 8  # that cost about as much as an output token, where many are computed together
 BACKGROUND_TIER = 1 << 10  # above that of any amount of service
 Rank = tuple[bool, int, int]
@@ -72,7 +72,7 @@ class RequestAccount:
 
     def has_had_turn(self, weight: float) -> bool:
         """Whether a tenant without a row may have this one."""
-        return self.num_output_tokens >= max(TURN_TOKENS * max(1.0, weight), self.num_prompt_tokens / PROMPT_TOKENS)
+        return self.num_output_tokens >= max(TURN_TOKENS * weight, self.num_prompt_tokens / PROMPT_TOKENS)
 
 
 class Fairness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -90,7 +91,8 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     start, is_waiting = time.monotonic(), not model.accepts_requests
     if record.is_background and is_waiting:
         record.reserve_calls(RequestSize(0))  # lines of other batches may run meanwhile
-    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background))
+    queue_time_s = record.place.latest_begin - start if record.place is not None else math.inf
+    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background, queue_time_s))
     if is_waiting:
         record.wait_s += time.monotonic() - start
     record.on_end.append(partial(state.pool.release, model, record.is_background))

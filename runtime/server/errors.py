@@ -19,6 +19,8 @@ log = logging.getLogger("plait.server")
 INVALID, NOT_FOUND, TIMEOUT = "invalid_request_error", "not_found_error", "timeout_error"
 OVERLOADED, INTERNAL = "overloaded_error", "server_error"
 
+NO_RETRY = {"x-should-retry": "false"}  # for clients of OpenAI, Anthropic and plait, which repeat after a 503
+
 
 class ApiError(Exception):
     """An error response. `param` is a path into the request's body, such as `messages[0].content`."""

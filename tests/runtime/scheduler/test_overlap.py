@@ -195,13 +195,13 @@ def test_prompts_join_overlapped_steps(model):
 @pytest.mark.parametrize("progress_probability", [0.0, 1.0])
 def test_rows_change_hands_while_a_step_is_in_flight(model, progress_probability, short_turns, monkeypatch):
     """Three tenants on two rows: the token that the paused call gets from the step in flight is sampled again."""
-    preempt, in_flight = BatchScheduler._preempt, []
+    preempt, in_flight = BatchScheduler.preempt, []
 
     def recorded(scheduler, request):
         in_flight.append(request.in_flight_slot >= 0)
         preempt(scheduler, request)
 
-    monkeypatch.setattr(BatchScheduler, "_preempt", recorded)
+    monkeypatch.setattr(BatchScheduler, "preempt", recorded)
     arrivals = [
         (number % 7, message)
         for number in range(9)
