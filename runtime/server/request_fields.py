@@ -67,6 +67,10 @@ class Row(NamedTuple):
     neutral: tuple[Any, ...] = ()
     details: Mapping[str, Any] | None = None
 
+    def passes(self, value: Any) -> bool:
+        """Whether a value asks for nothing. False and 0 are two values, as in JSON."""
+        return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.neutral)
+
 
 ALL = " ".join(ENDPOINTS)
 OPENAI, CLAUDE, OLLAMA = "chat completions", "messages count_tokens", "ollama_chat ollama_generate"
@@ -200,7 +204,7 @@ def _read_part(value: Any, kind: Any, path: str) -> Any:
         if name not in rows or name in kind.__struct_fields__:
             part = parts.get(name)
             kept[name] = item if part is None else _read_part(item, part, f"{path}.{name}" if path else name)
-        elif item is not None and item not in rows[name][0].neutral:
+        elif item is not None and not rows[name][0].passes(item):
             _take_row(name, *rows[name], path)
     return kept
 
