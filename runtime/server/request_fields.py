@@ -223,14 +223,16 @@ def _take_row(name: str, row: Row, is_advice: bool, path: str) -> None:
 def _take_unknown(names: list[str], kind: Any) -> None:
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
+    refused = (name for name, (_, is_advice) in rows_of(kind.field_table).items() if not is_advice)
+    known = {*_DEFAULTS, *refused}
     for name in names:
-        known = rows_of(kind.field_table).keys() | _DEFAULTS.keys()
         if (hint := meant_field(kind, name[:MAX_NAME_CHARS], known)) is not None:
             raise unknown_field(name[:MAX_NAME_CHARS], hint)
     for name in names[:MAX_LISTED]:
         warn(name[:MAX_NAME_CHARS], "it is not known here", UNKNOWN)
     if len(names) > MAX_LISTED:
-        warn(names[MAX_LISTED][:MAX_NAME_CHARS], f"nor have {len(names) - MAX_LISTED - 1} further fields", UNKNOWN)
+        text = f"it and {len(names) - MAX_LISTED - 1} further fields are not known here"
+        warn(names[MAX_LISTED][:MAX_NAME_CHARS], text, UNKNOWN)
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

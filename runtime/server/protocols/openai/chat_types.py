@@ -19,7 +19,10 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 
 
 class TextPart(StrictStruct, tag_field="type", tag="text"):
+    """`cache_control`: sent by gateways for Anthropic's models; ignored, since all prefixes are cached."""
+
     text: str
+    cache_control: dict[str, Any] | None = None
 
 
 class RefusalPart(StrictStruct, tag_field="type", tag="refusal"):
