@@ -144,7 +144,7 @@ ADVICE = (
         "prefixes are always cached, while there is room", ("in_memory", True)),
     Row("models provider route transforms caching", OPENAI, "no gateway is between", ([], {})),
     Row("extra_body", f"{OPENAI} responses embeddings", "its fields stand beside 'model'", ({},)),
-    Row("nvext request_id include_reasoning reasoning_format", OPENAI, "it is another server's", ({}, True, "auto")),
+    Row("nvext request_id reasoning_format", OPENAI, "it is another server's", ({}, "auto")),
     Row("spaces_between_special_tokens", f"{OPENAI} sampling_params", "control tokens are no text", (True, False)),
     Row("include_obfuscation", "stream_options", "nothing is obfuscated", (False,)),
     Row("continuous_usage_stats", "stream_options", "the last chunk has the usage", (False,)),

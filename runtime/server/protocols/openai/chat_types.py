@@ -148,5 +148,6 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     enable_thinking: bool | None = None
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
