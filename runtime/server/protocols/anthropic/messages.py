@@ -98,7 +98,7 @@ async def _check(body: MessagesRequest, model: ServedModel, request: Request) ->
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
     usage = AnswerUsage.of(Usage(prompt_tokens=len(prepared.prompt_ids)))
-    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", model.name, usage)
+    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", body.model, usage)
     return CheckedMessage(submission, prepared, started, with_thinking, name)
 
 

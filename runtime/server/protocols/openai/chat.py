@@ -101,7 +101,7 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
     submission = Submission(
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
-    head = ResponseHead(completion_id, int(time.time()), model.name)
+    head = ResponseHead(completion_id, int(time.time()), body.model)
     return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
 
 

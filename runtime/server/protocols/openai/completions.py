@@ -170,7 +170,7 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
         submissions.append(
             Submission(ids, sampling, constraint, best_of, tenant, salt, priority, prompt_logprobs, plain_bytes)
         )
-    head = ResponseHead(completion_id, int(time.time()), model.name)
+    head = ResponseHead(completion_id, int(time.time()), body.model)
     echoes = [text if body.echo else "" for _, text in prompts]
     return CheckedCompletion(
         head, submissions, echoes, n, best_of, body.logprobs, body.includes_usage, constraint_param

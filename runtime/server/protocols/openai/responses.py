@@ -91,10 +91,10 @@ async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, respon
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
-    return CheckedResponse(submission, prepared, _started(body, model.name, response_id), with_logprobs)
+    return CheckedResponse(submission, prepared, _started(body, response_id), with_logprobs)
 
 
-def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBody:
+def _started(body: ResponsesRequest, response_id: str) -> ResponseBody:
     text = msgspec.to_builtins(body.text) if body.text else {}
     return ResponseBody(
         id=response_id,
@@ -102,7 +102,7 @@ def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBo
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=model,
+        model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},

@@ -54,7 +54,7 @@ async def run_program(request: Request) -> Response:
     body = await read_json(request, ProgramRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body.defaults))
     steps = compile_program(body, model.settings.max_choices)
-    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": model.name}
+    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": body.model}
 
     def execution() -> _Execution:
         return _Execution(model.client, body, steps, envelope, tenant_of(request))
