@@ -26,6 +26,8 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     text = "another name of the model, of its engine and its cache; repeatable"
     server.add_argument("--alias", action="append", metavar="NAME=MODEL", help=text)
+    text = "whether raw prompts, as of /v1/completions, may hold control tokens; default: on"
+    server.add_argument("--completions-special", choices=("on", "off"), help=text)
     memory = server.add_argument_group("memory and batches")
     for option in MODEL_OPTIONS.values():
         add_model_option(memory if option.is_memory else server, option.name)
@@ -185,6 +187,7 @@ def serve_command(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         model_name=options.model_name,
+        completions_special=options.completions_special != "off",
         api_keys=keys,
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,

@@ -107,8 +107,10 @@ CHAT = OPENAI | {
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
 }
+SPECIAL = {"prompt": "<|im_end|>"}
 COMPLETIONS = OPENAI | {
     "prompt": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", SPECIAL),
     "best_of": Effect(2, "calls"),
     "echo": Effect(True, "answer"),
     "logprobs": Effect(2, "top_logprobs"),
@@ -235,6 +237,7 @@ RETURNS = {"return_logprob": True}
 SGLANG = {
     "model": Effect("other", REFUSED),
     "text": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", {"text": "<|im_end|>"}),
     "input_ids": Effect([5, 6], "prompt", {"text": None, "input_ids": [7]}),
     "sampling_params": Effect({"max_new_tokens": 3}, "max_tokens"),
     "rid": Effect("mine", "answer"),

@@ -89,7 +89,7 @@ async def _check(
 ) -> CheckedRequest:
     client = model.client
     with_thinking = shows_thinking(body, client)
-    prepared = await prepared_of(body, client)
+    prepared = await prepared_of(body, model)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)

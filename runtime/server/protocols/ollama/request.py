@@ -16,7 +16,9 @@ from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
 from plait.runtime.server.chat.formats import reasoning_format
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.template_settings import with_thinking
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.ollama.types import (
@@ -45,9 +47,9 @@ _UNIT_S = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "
 MAX_KEEP_ALIVE_S = 1e8  # three years
 
 
-async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> PreparedChat:
+async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: ServedModel) -> PreparedChat:
     """The prompt and the constraint. Raises ApiError 400 for values that are wrong or not supported."""
-    constraint = _constraint(body.format)
+    client, constraint = model.client, _constraint(body.format)
     param = "format" if constraint is not None else None
     wants_thinking = body.think if isinstance(body.think, bool) else None
     variables = with_thinking(body.chat_template_kwargs, wants_thinking, client.tokenizer.chat_template)
@@ -65,7 +67,7 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: C
             raise invalid("'system' has no place in a raw prompt", "system")
         if body.chat_template_kwargs:
             raise invalid("'chat_template_kwargs' has no effect on a raw prompt", "chat_template_kwargs")
-        ids = await tokenize(client, [(prompt, True)])
+        ids = await tokenize(client, [(prompt, parses_special(model.settings))])
         return PreparedChat(ids, constraint, param, lambda: OutputParser(None, False))
     system = (Turn("system", body.system),) if body.system else ()
     conversation = Conversation(

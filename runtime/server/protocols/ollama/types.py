@@ -144,7 +144,8 @@ class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields
 
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens."""
+    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens, unless
+    the server is set otherwise."""
 
     prompt: str | None = None
     system: str | None = None

@@ -54,13 +54,14 @@ Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
 class GenerateRequest(StrictStruct):
     """SGLang's request: `text` or `input_ids`, of one prompt or of a list of them.
 
-    Names of control tokens in `text` become control tokens. Fields with a list type take one value for all prompts or
-    a list with one for each. `timeout` (seconds) and `cache_salt` are extensions; `extra_key` is SGLang's name of the
-    latter.
+    Names of control tokens in `text` become control tokens, unless `parse_special` is false. Fields with a list type
+    take one value for all prompts or a list with one for each. `parse_special`, `timeout` (seconds) and `cache_salt`
+    are extensions; `extra_key` is SGLang's name of the latter.
     """
 
     text: Texts | None = None
     input_ids: Ids | None = None
+    parse_special: bool | None = None
     model: str = "default"
     sampling_params: SglangSamplingParams | list[SglangSamplingParams] | None = None
     rid: str | list[str] | None = None
