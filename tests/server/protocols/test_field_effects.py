@@ -67,6 +67,7 @@ OPENAI = {
     "cache_salt": Effect("s", "cache_salt"),
     "priority": Effect(2, "priority"),
     "complete": Effect(True, "complete", {"regex": "a+"}),
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repetition_penalty": 1.5}),
     "exact": Effect(True, "exact", {"regex": "a+"}),
     "particles": Effect(8, "particles", {"regex": "a+"}),
     "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
@@ -186,6 +187,7 @@ OLLAMA = {
     "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
 }
 OPTIONS = {
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repeat_penalty": 1.5}),
     "num_ctx": Effect(1 << 30, REFUSED),
     "exact": Effect(True, REFUSED),  # without a format
     "particles": Effect(8, REFUSED),  # without a format

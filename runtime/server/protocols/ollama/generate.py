@@ -53,7 +53,7 @@ class CheckedRequest:
 @router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
 async def chat(request: Request) -> Response:
     """The next turn of a conversation. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaChatRequest), "chat")
+    return await _answer(request, await read_json(request, OllamaChatRequest, may_be_untyped=True), "chat")
 
 
 @router.post(
@@ -61,7 +61,7 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     """An answer to a prompt. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaGenerateRequest), "generate")
+    return await _answer(request, await read_json(request, OllamaGenerateRequest, may_be_untyped=True), "generate")
 
 
 async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind) -> Response:

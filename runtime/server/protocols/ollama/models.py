@@ -179,7 +179,9 @@ async def show(request: Request) -> Response:
         "embedding": info.embeddings is not None,
     }
     capabilities = [name for name, is_supported in supported.items() if is_supported]
-    metadata = about.metadata if body.verbose else about.short_metadata
+    key = f"{about.family}.context_length"  # what requests may use, which the operator may have set
+    context = {key: info.context_length}
+    metadata = context | (about.metadata if body.verbose else about.short_metadata) | context
     return json_response(ShowResponse(source, _details(about), metadata, capabilities, about.modified_at))
 
 

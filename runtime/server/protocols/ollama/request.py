@@ -94,7 +94,6 @@ def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequ
         top_k=TOP_K if options.top_k is None else options.top_k or -1,
         top_p=TOP_P if options.top_p is None else options.top_p,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
-        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
         stop=options.stop or None,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,

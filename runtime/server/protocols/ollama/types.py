@@ -23,10 +23,7 @@ else:
 
 
 class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
-    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there.
-
-    `repeat_last_n`: -1 is all tokens, also the meaning of no value here; 0 turns `repeat_penalty` off.
-    """
+    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there."""
 
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
@@ -36,7 +33,6 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: list[str] | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Any = None
     tfs_z: Any = None
     typical_p: Any = None
     mirostat: Any = None
@@ -59,7 +55,6 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
 
 
 UNSUPPORTED_OPTIONS: UnsupportedFields = {
-    "repeat_last_n": (-1, 0),
     "tfs_z": (1.0,),
     "typical_p": (1.0,),
     "mirostat": (0,),
