@@ -25,6 +25,7 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.messages import CacheMiss
 from plait.runtime.scheduler.background import BackgroundLimits
 from plait.runtime.scheduler.fairness import Fairness, Queue
 
@@ -189,6 +190,8 @@ class BatchScheduler:
         self.cache.extend_from_cache(request.seq, request.logits_from)
         start = request.seq.num_computed
         request.metrics.count_cached(start)
+        if request.metrics.cache_miss is None:
+            request.metrics.cache_miss = CacheMiss(start, self.cache.miss_reason(request.seq, request.logits_from))
         if may_draft and request.num_pending == 1:
             self._add_draft(batch, request)
         count = min(request.num_pending, batch.tokens_within_budget(request, start))
