@@ -30,8 +30,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
     aliases: further names of the only model. completions_special: whether names of control tokens in raw prompts become
-    control tokens.
-    page: serve the page at "/". log_prompts: log the beginning of each request's body.
+    control tokens. page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a
+    field that would only be listed in an answer's warnings is refused.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
@@ -83,6 +83,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stuck_after_s: Seconds = STUCK_AFTER_S
     max_restarts: Annotated[int, Meta(ge=0, le=1 << 20)] = MAX_RESTARTS
     log_prompts: bool = False
+    strict_fields: bool = False
 
 
 def server_settings(**settings: Any) -> ServerSettings:

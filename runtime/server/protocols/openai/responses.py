@@ -9,12 +9,10 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
 from starlette.responses import Response
 
-from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
@@ -33,14 +31,14 @@ from plait.runtime.server.protocols.openai.responses_items import OutputItems
 from plait.runtime.server.protocols.openai.responses_object import (
     Incomplete,
     OutputItem,
+    ReasoningEcho,
     ResponseBody,
     ResponseError,
     ResponseUsage,
 )
 from plait.runtime.server.protocols.openai.responses_request import conversation_of
-from plait.runtime.server.protocols.openai.responses_types import UNSUPPORTED_FIELDS, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses_types import LOGPROBS, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
-    check_unsupported,
     drawn_weight,
     remaining_context,
     timeout_of,
@@ -77,11 +75,10 @@ async def create_response(request: Request) -> Response:
 
 
 async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, response_id: str) -> CheckedResponse:
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     conversation = conversation_of(body)
     prepared = await prepare_chat(model.client, conversation)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
-    with_logprobs = bool(body.include or body.top_logprobs)
+    with_logprobs = bool(LOGPROBS in (body.include or ()) or body.top_logprobs)
     sampling = read_sampling_params(
         body,
         "responses",
@@ -104,6 +101,7 @@ def _started(body: ResponsesRequest, response_id: str) -> ResponseBody:
         metadata=body.metadata or {},
         model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning else None),
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},
         tool_choice=msgspec.to_builtins(body.tool_choice) or "auto",
@@ -115,7 +113,7 @@ def _started(body: ResponsesRequest, response_id: str) -> ResponseBody:
 
 
 def _finished(
-    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, usage: Usage
+    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, handle: RequestHandle
 ) -> ResponseBody:
     """The response object at its end."""
     is_cut = output.finish_reason == "length"
@@ -125,8 +123,8 @@ def _finished(
         completed_at=None if is_cut else int(time.time()),
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
-        usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=list(output.call.result(0).warnings) or UNSET,
+        usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
+        warnings=handle.warnings(),
         weight=drawn_weight(output.call.result(0)),
     )
 
@@ -151,13 +149,13 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_aside(is_large, _complete, client, checked, handle.calls[0], result)
+        return await run_aside(is_large, _complete, client, checked, handle, result)
 
 
-def _complete(client: Client, checked: CheckedResponse, call: Call, result: CallResult) -> ResponseBody:
-    output, items = ChatOutput(checked.prepared, client, call), OutputItems()
+def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:
+    output, items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
     _delta_events(checked, client, output, items, output.parse_result(result))
-    return _finished(checked, client, output, items, result.usage)
+    return _finished(checked, client, output, items, handle)
 
 
 def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:
@@ -186,8 +184,7 @@ class _ResponseStream(StreamWriter):
         return self._encode(events)
 
     def finish(self) -> bytes:
-        usage = self._handle.usage()
-        response = _finished(self._checked, self._client, self._output, self._items, usage)
+        response = _finished(self._checked, self._client, self._output, self._items, self._handle)
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
         if response.status == "incomplete":
             kind = "response.incomplete"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.protocols.openai.responses_types import (
+    LOGPROBS,
     AllowedToolsChoice,
     CallItem,
     CallOutputItem,
@@ -24,6 +26,7 @@ from plait.runtime.server.protocols.openai.responses_types import (
     ResponsesRequest,
 )
 from plait.runtime.server.protocols.shared import build_constraint, build_tools, checked_tool_names
+from plait.runtime.server.request_warnings import warn
 
 
 def conversation_of(body: ResponsesRequest) -> Conversation:
@@ -31,6 +34,10 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     tools = build_tools(body.tools or (), "tools[{}]")
     names, must_call, one_call = _tool_choice(body, tools)
     constraint, param = _constraint(body)
+    for name in body.include or ():
+        if name != LOGPROBS:
+            warn(f"include: {name}", "items have their texts, and no tools run here")
+    effort = body.reasoning.effort if body.reasoning else None
     return Conversation(
         turns=_turns(body),
         tools=tools,
@@ -41,6 +48,7 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         constraint_param=param,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
+        thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
     )
 
 
@@ -82,6 +90,8 @@ def _turns(body: ResponsesRequest) -> tuple[Turn, ...]:
             turns.append(Turn("tool", _text(item.output), call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
             reasoning = "".join(part.text for part in item.content or [])
+            if item.encrypted_content:
+                warn(f"input[{index}].encrypted_content", "this server cannot read it")
             continue
         else:
             turns.append(_message(item, reasoning))

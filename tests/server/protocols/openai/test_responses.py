@@ -124,8 +124,8 @@ def test_parse_gives_a_pydantic_model(smollm) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"extra_body": {"foo": 1}}, "foo"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"extra_body": {"frequency_penalty": 1}}, "frequency_penalty"),
     ],
 )
 def test_errors_name_the_parameter(client, wrong, param) -> None:
