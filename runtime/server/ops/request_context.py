@@ -11,6 +11,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.runtime.server.generation.cache_miss import is_wanted
 from plait.runtime.server.http.response import COMMENT
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_current_request
@@ -73,6 +74,7 @@ class RequestContextMiddleware:
             request_id=self._next_id(),
             client_request_id=client_request_id[:MAX_CLIENT_REQUEST_ID_CHARS],
             trace_id=trace_id(headers),
+            wants_cache_miss=is_wanted(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
             strict_fields=self.strict_fields,

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct
 
@@ -126,9 +127,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds), warnings and weight.
-
-    `warnings` and `weight` are extensions.
+    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds) and extensions:
+    warnings, weight and cache_miss.
     """
 
     model: str
@@ -144,6 +144,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):

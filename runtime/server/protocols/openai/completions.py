@@ -25,6 +25,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, text_of_tokens, token_text
 from plait.runtime.server.generation.raw_prompt import PromptPart, parses_special
@@ -92,13 +93,14 @@ class TextLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """`weight` is an extension; in a stream, the last chunk of a choice has it."""
+    """`weight` and `cache_miss` are extensions; in a stream, the last chunk of a choice has them."""
 
     text: str
     index: int
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -275,7 +277,8 @@ def _choices(
         for result in _best_by_mean_logprob(candidates, checked.n):
             writer = _ChoiceWriter(client, checked, prompt, entries)
             text, logprobs = writer.write_result(result)
-            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, drawn_weight(result)))
+            extensions = drawn_weight(result), cache_miss_report(client, result, checked.submissions[prompt].prompt_ids)
+            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
     return choices
 
 
@@ -327,9 +330,12 @@ class _CompletionStream(StreamWriter):
             result = call.result(0) if update.finished else None
             reason = None if result is None else result.finish_reason
             warnings = UNSET if result is None else self._handle.warnings([call])
-            weight = UNSET if result is None else drawn_weight(result)
             if text or reason or logprobs:
-                choice = CompletionChoice(text, index, logprobs, reason, weight)
+                choice = CompletionChoice(text, index, logprobs, reason)
+                if result is not None:
+                    prompt_ids = self._checked.submissions[index // self._checked.n].prompt_ids
+                    choice.weight = drawn_weight(result)
+                    choice.cache_miss = cache_miss_report(self._client, result, prompt_ids)
                 chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)
 

@@ -19,6 +19,7 @@ from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -126,6 +127,7 @@ def _finished(
         usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
         warnings=handle.warnings(),
         weight=drawn_weight(output.call.result(0)),
+        cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
     )
 
 

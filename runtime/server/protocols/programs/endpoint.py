@@ -19,6 +19,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.violation import find_violation
@@ -186,6 +187,7 @@ class _Execution:
             usage,
             list(result.warnings) or msgspec.UNSET,
             drawn_weight(result),
+            cache_miss_report(self._client, result),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

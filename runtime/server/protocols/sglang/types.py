@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
@@ -80,8 +81,8 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 class MetaInfo(msgspec.Struct):
     """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
 
-    `warnings`, `weight` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the
-    meta info of a gen; its numbers are described in docs/constraints.md.
+    `warnings`, `weight`, `cache_miss` and `particles` are extensions. `particles`: how a value with `particles` was
+    drawn, as in the meta info of a gen; its numbers are described in docs/constraints.md.
     """
 
     id: str
@@ -97,6 +98,7 @@ class MetaInfo(msgspec.Struct):
     warnings: list[str] | UnsetType = UNSET
     particles: dict[str, float] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):
