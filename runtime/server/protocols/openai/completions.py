@@ -71,7 +71,7 @@ class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=Tru
     `parse_special`: whether names of control tokens in texts become control tokens; by default as the server is set.
     """
 
-    endpoint: ClassVar[str] = "completions"
+    field_table: ClassVar[str] = "completions"
     prompt: str | list[str | int | PromptPart | list[int | PromptPart]] | None = None
     parse_special: bool | None = None
     best_of: int | None = None
