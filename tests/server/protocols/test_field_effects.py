@@ -195,7 +195,6 @@ OLLAMA = {
 OPTIONS = {
     "repeat_last_n": Effect(64, "repeat_last_n", {"repeat_penalty": 1.5}),
     "num_ctx": Effect(1 << 30, REFUSED),
-    "repeat_last_n": Effect(0, "repetition_penalty", {"repeat_penalty": 1.5}),
     "exact": Effect(True, REFUSED),  # without a format
     "particles": Effect(8, REFUSED),  # without a format
     **sampling(

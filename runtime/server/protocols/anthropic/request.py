@@ -71,12 +71,11 @@ def _system_text(system: str | Sequence[TextBlock] | None) -> str:
     cached. It says nothing to the model.
     """
     blocks = [TextBlock(system)] if isinstance(system, str) else system or ()
-    kept = [block for block in blocks if not _is_billing_header(block.text)]
-    if len(kept) < len(blocks):
-        warn(
-            "system", f"a block that is only one line of {BILLING_HEADER} is left out, as it changes with each request"
-        )
-    return _text_of_blocks(kept)
+    for index, block in enumerate(blocks):
+        if _is_billing_header(block.text):
+            name = "system" if isinstance(system, str) else f"system[{index}]"
+            warn(name, f"it is only a line of {BILLING_HEADER} which would keep the prompt from being cached")
+    return _text_of_blocks([block for block in blocks if not _is_billing_header(block.text)])
 
 
 def _is_billing_header(text: str) -> bool:
