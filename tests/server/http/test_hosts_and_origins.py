@@ -169,7 +169,7 @@ UNTYPED = [[], [("content-type", "application/octet-stream")]]
 
 @pytest.mark.parametrize("untyped", UNTYPED, ids=["none", "octet-stream"])
 def test_clients_of_ollama_need_no_content_type(ask, untyped) -> None:
-    """Such as litellm's and curl's; a page can send an untyped blob without asking first."""
+    """Such as litellm; a page can send an untyped blob without asking first."""
     host = ("host", "localhost:30000")
     client = [host, ("user-agent", "litellm/1.108.7"), *untyped]
     bodies = {
