@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.engines.model_options import MAX_GIGABYTES, MODEL_OPTIONS
+
+if TYPE_CHECKING:
+    from plait.runtime.server.engines.model_names import Alias
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -21,6 +24,10 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
+    text = "another name of the model, of its engine and its cache; repeatable"
+    server.add_argument("--alias", action="append", metavar="NAME=MODEL", help=text)
+    text = "whether raw prompts, as of /v1/completions, may hold control tokens; default: on"
+    server.add_argument("--completions-special", choices=("on", "off"), help=text)
     memory = server.add_argument_group("memory and batches")
     for option in MODEL_OPTIONS.values():
         add_model_option(memory if option.is_memory else server, option.name)
@@ -150,8 +157,26 @@ def _keep_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {"keep": options.keep, "keep_bytes": keep_bytes, "keep_alive_s": options.keep_alive}
 
 
+def _aliases_of_only_model(options: argparse.Namespace, aliases: Sequence[Alias]) -> tuple[str, ...]:
+    """Returns the checked names of --alias. Raises InputError, also for a --model-name that is a list of names."""
+    from plait.runtime.model_files.locate import locate_model
+    from plait.runtime.server.engines.model_names import resolve_aliases
+    from plait.runtime.server.engines.served_model import name_from_path
+
+    name, comma, other = (options.model_name or "").partition(",")
+    if comma:
+        raise InputError(f"--model-name takes one name; for further ones add --alias {other.partition(',')[0]}={name}")
+    if not aliases:
+        return ()
+    name = name or name_from_path(str(locate_model(options.model)))
+    return resolve_aliases(aliases, [name])[name]
+
+
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
+    import msgspec
+
+    from plait.runtime.server.engines.model_names import alias_options
     from plait.runtime.server.engines.models_file import read_models
     from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve, serve_models
@@ -164,6 +189,7 @@ def serve_command(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         model_name=options.model_name,
+        completions_special=options.completions_special != "off",
         api_keys=keys,
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,
@@ -195,10 +221,12 @@ def serve_command(options: argparse.Namespace) -> int:
     if weights:
         engine["tenant_weights"] = weights
     keep = _keep_settings(options)
+    aliases = alias_options(options.alias or [])
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     if options.models is None:
+        settings = msgspec.structs.replace(settings, aliases=_aliases_of_only_model(options, aliases))
         return serve(options.model, settings, log_format, **engine)
     if options.model is not None or options.model_name is not None:
         raise InputError(f"{'--model-name' if options.model is None else 'MODEL'} cannot be given with --models")
-    specs = read_models(Path(options.models).expanduser(), engine)
+    specs = read_models(Path(options.models).expanduser(), engine, aliases)
     return serve_models(specs, settings, log_format, **keep)

@@ -13,6 +13,7 @@ from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.messages import MissReason
 
 
 class PrefixCache:
@@ -80,6 +81,18 @@ class PrefixCache:
         if start is None or seq.num_in_tree < seq.num_computed:
             return seq.num_computed
         return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
+
+    def miss_reason(self, seq: Sequence, limit: int) -> MissReason:
+        """Returns why tokens [num_computed, limit) are not cached, right after `extend_from_cache` at a call's first
+        step. Only the sequence's own root counts. Changes nothing."""
+        if seq.num_computed >= limit:
+            return "outputs"
+        assert seq.node is not None
+        if seq.tokens.at(seq.num_computed) in seq.node.evicted:
+            return "evicted"
+        if not seq.num_computed:
+            return "new_prefix"
+        return "diverged" if seq.node.children else "extended"
 
     def num_locked_match(self, seq: Sequence, limit: int, released: PlannedRelease | None = None) -> int:
         """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already.

@@ -24,6 +24,7 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.messages import CacheMiss
 from plait.runtime.scheduler.drafts import add_draft, may_draft
 from plait.runtime.scheduler.preemption import Preemption
 from plait.runtime.scheduler.rows import Rows
@@ -197,6 +198,8 @@ class BatchScheduler(Rows):
         self.cache.extend_from_cache(request.seq, request.logits_from)
         start = request.seq.num_computed
         request.metrics.count_cached(start)
+        if request.metrics.cache_miss is None:
+            request.metrics.cache_miss = CacheMiss(start, self.cache.miss_reason(request.seq, request.logits_from))
         if may_draft and request.num_pending == 1:
             add_draft(batch, request, len(self.running), self.max_length)
         count = min(request.num_pending, batch.tokens_within_budget(request, start))

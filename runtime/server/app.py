@@ -33,7 +33,7 @@ from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware,
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
-from plait.runtime.server.ops import endpoints
+from plait.runtime.server.ops import endpoints, model_facts
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
 from plait.runtime.server.protocols.anthropic import messages
 from plait.runtime.server.protocols.batches import batches, files
@@ -47,9 +47,9 @@ from plait.runtime.server.rerun import run_elsewhere
 from plait.runtime.server.settings import ServerSettings
 
 ROUTERS = (
-    *(endpoints.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
-    *(messages.router, generate.router, server_info.router, ollama_generate.router, ollama_models.router),
-    *(ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
+    *(endpoints.router, model_facts.router, models.router, completions.router, chat.router, responses.router),
+    *(embeddings.router, messages.router, generate.router, server_info.router, ollama_generate.router),
+    *(ollama_models.router, ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
 )
 HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # answered by `_error_response`
 

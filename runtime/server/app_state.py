@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from plait.runtime.server.batches.batch_service import BatchService
 from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.model_names import DEFAULT_NAME
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
@@ -23,7 +24,6 @@ from plait.runtime.server.settings import ServerSettings
 from plait.runtime.similar_names import did_you_mean
 
 MAX_NAMES_IN_ERROR = 20
-DEFAULT = "default"  # the first model
 
 
 class AppState:
@@ -53,18 +53,18 @@ class AppState:
         return self.models[0] if self.pool is None else None
 
     def find_model(self, name: str | None) -> ServedModel:
-        """The model called `name`; None and "default" mean the first one. Raises ApiError 404 for another name."""
-        if name is None or name == DEFAULT:
+        """The model that `name` names or is an alias of; None and "default" mean the first one. Raises ApiError 404."""
+        if name is None or name == DEFAULT_NAME:
             return self.models[0]
         for model in self.models:
-            if model.name == name:
+            if name in model.names:
                 return model
         text = f"the model '{name[:100]}' is not served here{self.served_names(name)}"
         raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
 
     def served_names(self, name: str) -> str:
         """Continues an error about the name of a model with those that are served."""
-        names = [model.name for model in self.models]
+        names = [name for model in self.models for name in model.names]
         if len(names) == 1:
             return f"; '{names[0]}' is"
         rest = f" and {len(names) - MAX_NAMES_IN_ERROR} others" if len(names) > MAX_NAMES_IN_ERROR else ""

@@ -29,8 +29,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one HTTP server. Build it with `server_settings(...)`, which checks every field.
 
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
-    page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a field that
-    would only be listed in an answer's warnings is refused.
+    aliases: further names of the only model. completions_special: whether names of control tokens in raw prompts become
+    control tokens. page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a
+    field that would only be listed in an answer's warnings is refused.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
@@ -53,6 +54,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 30000
     model_name: str = ""
+    aliases: tuple[str, ...] = ()
+    completions_special: bool = True
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 << 20
     max_choices: Annotated[int, Meta(ge=1, le=4096)] = 128
     retry_after_s: Annotated[int, Meta(ge=1, le=3600)] = 1

@@ -135,6 +135,7 @@ class CallTracker:
             warnings=request.warnings,
             exact=request.exact_info,
             particles=request.particles_info,
+            cache_miss=request.metrics.cache_miss,
         )
         self._end(request, reply)
 
@@ -144,7 +145,8 @@ class CallTracker:
         if vector is None:
             self.fail(request, "internal", "the model's hidden states are not finite here")
         else:
-            self._end(request, Finished(request.call_id, "stop", request.metrics.usage(0), embedding=vector.tobytes()))
+            usage, miss = request.metrics.usage(0), request.metrics.cache_miss
+            self._end(request, Finished(request.call_id, "stop", usage, embedding=vector.tobytes(), cache_miss=miss))
 
     def finish_scoring(self, request: ScoringRequest) -> None:
         """Ends one request of a selection. After the last one, the best choice is appended to the session's text."""

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid, unknown_field
 from plait.runtime.server.field_hints import allowed_values, unknown_field_hint
+from plait.runtime.server.http.hosts_and_origins import is_from_browser
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.server.http.response import ClientDisconnected
 from plait.runtime.server.request_fields import read_fields
@@ -32,13 +33,15 @@ _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 
 
-async def read_json(request: Request, kind: type[T]) -> T:
+async def read_json(request: Request, kind: type[T], *, may_be_untyped: bool = False) -> T:
     """Reads the body as a `kind`. Fields that are accepted and not read become warnings; see `request_fields.py`.
+
+    may_be_untyped: see `check_content_type`.
 
     Raises ApiError: 415 for another content type or none, 400 with the path of a wrong field. Raises ClientDisconnected
     if the client leaves before the body has arrived.
     """
-    check_content_type(request)
+    check_content_type(request, may_be_untyped=may_be_untyped)
     try:
         body = await request.body()
     except ClientDisconnect as error:
@@ -53,10 +56,15 @@ async def read_json(request: Request, kind: type[T]) -> T:
     return value
 
 
-def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
-    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be."""
+def check_content_type(request: Request, *, may_be_missing: bool = False, may_be_untyped: bool = False) -> None:
+    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be.
+
+    may_be_untyped: it may be missing or application/octet-stream, as clients of Ollama send it, from programs only.
+    """
     content_type = request.headers.get("content-type")
     if content_type is None and may_be_missing:
+        return
+    if may_be_untyped and content_type in (None, "application/octet-stream") and not is_from_browser(request.scope):
         return
     if (content_type or "").partition(";")[0].strip().lower() != "application/json":
         text = "the body must be application/json, and the header content-type must say so"

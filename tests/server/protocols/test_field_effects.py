@@ -71,6 +71,7 @@ OPENAI = {
     "cache_salt": Effect("s", "cache_salt"),
     "priority": Effect(2, "priority"),
     "complete": Effect(True, "complete", {"regex": "a+"}),
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repetition_penalty": 1.5}),
     "exact": Effect(True, "exact", {"regex": "a+"}),
     "particles": Effect(8, "particles", {"regex": "a+"}),
     "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
@@ -113,8 +114,10 @@ CHAT = OPENAI | {
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
 }
+SPECIAL = {"prompt": "<|im_end|>"}
 COMPLETIONS = OPENAI | {
     "prompt": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", SPECIAL),
     "best_of": Effect(2, "calls"),
     "echo": Effect(True, "answer"),
     "logprobs": Effect(2, "top_logprobs"),
@@ -191,8 +194,8 @@ OLLAMA = {
     "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
 }
 OPTIONS = {
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repeat_penalty": 1.5}),
     "num_ctx": Effect(1 << 30, REFUSED),
-    "repeat_last_n": Effect(0, "repetition_penalty", {"repeat_penalty": 1.5}),
     "exact": Effect(True, REFUSED),  # without a format
     "particles": Effect(8, REFUSED),  # without a format
     **sampling(
@@ -242,6 +245,7 @@ RETURNS = {"return_logprob": True}
 SGLANG = {
     "model": Effect("other", REFUSED),
     "text": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", {"text": "<|im_end|>"}),
     "input_ids": Effect([5, 6], "prompt", {"text": None, "input_ids": [7]}),
     "sampling_params": Effect({"max_new_tokens": 3}, "max_tokens"),
     "rid": Effect("mine", "answer"),

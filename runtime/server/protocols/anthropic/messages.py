@@ -16,6 +16,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model, use
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.error_bodies import AnthropicErrorBody, anthropic_error
@@ -88,7 +89,7 @@ async def _check(body: MessagesRequest, model: ServedModel, request: Request) ->
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
     usage = AnswerUsage.of(Usage(prompt_tokens=len(prepared.prompt_ids)))
-    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", model.name, usage)
+    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", body.model, usage)
     return CheckedMessage(submission, prepared, started, name)
 
 
@@ -102,6 +103,7 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
             warnings=handle.warnings(),
+            cache_miss=cache_miss_report(client, result, checked.submission.prompt_ids),
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
@@ -110,7 +112,7 @@ class _MessageStream(StreamWriter):
     """Writes the events of one message."""
 
     def __init__(self, client: Client, checked: CheckedMessage, handle: RequestHandle) -> None:
-        self._checked, self._handle, self._has_begun = checked, handle, False
+        self._client, self._checked, self._handle, self._has_begun = client, checked, handle, False
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._blocks = ContentBlocks()
 
@@ -122,8 +124,10 @@ class _MessageStream(StreamWriter):
         return _encode(events)
 
     def finish(self) -> bytes:
-        stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings())
+        result = self._handle.calls[0].result(0)
+        stop = _stop_reason(self._checked, self._output, result)
+        miss = cache_miss_report(self._client, result, self._checked.submission.prompt_ids)
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings(), miss)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

@@ -36,12 +36,14 @@ from plait.runtime.server.request_warnings import warn
 
 BETWEEN_BLOCKS = "\n"
 BETWEEN_MESSAGES = "\n\n"
+BILLING_HEADER = "x-anthropic-billing-header:"
 SCHEMA_PARAM = "output_config.format.schema"
 
 
 def conversation_of(body: PromptFields) -> Conversation:
     """The conversation. Raises ApiError 400 for values that contradict each other."""
-    turns = [Turn("system", _text_of_blocks(body.system))] if body.system else []
+    system = _system_text(body.system)
+    turns = [Turn("system", system)] if system else []
     for message in body.messages:
         turns += _turns(message)
     _check_tool_results(body.messages)
@@ -60,6 +62,24 @@ def conversation_of(body: PromptFields) -> Conversation:
         template_variables=template_variables(body.chat_template_kwargs),
         thinking=_thinking(body),
     )
+
+
+def _system_text(system: str | Sequence[TextBlock] | None) -> str:
+    """The system prompt, without the blocks that are wholly one line of BILLING_HEADER.
+
+    Claude Code's first block is such a line and differs in each request, so that no prefix of the prompt would be
+    cached. It says nothing to the model.
+    """
+    blocks = [TextBlock(system)] if isinstance(system, str) else system or ()
+    for index, block in enumerate(blocks):
+        if _is_billing_header(block.text):
+            name = "system" if isinstance(system, str) else f"system[{index}]"
+            warn(name, f"it is only a line of {BILLING_HEADER} which would keep the prompt from being cached")
+    return _text_of_blocks([block for block in blocks if not _is_billing_header(block.text)])
+
+
+def _is_billing_header(text: str) -> bool:
+    return text.startswith(BILLING_HEADER) and len(text.splitlines()) == 1
 
 
 def _thinking(body: PromptFields) -> Thinking:

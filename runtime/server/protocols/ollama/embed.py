@@ -84,7 +84,7 @@ class LegacyEmbedResponse(msgspec.Struct):
 @router.post("/api/embed", **documented(EmbedRequest, EmbedResponse, error_body=OllamaErrorBody))
 async def embed(request: Request) -> Response:
     """Vectors of one or many texts."""
-    body = await read_json(request, EmbedRequest)
+    body = await read_json(request, EmbedRequest, may_be_untyped=True)
     inputs = body.input if isinstance(body.input, list) else [body.input] if body.input else []
     results = await _results(request, body, inputs, "input", body.truncate is not False, body.dimensions, True)
     longest = max((result.usage.wall_s for result in results), default=0.0)
@@ -96,7 +96,7 @@ async def embed(request: Request) -> Response:
 @router.post("/api/embeddings", **documented(LegacyEmbedRequest, LegacyEmbedResponse, error_body=OllamaErrorBody))
 async def old_embed(request: Request) -> Response:
     """The vector of one text."""
-    body = await read_json(request, LegacyEmbedRequest)
+    body = await read_json(request, LegacyEmbedRequest, may_be_untyped=True)
     results = await _results(request, body, [body.prompt] if body.prompt else [], "prompt", True, None, False)
     return json_response(LegacyEmbedResponse(results[0].embedding.tolist() if results else [], request_warnings()))
 

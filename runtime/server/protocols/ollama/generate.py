@@ -52,7 +52,7 @@ class CheckedRequest:
 @router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
 async def chat(request: Request) -> Response:
     """The next turn of a conversation. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaChatRequest), "chat")
+    return await _answer(request, await read_json(request, OllamaChatRequest, may_be_untyped=True), "chat")
 
 
 @router.post(
@@ -60,7 +60,7 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     """An answer to a prompt. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaGenerateRequest), "generate")
+    return await _answer(request, await read_json(request, OllamaGenerateRequest, may_be_untyped=True), "generate")
 
 
 async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind) -> Response:
@@ -87,7 +87,7 @@ async def _check(
     body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, model: ServedModel, tenant: str
 ) -> CheckedRequest:
     client = model.client
-    prepared = await prepared_of(body, client)
+    prepared = await prepared_of(body, model)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)
@@ -105,7 +105,7 @@ def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, 
     output = ChatOutput(checked.prepared, client, handle.calls[0])
     writer = _writer(client, checked, output)
     writer.add_parts(output.parse_result(result), is_last=True)
-    return writer.final_line(result, handle.warnings())
+    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings())
 
 
 def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
@@ -116,7 +116,7 @@ class _LineStream(StreamWriter):
     """Writes an answer as lines of JSON."""
 
     def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
-        self._handle, self._request_id = handle, request_id
+        self._handle, self._request_id, self._prompt_ids = handle, request_id, checked.submission.prompt_ids
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._writer = _writer(client, checked, self._output)
 
@@ -127,7 +127,8 @@ class _LineStream(StreamWriter):
         return b"" if line is None else _encode(line)
 
     def finish(self) -> bytes:
-        return _encode(self._writer.final_line(self._output.call.result(0), self._handle.warnings()))
+        result = self._output.call.result(0)
+        return _encode(self._writer.final_line(result, self._prompt_ids, self._handle.warnings()))
 
     def fail(self, error: ApiError) -> bytes:
         return _encode(error_body("/api/", error, self._request_id))

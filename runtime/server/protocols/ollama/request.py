@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.ollama.types import (
@@ -38,9 +39,9 @@ _UNIT_S = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "
 MAX_KEEP_ALIVE_S = 1e8  # three years
 
 
-async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> PreparedChat:
+async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: ServedModel) -> PreparedChat:
     """The prompt and the constraint. Raises ApiError 400 for values that are wrong or not supported."""
-    constraint = _constraint(body.format)
+    client, constraint = model.client, _constraint(body.format)
     param = "format" if constraint is not None else None
     thinking, variables = _thinking(body.think), template_variables(body.chat_template_kwargs)
     if isinstance(body, OllamaChatRequest):
@@ -63,7 +64,7 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: C
             raise invalid("'chat_template_kwargs' has no effect on a raw prompt", "chat_template_kwargs")
         if body.think is not None:
             warn("think", "a raw prompt has no template")
-        ids = await tokenize(client, [(prompt, True)])
+        ids = await tokenize(client, [(prompt, parses_special(model.settings))])
         return PreparedChat(ids, constraint, param, lambda: OutputParser(None, False))
     system = (Turn("system", body.system),) if body.system else ()
     conversation = Conversation(
@@ -101,7 +102,6 @@ def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequ
         top_k=TOP_K if options.top_k is None else options.top_k or -1,
         top_p=TOP_P if options.top_p is None else options.top_p,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
-        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
         stop=options.stop or None,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,

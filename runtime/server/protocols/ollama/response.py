@@ -13,6 +13,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.chat.engine import ChatOutput
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.protocols.ollama.types import (
     AnswerFunctionCall,
     AnswerToolCall,
@@ -64,7 +65,9 @@ class OllamaResponseWriter:
             return None
         return self._line(done=False)
 
-    def final_line(self, result: CallResult, warnings: list[str] | UnsetType = UNSET) -> Line:
+    def final_line(
+        self, result: CallResult, prompt_ids: Sequence[int], warnings: list[str] | UnsetType = UNSET
+    ) -> Line:
         """The last line, or the whole answer."""
         usage = result.usage
         return self._line(
@@ -77,6 +80,7 @@ class OllamaResponseWriter:
             eval_count=usage.completion_tokens,
             warnings=warnings,
             weight=drawn_weight(result),
+            cache_miss=cache_miss_report(self._client, result, prompt_ids),
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 

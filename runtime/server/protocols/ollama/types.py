@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct
 
@@ -24,10 +25,7 @@ else:
 
 
 class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
-    """Ollama's `options`.
-
-    `repeat_last_n`: -1 is all tokens, also the meaning of no value here; 0 turns `repeat_penalty` off.
-    """
+    """Ollama's `options`."""
 
     field_table: ClassVar[str] = "options"
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
@@ -38,7 +36,6 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: list[str] | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Literal[-1, 0] | None = None
 
 
 class OllamaFunctionCall(StrictStruct):
@@ -104,7 +101,8 @@ class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields
 
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens."""
+    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens, unless
+    the server is set otherwise."""
 
     field_table: ClassVar[str] = "ollama_generate"
     prompt: str | None = None
@@ -129,9 +127,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds), warnings and weight.
-
-    `warnings` and `weight` are extensions.
+    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds) and extensions:
+    warnings, weight and cache_miss.
     """
 
     model: str
@@ -147,6 +144,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):

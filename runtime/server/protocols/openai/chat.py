@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import Call, CallResult
@@ -19,6 +19,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -41,6 +42,7 @@ from plait.runtime.server.protocols.openai.chat_response import (
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
+    DrawnWeight,
     checked_count,
     drawn_weight,
     remaining_context,
@@ -99,7 +101,7 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
     submission = Submission(
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
-    head = ResponseHead(completion_id, int(time.time()), model.name)
+    head = ResponseHead(completion_id, int(time.time()), body.model)
     return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
 
 
@@ -109,6 +111,13 @@ def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> 
         return None
     entries, output.logprobs = output.logprobs, []
     return ChoiceLogprobs(token_logprobs(client, entries))
+
+
+def _extensions(
+    checked: CheckedChat, client: Client, result: CallResult
+) -> tuple[DrawnWeight | UnsetType, CacheMissReport | UnsetType]:
+    """The last fields of a choice that has ended."""
+    return drawn_weight(result), cache_miss_report(client, result, checked.submission.prompt_ids)
 
 
 # -- answers without streaming ---------------------------------------------------------------------
@@ -135,7 +144,7 @@ def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result
         message.add(part)
     assert output.finish_reason is not None
     logprobs = _take_logprobs(checked, client, output)
-    return ChatChoice(index, message.build(), logprobs, output.finish_reason, drawn_weight(result))
+    return ChatChoice(index, message.build(), logprobs, output.finish_reason, *_extensions(checked, client, result))
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -173,9 +182,9 @@ class _ChunkWriter:
         result: CallResult | None = None,
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
-        weight = UNSET if result is None else drawn_weight(result)
+        extensions = () if result is None else _extensions(self._checked, self._client, result)
         warnings = UNSET if result is None else self._handle.warnings([self._output.call])
-        choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
+        choice = ChunkChoice(self._index, delta, logprobs, reason, *extensions)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))
 

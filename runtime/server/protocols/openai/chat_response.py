@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.protocols.openai.chat_types import FunctionCall
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
@@ -49,13 +50,14 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """`weight` is an extension."""
+    """`weight` and `cache_miss` are extensions."""
 
     index: int
     message: ChatMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -100,6 +102,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     weight: DrawnWeight | UnsetType = UNSET  # in the last chunk of a choice
+    cache_miss: CacheMissReport | UnsetType = UNSET  # likewise
 
 
 class ChatChunk(msgspec.Struct):

@@ -109,7 +109,7 @@ async def create_embedding(request: Request) -> Response:
     except PlaitError as error:
         raise as_api_error(error) from error
     is_large = len(results) > LARGE_VECTORS
-    response = await run_aside(is_large, _response, results, model.name, body.encoding_format or "float")
+    response = await run_aside(is_large, _response, results, body.model, body.encoding_format or "float")
     return await json_response_in_pieces(response)
 
 

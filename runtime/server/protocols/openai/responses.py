@@ -19,6 +19,7 @@ from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -88,10 +89,10 @@ async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, respon
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
-    return CheckedResponse(submission, prepared, _started(body, model.name, response_id), with_logprobs)
+    return CheckedResponse(submission, prepared, _started(body, response_id), with_logprobs)
 
 
-def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBody:
+def _started(body: ResponsesRequest, response_id: str) -> ResponseBody:
     text = msgspec.to_builtins(body.text) if body.text else {}
     return ResponseBody(
         id=response_id,
@@ -99,7 +100,7 @@ def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBo
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
-        model=model,
+        model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning else None),
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -126,6 +127,7 @@ def _finished(
         usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
         warnings=handle.warnings(),
         weight=drawn_weight(output.call.result(0)),
+        cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
     )
 
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
 from plait.runtime.server.chat.conversation import Effort
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -117,7 +118,7 @@ class ResponseError(msgspec.Struct):
 class ResponseBody(msgspec.Struct, kw_only=True):
     """OpenAI's response object. `output` has items of type message, reasoning and function_call.
 
-    `warnings` and `weight` are extensions.
+    `warnings`, `weight` and `cache_miss` are extensions.
     """
 
     id: str
@@ -149,3 +150,4 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     user: str | None
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET

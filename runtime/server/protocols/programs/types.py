@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
@@ -143,6 +144,7 @@ class CallAnswer(msgspec.Struct):
     """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice.
 
     `warnings`: what the constraint does not enforce. `weight`: of a gen with `particles` or `exact`.
+    `cache_miss`: on request.
     """
 
     name: str | None
@@ -157,6 +159,7 @@ class CallAnswer(msgspec.Struct):
     usage: CallUsage
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class TurnAnswer(msgspec.Struct):

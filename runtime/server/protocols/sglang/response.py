@@ -16,6 +16,7 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.generation.aside import LARGE_TOKENS
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.http.response import encoded
@@ -84,8 +85,10 @@ class SglangResponseWriter:
             e2e_latency=UNSET if result is None else result.usage.wall_s,
             warnings=self._warnings,
             particles=UNSET if result is None or result.particles is None else result.particles.report(),
-            weight=UNSET if result is None else drawn_weight(result),
         )
+        if result is not None:
+            meta_info.weight = drawn_weight(result)
+            meta_info.cache_miss = cache_miss_report(self._client, result, self._prompt_request.submission.prompt_ids)
         if self._prompt_request.with_logprobs:
             meta_info.output_token_logprobs = self._entries
             if self._prompt_request.top_logprobs:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
@@ -42,14 +43,15 @@ Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
 class GenerateRequest(StrictStruct):
     """SGLang's request: `text` or `input_ids`, of one prompt or of a list of them.
 
-    Names of control tokens in `text` become control tokens. Fields with a list type take one value for all prompts or
-    a list with one for each. `timeout` (seconds) and `cache_salt` are extensions; `extra_key` is SGLang's name of the
-    latter.
+    Names of control tokens in `text` become control tokens, unless `parse_special` is false. Fields with a list type
+    take one value for all prompts or a list with one for each. `parse_special`, `timeout` (seconds) and `cache_salt`
+    are extensions; `extra_key` is SGLang's name of the latter.
     """
 
     field_table: ClassVar[str] = "generate"
     text: Texts | None = None
     input_ids: Ids | None = None
+    parse_special: bool | None = None
     model: str = "default"
     sampling_params: SglangSamplingParams | list[SglangSamplingParams] | None = None
     rid: str | list[str] | None = None
@@ -79,8 +81,8 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 class MetaInfo(msgspec.Struct):
     """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
 
-    `warnings`, `weight` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the
-    meta info of a gen; its numbers are described in docs/constraints.md.
+    `warnings`, `weight`, `cache_miss` and `particles` are extensions. `particles`: how a value with `particles` was
+    drawn, as in the meta info of a gen; its numbers are described in docs/constraints.md.
     """
 
     id: str
@@ -96,6 +98,7 @@ class MetaInfo(msgspec.Struct):
     warnings: list[str] | UnsetType = UNSET
     particles: dict[str, float] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from importlib.metadata import version
 
@@ -10,6 +11,7 @@ import httpx
 import msgspec
 import ollama
 import pytest
+from served_process import Served
 
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.ollama.model_description import describe
@@ -192,7 +194,7 @@ WRONG = [
     ({"options": {"temperature": -1}}, "temperature"),
     ({"options": {"top_p": 2}}, "top_p"),
     ({"options": {"repeat_penalty": 0}}, "repeat_penalty"),
-    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
+    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": -2}}, "repeat_last_n"),
     ({"options": {"mirostat": 1}}, "mirostat"),
     ({"options": {"typical_p": 0.7}}, "typical_p"),
     ({"options": {"temprature": 1}}, "temprature"),
@@ -224,6 +226,33 @@ def test_errors_name_the_field(http, path, change, named):
 def test_errors_of_the_path_have_ollamas_format(address):
     answer = httpx.post(f"{address}/api/pull", json={}, timeout=60)
     assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
+
+
+def test_show_and_ps_have_the_context_that_requests_may_use(small_model):
+    server = Served(small_model, "--context-length", "640")
+    with contextlib.closing(server), httpx.Client(base_url=server.address, timeout=60) as http:
+        info = http.post("/api/show", json={"model": "default"}).json()["model_info"]
+        (loaded,) = http.get("/api/ps").json()["models"]
+        limit = info["llama.context_length"]
+        assert limit == loaded["context_length"] == http.get("/v1/models").json()["data"][0]["max_model_len"] == 640
+        assert next(value for key, value in info.items() if "context_length" in key) == limit
+        body = {"model": "default", "messages": ASK, "stream": False}
+        for num_ctx, status in ((limit, 200), (limit + 1, 400)):
+            options = {"num_ctx": num_ctx, "num_predict": 1}
+            assert http.post("/api/chat", json=body | {"options": options}).status_code == status
+
+
+def test_the_window_of_the_repetition_penalty(real_client):
+    """Ollama's own default is 64; here all tokens count unless a request says otherwise."""
+    prompt = "red red red red red red blue blue blue blue"
+    base = {"temperature": 0, "num_predict": 12, "repeat_penalty": 1.9}
+
+    def text(**options):
+        return real_client.generate("default", prompt, raw=True, options=base | options).response
+
+    assert text() == text(repeat_last_n=-1) != text(repeat_last_n=2)
+    assert text(repeat_last_n=0) == text(repeat_penalty=1.0) != text()
+    assert text(repeat_last_n=64) == text(), "all of this text is in a window of 64"
 
 
 # -- without a server -------------------------------------------------------------------------------
