@@ -18,7 +18,8 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.protocols.anthropic import types as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import types as ollama
-from plait.runtime.server.protocols.openai import chat_types, completions, embeddings, responses_types
+from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
+from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
 
 ANSWER = "<think>hm</think>\n\nSome text."

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from plait.runtime.server.protocols.openai.responses_object import AnyOutput, ContentPart, ResponseBody
+from plait.runtime.server.protocols.openai.responses.response_object import AnyOutput, ContentPart, ResponseBody
 from plait.runtime.server.protocols.shared import ContentLogprob
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.openai.responses_events import (
+from plait.runtime.server.protocols.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
@@ -22,7 +22,7 @@ from plait.runtime.server.protocols.openai.responses_events import (
     TextDelta,
     TextDone,
 )
-from plait.runtime.server.protocols.openai.responses_object import (
+from plait.runtime.server.protocols.openai.responses.response_object import (
     AnyOutput,
     CallOutput,
     MessageOutput,

@@ -9,7 +9,7 @@ from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolD
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
-from plait.runtime.server.protocols.openai.responses_types import (
+from plait.runtime.server.protocols.openai.responses.types import (
     AllowedToolsChoice,
     CallItem,
     CallOutputItem,

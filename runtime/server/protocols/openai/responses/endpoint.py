@@ -28,17 +28,17 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.responses_events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses_items import OutputItems
-from plait.runtime.server.protocols.openai.responses_object import (
+from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
+from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
     OutputItem,
     ResponseBody,
     ResponseError,
     ResponseUsage,
 )
-from plait.runtime.server.protocols.openai.responses_request import conversation_of
-from plait.runtime.server.protocols.openai.responses_types import UNSUPPORTED_FIELDS, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.request import conversation_of
+from plait.runtime.server.protocols.openai.responses.types import UNSUPPORTED_FIELDS, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
     check_unsupported,
     drawn_weight,
