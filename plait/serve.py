@@ -28,6 +28,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
     _add_files(server.add_argument_group("files and batches"))
+    _add_responses(server.add_argument_group("stored responses"))
     log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
@@ -107,6 +108,15 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         group.add_argument(flag, type=int, metavar="N", help=text)
 
 
+def _add_responses(group: argparse._ArgumentGroup) -> None:
+    text = "seconds for which /v1/responses keeps what it answers, in memory; default: 0, nothing is stored"
+    group.add_argument("--store-responses", type=float, metavar="S", help=text)
+    text = "of the stored responses of all keys; default: 268435456"
+    group.add_argument("--max-response-bytes", type=int, metavar="N", help=text)
+    text = "of the stored responses of one key; default: 67108864"
+    group.add_argument("--max-response-bytes-per-key", type=int, metavar="N", help=text)
+
+
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
     """Returns name -> weight of options NAME=W. Raises InputError unless each names a key and a number."""
     weights = {}
@@ -179,6 +189,9 @@ def serve_command(options: argparse.Namespace) -> int:
         max_stored_bytes_per_key=options.max_stored_bytes_per_key,
         max_files_per_key=options.max_files_per_key,
         max_batch_calls=options.max_batch_calls,
+        store_responses_s=options.store_responses,
+        max_response_bytes=options.max_response_bytes,
+        max_response_bytes_per_key=options.max_response_bytes_per_key,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from plait.constrained.specs import Spec
+from plait.constrained.specs import Lark, Regex, Spec
 
 Role = Literal["system", "user", "assistant", "tool"]
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -42,7 +42,8 @@ class ToolDefinition:
     """A function that the model may call.
 
     parameters: the JSON schema of its arguments. param: the schema's path in the request, for errors. strict: an
-    unsupported schema keyword is an error rather than an annotation.
+    unsupported schema keyword is an error rather than an annotation. input: the constraint on its only argument, the
+    text `input`; None for any other tool.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ToolDefinition:
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     param: str = "tools"
     strict: bool = False
+    input: Regex | Lark | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation. Nothing is stored."""
+"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
-from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
+from plait.runtime.server.app_state import use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
@@ -29,7 +29,9 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
+from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items
 from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
     OutputItem,
@@ -37,7 +39,7 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     ResponseError,
     ResponseUsage,
 )
-from plait.runtime.server.protocols.openai.responses.request import conversation_of
+from plait.runtime.server.protocols.openai.responses.tools import ToolTable
 from plait.runtime.server.protocols.openai.responses.types import UNSUPPORTED_FIELDS, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
     check_unsupported,
@@ -49,15 +51,19 @@ from plait.runtime.server.protocols.shared import (
 
 router = APIRouter()
 
+LOGPROBS = "message.output_text.logprobs"
+
 
 @dataclass(frozen=True)
 class CheckedResponse:
-    """A checked request. `started`: the response object while nothing is generated."""
+    """A checked request. `started`: the response object while nothing is generated. `keeper`: keeps the response."""
 
     submission: Submission
     prepared: PreparedChat
     started: ResponseBody
     with_logprobs: bool
+    tools: ToolTable
+    keeper: Keeper
 
 
 @router.post("/v1/responses", **documented(ResponsesRequest, ResponseBody, stream=True))
@@ -65,7 +71,7 @@ async def create_response(request: Request) -> Response:
     """The next turn of a conversation, as items. Streams events when `stream` is true."""
     body = await read_json(request, ResponsesRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body))
-    checked = await _check(body, model, tenant_of(request), "resp_" + request_id(request)[4:])
+    checked = await _check(body, model, *await all_items(request, body))
     return await respond(
         request,
         stream=bool(body.stream),
@@ -76,12 +82,14 @@ async def create_response(request: Request) -> Response:
     )
 
 
-async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, response_id: str) -> CheckedResponse:
+async def _check(
+    body: ResponsesRequest, model: ServedModel, items: Sequence[PlacedItem], keeper: Keeper
+) -> CheckedResponse:
     check_unsupported(body, UNSUPPORTED_FIELDS)
-    conversation = conversation_of(body)
+    conversation, tools = conversation_of(body, items)
     prepared = await prepare_chat(model.client, conversation)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
-    with_logprobs = bool(body.include or body.top_logprobs)
+    with_logprobs = bool(LOGPROBS in (body.include or ()) or body.top_logprobs)
     sampling = read_sampling_params(
         body,
         "responses",
@@ -90,28 +98,35 @@ async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, respon
     )
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
-    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
-    return CheckedResponse(submission, prepared, _started(body, model.name, response_id), with_logprobs)
+    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, keeper.tenant, salt, priority)
+    return CheckedResponse(submission, prepared, _started(body, model.name, keeper), with_logprobs, tools, keeper)
 
 
-def _started(body: ResponsesRequest, model: str, response_id: str) -> ResponseBody:
+def _started(body: ResponsesRequest, model: str, keeper: Keeper) -> ResponseBody:
     text = msgspec.to_builtins(body.text) if body.text else {}
     return ResponseBody(
-        id=response_id,
+        id=keeper.response_id,
         created_at=int(time.time()),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        store=keeper.store is not None,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},
         tool_choice=msgspec.to_builtins(body.tool_choice) or "auto",
-        tools=[{"strict": None, "parameters": None, **tool} for tool in msgspec.to_builtins(body.tools or [])],
+        tools=[_shown(tool) for tool in msgspec.to_builtins(body.tools or [])],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         user=body.user,
     )
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the response object shows it."""
+    return {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
 
 
 def _finished(
@@ -151,11 +166,11 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_aside(is_large, _complete, client, checked, handle.calls[0], result)
+        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle.calls[0], result))
 
 
 def _complete(client: Client, checked: CheckedResponse, call: Call, result: CallResult) -> ResponseBody:
-    output, items = ChatOutput(checked.prepared, client, call), OutputItems()
+    output, items = ChatOutput(checked.prepared, client, call), OutputItems(checked.tools.called)
     _delta_events(checked, client, output, items, output.parse_result(result))
     return _finished(checked, client, output, items, result.usage)
 
@@ -171,7 +186,8 @@ class _ResponseStream(StreamWriter):
 
     def __init__(self, client: Client, checked: CheckedResponse, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle = client, checked, handle
-        self._output, self._items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
+        self._items = OutputItems(checked.tools.called)
         self._count = 0
 
     def write(self, batch: Batch) -> bytes:
@@ -188,6 +204,7 @@ class _ResponseStream(StreamWriter):
     def finish(self) -> bytes:
         usage = self._handle.usage()
         response = _finished(self._checked, self._client, self._output, self._items, usage)
+        response = self._checked.keeper.keep(response)
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
         if response.status == "incomplete":
             kind = "response.incomplete"

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, ToolCall, Turn
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
+from plait.runtime.server.protocols.openai.custom_tools import INPUT
+from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
 from plait.runtime.server.protocols.openai.responses.types import (
-    AllowedToolsChoice,
+    AdditionalToolsItem,
     CallItem,
     CallOutputItem,
     Content,
+    CustomCallItem,
+    CustomCallOutputItem,
     Item,
     JsonObjectFormat,
     JsonSchemaFormat,
     MessageItem,
-    NamedToolChoice,
     ReasoningItem,
     Refusal,
     ResponsesRequest,
+    Tool,
 )
-from plait.runtime.server.protocols.shared import build_constraint, build_tools, checked_tool_names
+from plait.runtime.server.protocols.shared import build_constraint
+
+PlacedItem = tuple[str, Item]
+"""An item, and its JSON path for errors."""
 
 
-def conversation_of(body: ResponsesRequest) -> Conversation:
-    """The conversation. Raises ApiError 400 for values that contradict each other."""
-    tools = build_tools(body.tools or (), "tools[{}]")
-    names, must_call, one_call = _tool_choice(body, tools)
+def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
+    """The conversation of `items`, and its tools. Raises ApiError 400 for values that contradict each other."""
+    lists: list[tuple[str, Sequence[Tool]]] = [("tools", body.tools or ())]
+    lists += [(f"{place}.tools", item.tools) for place, item in items if isinstance(item, AdditionalToolsItem)]
+    tools = read_tools(lists)
+    names, must_call, one_call = tool_choice(body, tools)
     constraint, param = _constraint(body)
-    return Conversation(
-        turns=_turns(body),
-        tools=tools,
+    conversation = Conversation(
+        turns=_turns(body, items),
+        tools=tools.definitions,
         callable_names=names,
         must_call=must_call,
         one_call=one_call or body.parallel_tool_calls is False,
@@ -42,6 +52,17 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
+    return conversation, tools
+
+
+def input_items(body: ResponsesRequest) -> list[PlacedItem]:
+    """The items of `input`. Raises ApiError 400."""
+    if isinstance(body.input, str):
+        return [("input", MessageItem("user", body.input))]
+    return [
+        (f"input[{index}]", convert_json({"type": "message", **raw}, Item, f"input[{index}]"))  # type: ignore[arg-type]
+        for index, raw in enumerate(body.input)
+    ]
 
 
 def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
@@ -59,34 +80,40 @@ def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
     return None, None
 
 
-def _turns(body: ResponsesRequest) -> tuple[Turn, ...]:
+def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
     turns = [] if body.instructions is None else [Turn("system", body.instructions)]
-    if isinstance(body.input, str):
-        return (*turns, Turn("user", body.input))
-    calls: list[ToolCall] = []
+    call_ids = set[str]()
     reasoning: str | None = None
-    for index, raw in enumerate(body.input):
-        item: Item = convert_json({"type": "message", **raw}, Item, f"input[{index}]")  # type: ignore[arg-type]
-        if isinstance(item, CallItem):  # consecutive calls and the text before them are one turn
-            call = ToolCall(item.call_id, item.name, item.arguments)
-            calls.append(call)
-            if turns and turns[-1].role == "assistant":
-                last = turns.pop()
-                turns.append(Turn("assistant", last.text, (*last.calls, call), last.reasoning))
-            else:
-                turns.append(Turn("assistant", "", (call,), reasoning))
-        elif isinstance(item, CallOutputItem):
-            if all(call.id != item.call_id for call in calls):
-                param = f"input[{index}].call_id"
-                raise invalid(f"'{param}' answers no function call of the items before it", param)
+    for place, item in items:
+        if isinstance(item, CallItem | CustomCallItem):
+            call_ids.add(item.call_id)
+            _add_call(turns, _call(item), reasoning)
+        elif isinstance(item, CallOutputItem | CustomCallOutputItem):
+            if item.call_id not in call_ids:
+                param = f"{place}.call_id"
+                raise invalid(f"'{param}' answers no call of the items before it", param)
             turns.append(Turn("tool", _text(item.output), call_id=item.call_id))
-        elif isinstance(item, ReasoningItem):
-            reasoning = "".join(part.text for part in item.content or [])
-            continue
-        else:
+        elif isinstance(item, MessageItem):
             turns.append(_message(item, reasoning))
+        elif isinstance(item, ReasoningItem):
+            reasoning = "".join(part.text for part in item.content or []) or None
+            continue
         reasoning = None
     return tuple(turns)
+
+
+def _call(item: CallItem | CustomCallItem) -> ToolCall:
+    arguments = item.arguments if isinstance(item, CallItem) else {INPUT: item.input}
+    return ToolCall(item.call_id, qualified(item.name, item.namespace), arguments)
+
+
+def _add_call(turns: list[Turn], call: ToolCall, reasoning: str | None) -> None:
+    """Adds a call. Consecutive calls and the text before them are one turn."""
+    if turns and turns[-1].role == "assistant":
+        last = turns.pop()
+        turns.append(replace(last, calls=(*last.calls, call)))
+    else:
+        turns.append(Turn("assistant", "", (call,), reasoning))
 
 
 def _message(item: MessageItem, reasoning: str | None) -> Turn:
@@ -99,18 +126,3 @@ def _text(content: str | Sequence[Content]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
-
-
-def _tool_choice(body: ResponsesRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
-    """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
-    choice = body.tool_choice
-    if not tools:
-        if choice in (None, "none", "auto"):
-            return frozenset(), False, False
-        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
-    if isinstance(choice, NamedToolChoice):
-        return checked_tool_names([choice.name], tools, "tool_choice.name"), True, True
-    if isinstance(choice, AllowedToolsChoice):
-        names = checked_tool_names([tool.name for tool in choice.tools], tools, "tool_choice.tools")
-        return names, choice.mode == "required", False
-    return frozenset() if choice == "none" else None, choice == "required", False
