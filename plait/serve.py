@@ -29,6 +29,8 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     _add_limits(server.add_argument_group("limits and timeouts"))
     _add_files(server.add_argument_group("files and batches"))
     _add_responses(server.add_argument_group("stored responses"))
+    text = "refuse fields that have no effect here, instead of listing them in the answer's warnings"
+    server.add_argument("--strict-fields", action="store_true", help=text)
     log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
@@ -178,6 +180,7 @@ def serve_command(options: argparse.Namespace) -> int:
         allowed_hosts=options.allowed_host,
         page=not options.no_page,
         log_prompts=options.log_prompts,
+        strict_fields=options.strict_fields,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
         max_queue_bytes=options.max_queue_bytes,

@@ -172,7 +172,12 @@ def _limit_bodies(app: ASGIApp, settings: ServerSettings) -> BodyLimitMiddleware
 
 def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     return RequestContextMiddleware(
-        app, in_flight=state.in_flight, metrics=state.metrics, paths=paths, log_prompts=state.settings.log_prompts
+        app,
+        in_flight=state.in_flight,
+        metrics=state.metrics,
+        paths=paths,
+        log_prompts=state.settings.log_prompts,
+        strict_fields=state.settings.strict_fields,
     )
 
 

@@ -29,7 +29,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one HTTP server. Build it with `server_settings(...)`, which checks every field.
 
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
-    page: serve the page at "/". log_prompts: log the beginning of each request's body.
+    page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a field that
+    would only be listed in an answer's warnings is refused.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
@@ -84,6 +85,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stuck_after_s: Seconds = STUCK_AFTER_S
     max_restarts: Annotated[int, Meta(ge=0, le=1 << 20)] = MAX_RESTARTS
     log_prompts: bool = False
+    strict_fields: bool = False
 
 
 def server_settings(**settings: Any) -> ServerSettings:

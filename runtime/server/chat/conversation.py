@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from plait.constrained.specs import Lark, Regex, Spec
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Role = Literal["system", "user", "assistant", "tool"]
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -55,10 +56,20 @@ class ToolDefinition:
 
 
 @dataclass(frozen=True)
-class ReasoningRequest:
-    """Reasoning before the answer, of at most `max_tokens` tokens (None: as many as the model writes)."""
+class Thinking:
+    """Reasoning before the answer.
 
+    param: the request's field, for warnings. is_wanted: None leaves it to the template. max_tokens: of it (None: no
+    limit). effort: for templates that read it. is_shown: the answer has it. is_constrained: a constrained answer has it
+    too, of a model without marks as well, which gets `<think>`; otherwise only with a limit.
+    """
+
+    param: str = ""
+    is_wanted: bool | None = None
     max_tokens: int | None = None
+    effort: Effort | None = None
+    is_shown: bool = True
+    is_constrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,7 @@ class Conversation:
     tools: shown to the model. callable_names: the tools it may call (None: all). must_call: the answer is only tool
     calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
     parameter that it came from. continue_final: the answer continues the text of the last turn. template_variables:
-    further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error. reasoning:
-    before the constrained answer (None: a constrained answer begins at once).
+    further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error.
     """
 
     turns: tuple[Turn, ...]
@@ -83,7 +93,7 @@ class Conversation:
     continue_final: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     strict_formats: bool = False
-    reasoning: ReasoningRequest | None = None
+    thinking: Thinking = Thinking()
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:

@@ -10,23 +10,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from plait.constrained.specs import Spec
+from plait.constrained.specs import Reasoning, Spec
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.formats import (
-    REASONING_FORMATS,
     ReasoningFormat,
     json_answer_constraint,
-    reasoning_first,
     reasoning_format,
     tool_constraint,
     tool_format,
 )
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
+from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
@@ -42,7 +41,8 @@ class PreparedChat:
     """A conversation that is ready to run.
 
     constraint_param: the request's parameter that a refused constraint came from. new_parser: makes the parser of one
-    answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer.
+    answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer. shows_reasoning: the
+    answer has its reasoning.
     """
 
     prompt_ids: Sequence[int]
@@ -50,6 +50,7 @@ class PreparedChat:
     constraint_param: str | None
     new_parser: Callable[[], OutputParser]
     plain_bytes: int = 0
+    shows_reasoning: bool = True
 
 
 class ChatOutput:
@@ -61,7 +62,7 @@ class ChatOutput:
 
     def __init__(self, prepared: PreparedChat, client: Client, call: Call) -> None:
         self.call = call
-        self._parser = prepared.new_parser()
+        self._parser, self._shows_reasoning = prepared.new_parser(), prepared.shows_reasoning
         self._logprob_aligner = LogprobAligner(client.tokenizer.vocabulary.token_bytes)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None
@@ -76,7 +77,7 @@ class ChatOutput:
             reason = self.call.result(0).finish_reason
             is_call = self._parser.num_calls and not self._parser.is_within_arguments
             self.finish_reason = "tool_calls" if reason == "stop" and is_call else reason
-        return parts
+        return parts if self._shows_reasoning else [part for part in parts if part.kind != "reasoning"]
 
     def parse_result(self, result: CallResult) -> list[ParsedPart]:
         """Returns all parts of a finished call."""
@@ -88,9 +89,10 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     template = client.tokenizer.chat_template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
-    is_json = json_answer_constraint(conversation) is not None
+    conversation = with_thinking(conversation, template)
+    thinking, is_json = conversation.thinking, json_answer_constraint(conversation) is not None
     call_format = tool_format(template.source, with_json_answer=is_json)
-    reasoning, names = reasoning_format(template.source), [tool.name for tool in conversation.callable_tools]
+    names = [tool.name for tool in conversation.callable_tools]
     constraint, param = conversation.constraint, conversation.constraint_param
     num_chars = sum(len(turn.text) for turn in conversation.turns)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
@@ -99,19 +101,19 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     if names:
         constraint = await run_aside(is_large, tool_constraint, call_format, conversation)
         param = conversation.callable_tools[0].param
+    reasoning = reasoning_marks(reasoning_format(template.source), thinking, constraint)
     added_texts = client.tokenizer.added_texts
     parts = await run_aside(is_large, render_chat, template, added_texts, conversation, call_format)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
-    if conversation.reasoning is not None:
-        reasoning = reasoning or REASONING_FORMATS[0]
-        constraint = reasoning_first(constraint, conversation.reasoning, reasoning, starts_in_reasoning)
-    elif starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
-        assert reasoning is not None  # the answer is constrained from its first character: close the reasoning
+    is_whole = constraint is not None and (not names or conversation.must_call or is_json)
+    constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning)
+    if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
+        assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
     tools = (call_format, names) if names else None
     new_parser = partial(OutputParser, reasoning, starts_in_reasoning, tools, is_json)
-    return PreparedChat(ids, constraint, param, new_parser, num_plain_bytes(parts))
+    return PreparedChat(ids, constraint, param, new_parser, num_plain_bytes(parts), thinking.is_shown)
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Reasoning, Spec, Structural, Trigger
-from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition
 from plait.runtime.server.errors import invalid
 from plait.runtime.tokenizer.json_text import json_text
 
@@ -91,17 +91,6 @@ def tool_format(template: str, *, with_json_answer: bool = False) -> ToolFormat:
 def reasoning_format(template: str) -> ReasoningFormat | None:
     """Returns the reasoning format of models with this chat template (its source); None without reasoning."""
     return next((format for format in REASONING_FORMATS if format.begin in template or format.end in template), None)
-
-
-def reasoning_first(
-    constraint: Spec | None, request: ReasoningRequest, marks: ReasoningFormat, is_open: bool
-) -> Reasoning:
-    """Returns `constraint` behind reasoning. `is_open`: the prompt has the opening mark. Raises ApiError without a
-    constraint."""
-    if constraint is None or isinstance(constraint, Reasoning):
-        text = "'reasoning' needs a constraint on the answer, such as response_format; set enable_thinking without one"
-        raise invalid(text, "reasoning", "unsupported_combination")
-    return Reasoning(constraint, "" if is_open else marks.begin, marks.end, max_tokens=request.max_tokens)
 
 
 def tool_instructions(tools: Sequence[ToolDefinition], call_format: ToolFormat = GENERIC_FORMAT) -> str:

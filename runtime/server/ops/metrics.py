@@ -74,6 +74,12 @@ class Metrics:
         self.rejections = Metric(
             "counter", "plait_rejections_total", "Requests refused before any work, and invalid ones.", ("reason",)
         )
+        self.fields = Metric(
+            "counter",
+            "plait_request_fields_total",
+            "Fields of requests that had no effect.",
+            ("class",),
+        )
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.waiting = Metric("gauge", "plait_requests_waiting", "Requests that wait for their turn.", model)
@@ -132,6 +138,8 @@ class Metrics:
                 self.compiling.observe(usage.compile_s, *model)
             for seconds, count in call.inter_token_gaps():
                 self.inter_token_gaps.observe(seconds / count, *model, times=count)
+        for kind in record.warnings.values():
+            self.fields.add(1, kind)
         self._count_failure(record)
 
     def _count_failure(self, record: RequestRecord) -> None:
@@ -199,7 +207,7 @@ class Metrics:
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
         own = [self.in_flight, self.waiting, self.up, self.unanswered, self.restarts, self.reruns]
-        own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
+        own += [self.dropped_log_lines, self.fields, self.rejections, self.aborts, self.pages]
         own += [self.placed, self.load, self.spread] if self.has_replicas else []
         own += self.models if self.has_models else []
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])

@@ -39,9 +39,10 @@ class RequestContextMiddleware:
         metrics: Metrics,
         paths: frozenset[str],
         log_prompts: bool,
+        strict_fields: bool,
     ) -> None:
         self.app, self.in_flight, self.metrics = app, in_flight, metrics
-        self.paths, self.log_prompts = paths, log_prompts
+        self.paths, self.log_prompts, self.strict_fields = paths, log_prompts, strict_fields
         self._ids: list[str] = []
         self.tracing = Tracing()
         self.request_log = RequestLog()
@@ -74,6 +75,7 @@ class RequestContextMiddleware:
             trace_id=trace_id(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
+            strict_fields=self.strict_fields,
         )
 
     def _next_id(self) -> str:

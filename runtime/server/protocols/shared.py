@@ -1,8 +1,8 @@
-"""What several protocols need: strict structs, fields that are refused, constraints, tools, counts and logprobs."""
+"""What several protocols need: strict structs, constraints, tools, counts and logprobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -13,13 +13,9 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
-from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
+from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
 from plait.runtime.server.http.response import encoded
-
-UnsupportedFields = Mapping[str, tuple[Any, ...]]
-"""Fields that clients know and this server refuses -> the values that are allowed all the same."""
-
 
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
@@ -29,19 +25,6 @@ class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # -- checks of requests ---------------------------------------------------------------------------
-
-
-def check_unsupported(body: msgspec.Struct, fields: UnsupportedFields, *, path: str = "") -> None:
-    """Raises ApiError 400 for one of `fields` whose value is neither null nor allowed; `path`: JSON path of `body`."""
-    for name, allowed in fields.items():
-        value = getattr(body, name)
-        if value is not None and value not in allowed:
-            values = " or ".join(msgspec.json.encode(item).decode() for item in allowed)
-            reason = f"can only be {values} on this server" if allowed else "is not supported by this server"
-            error = unsupported(name, reason)
-            if path:
-                error.param = f"{path}.{name}"
-            raise error
 
 
 def checked_count(n: int | None, max_count: int, *, name: str = "n") -> int:

@@ -43,7 +43,7 @@ def message(kind, **fields):
         (ChatRequest, "guided_regex", "write 'regex'"),
         (ChatRequest, "guided_choice", "write 'choices'"),
         (ChatRequest, "guided_grammar", "write 'ebnf'"),
-        (ChatRequest, "structured_outputs", "write one of response_format, regex, choices, ebnf, lark"),
+        (ResponsesRequest, "structured_outputs", "write 'text.format'"),
         (ChatRequest, "json_schema", "write 'response_format.json_schema'"),
         (ChatRequest, "max_new_tokens", "write 'max_completion_tokens'"),
         (ChatRequest, "temprature", "did you mean 'temperature'?"),

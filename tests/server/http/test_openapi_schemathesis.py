@@ -52,7 +52,7 @@ def _app(engine, files_dir):
 def _load(document, address):
     """Fixes `model` to the served one, since most requests would get 404 otherwise."""
     for component in document["components"]["schemas"].values():
-        is_request = component.get("additionalProperties") is False
+        is_request = "additionalProperties" in component
         if is_request and "model" in component.get("properties", {}):
             component["properties"]["model"] = {"const": "default"}
     schema = schemathesis.openapi.from_dict(document)

@@ -72,7 +72,10 @@ class AnthropicMessage(msgspec.Struct):
 
 
 class TokenCount(msgspec.Struct):
+    """`warnings` is an extension."""
+
     input_tokens: int
+    warnings: list[str] | UnsetType = UNSET
 
 
 # -- stream events --------------------------------------------------------------------------------

@@ -38,10 +38,9 @@ from plait.runtime.server.protocols.openai.chat_response import (
     ResponseHead,
     delta_of,
 )
-from plait.runtime.server.protocols.openai.chat_types import UNSUPPORTED_FIELDS, ChatRequest
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
-    check_unsupported,
     checked_count,
     drawn_weight,
     remaining_context,
@@ -79,7 +78,6 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_id: str) -> CheckedChat:
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     n = checked_count(body.n, model.settings.max_choices)
     conversation = conversation_of(body)
     top_logprobs = top_logprobs_of(body)
@@ -121,8 +119,7 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
         choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
-        return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
+        return ChatCompletion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
 
 
 def _choices(
@@ -147,9 +144,9 @@ def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result
 class _ChunkWriter:
     """Writes the chunks of one choice."""
 
-    def __init__(self, checked: CheckedChat, client: Client, call: Call, index: int) -> None:
-        self._checked, self._client, self._index = checked, client, index
-        self._output = ChatOutput(checked.prepared, client, call)
+    def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle, index: int) -> None:
+        self._checked, self._client, self._handle, self._index = checked, client, handle, index
+        self._output = ChatOutput(checked.prepared, client, handle.calls[index])
         self._has_begun = False
 
     def chunks(self, update: CallUpdate) -> bytes:
@@ -177,7 +174,7 @@ class _ChunkWriter:
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
         weight = UNSET if result is None else drawn_weight(result)
-        warnings = UNSET if result is None else list(result.warnings) or UNSET
+        warnings = UNSET if result is None else self._handle.warnings([self._output.call])
         choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))
@@ -188,7 +185,7 @@ class _ChatStream(StreamWriter):
 
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle) -> None:
         self._checked, self._handle = checked, handle
-        self._writers = [_ChunkWriter(checked, client, call, index) for index, call in enumerate(handle.calls)]
+        self._writers = [_ChunkWriter(checked, client, handle, index) for index in range(len(handle.calls))]
 
     def write(self, batch: Batch) -> bytes:
         return b"".join([self._writers[index].chunks(update) for index, update in batch])

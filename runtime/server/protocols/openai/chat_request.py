@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
-from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
     AllowedToolsChoice,
@@ -52,8 +53,18 @@ def conversation_of(body: ChatRequest) -> Conversation:
         continue_final=continue_final,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
-        reasoning=ReasoningRequest(body.reasoning.max_tokens) if body.reasoning and body.reasoning.enabled else None,
+        thinking=_thinking(body),
     )
+
+
+def _thinking(body: ChatRequest) -> Thinking:
+    field, effort = body.reasoning, body.reasoning_effort
+    if field is None:
+        return Thinking() if effort is None else thinking_of("reasoning_effort", effort)
+    if effort is not None and field.effort not in (None, effort):
+        raise invalid("'reasoning.effort' and 'reasoning_effort' contradict each other", "reasoning_effort")
+    wanted = field.effort or effort if field.enabled else "none"
+    return thinking_of("reasoning", wanted, field.max_tokens, is_shown=not field.exclude, is_constrained=True)
 
 
 def max_tokens_of(body: ChatRequest) -> int | None:
@@ -102,7 +113,8 @@ def _turn(message: Message) -> Turn:
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
         )
-        return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content, name=message.name)
+        reasoning = message.reasoning_content or message.reasoning
+        return Turn("assistant", text or message.refusal or "", calls, reasoning, name=message.name)
     role: Any = message.__struct_config__.tag
     return Turn("system" if role == "developer" else role, text, name=message.name)
 

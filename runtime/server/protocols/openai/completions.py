@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -65,6 +65,7 @@ MAX_BEST_OF = 20
 class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     """`prompt`: a text, a list of texts, a list of token ids, or a list of such lists."""
 
+    endpoint: ClassVar[str] = "completions"
     prompt: str | list[str | int | list[int]] | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -236,8 +237,7 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
         num_logprobs = sum(map(len, prompt_logprobs)) + sum(len(result.token_ids) for result in results)
         is_large = num_logprobs > LARGE_TOKENS and (checked.logprobs is not None or checked.best_of > checked.n)
         choices = await run_aside(is_large, _choices, client, checked, prompt_logprobs, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
-        return Completion(*checked.head, choices, usage, warnings=warnings)
+        return Completion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
 
 
 def _choices(
@@ -301,9 +301,10 @@ class _CompletionStream(StreamWriter):
         chunks = []
         for index, update in batch:
             text, logprobs = self._writers[index].write(update)
-            result = self._handle.calls[index].result(0) if update.finished else None
+            call = self._handle.calls[index]
+            result = call.result(0) if update.finished else None
             reason = None if result is None else result.finish_reason
-            warnings = UNSET if result is None else list(result.warnings) or UNSET
+            warnings = UNSET if result is None else self._handle.warnings([call])
             weight = UNSET if result is None else drawn_weight(result)
             if text or reason or logprobs:
                 choice = CompletionChoice(text, index, logprobs, reason, weight)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
@@ -29,6 +29,7 @@ from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest, FunctionTool, Message
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -47,6 +48,7 @@ class TokenizeRequest(StrictStruct):
     `prompt` become control tokens; otherwise they are plain text.
     """
 
+    endpoint: ClassVar[str] = "tokenize"
     model: str = "default"
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
@@ -67,11 +69,13 @@ class Tokenized(msgspec.Struct, omit_defaults=True):
     count: int | list[int]
     max_model_len: int
     token_strs: Sequence[str | list[str]] | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class DetokenizeRequest(StrictStruct):
     """`skip_special_tokens`: control tokens are left out of the text."""
 
+    endpoint: ClassVar[str] = "tokenize"
     tokens: list[int | list[int]]
     model: str = "default"
     skip_special_tokens: bool = True
@@ -82,6 +86,7 @@ class Detokenized(msgspec.Struct):
 
     prompt: str | list[str]
     text: str | list[str]
+    warnings: list[str] | UnsetType = UNSET
 
 
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
@@ -113,8 +118,9 @@ def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Clie
         names = [msgspec.Raw(encode([text_of(token) for token in ids])) for ids in token_lists]
     limit = client.model.context_length
     if isinstance(body.prompt, list):
-        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names))
-    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, names[0] if names else None))
+        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names, request_warnings()))
+    first_names = names[0] if names else None
+    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, first_names, request_warnings()))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
@@ -131,7 +137,7 @@ async def detokenize_tokens(request: Request) -> Response:
     else:
         texts = _texts(client, token_lists, body.skip_special_tokens)
     answer = texts if kinds == {list} else texts[0]
-    return json_response(Detokenized(answer, answer))
+    return json_response(Detokenized(answer, answer, request_warnings()))
 
 
 async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:

@@ -43,6 +43,7 @@ from plait.runtime.server.protocols.programs.types import (
     TurnAnswer,
 )
 from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -146,6 +147,7 @@ class _Execution:
             ],
             calls=calls,
             usage=ProgramUsage(prompt, cached, completion, prompt + completion),
+            warnings=request_warnings(),
         )
 
     def _call_answer(self, done: FinishedCall, violation: str | None) -> CallAnswer:

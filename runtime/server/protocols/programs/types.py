@@ -5,7 +5,7 @@ A node has exactly one of text, var, gen, select, role and fork; `index` belongs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -104,6 +104,7 @@ class ProgramRequest(StrictStruct, kw_only=True):
     `chat_template_kwargs`, `enable_thinking`: further variables of the chat template, for all turns.
     """
 
+    endpoint: ClassVar[str] = "programs"
     program: Annotated[list[Node], Meta(min_length=1, max_length=4096)]
     model: str = "default"
     variables: Annotated[dict[VariableName, str | list[str]], Meta(max_length=1024)] | None = None
@@ -164,7 +165,10 @@ class TurnAnswer(msgspec.Struct):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True):
-    """`variables`: those outside forks, with those of the request. `text`: the whole text, `messages`: its turns."""
+    """`variables`: those outside forks, with those of the request. `text`: the whole text, `messages`: its turns.
+
+    `warnings`: fields of the request that have no effect.
+    """
 
     id: str
     object: Literal["program"] = "program"
@@ -175,3 +179,4 @@ class ProgramAnswer(msgspec.Struct, kw_only=True):
     messages: list[TurnAnswer]
     calls: list[CallAnswer]
     usage: ProgramUsage
+    warnings: list[str] | UnsetType = UNSET

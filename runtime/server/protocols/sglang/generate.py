@@ -130,7 +130,7 @@ def _writers(
     """A writer for each call. Calls can be aborted by their rid within the block; those of `aborted` are."""
     owners = [prompt_request for prompt_request in prompt_requests for _ in range(prompt_request.submission.n)]
     writers = [
-        SglangResponseWriter(client, owner, call, None if single else index)
+        SglangResponseWriter(client, owner, handle, call, None if single else index)
         for index, (owner, call) in enumerate(zip(owners, handle.calls, strict=True))
     ]
 

@@ -14,15 +14,9 @@ from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import Submission, tokenize
-from plait.runtime.server.protocols.sglang.structural_tag import structural_constraint
-from plait.runtime.server.protocols.sglang.types import (
-    SAMPLING_OF_REQUEST,
-    UNSUPPORTED_FIELDS,
-    UNSUPPORTED_SAMPLING,
-    GenerateRequest,
-    SglangSamplingParams,
-)
-from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, check_unsupported, checked_count
+from plait.runtime.server.protocols.sglang.types import SAMPLING_OF_REQUEST, GenerateRequest, SglangSamplingParams
+from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, checked_count
+from plait.runtime.server.protocols.structural_tag import structural_constraint
 
 MAX_PLAIN_BYTES = 1 << 20
 ANY_JSON = "$$ANY$$"  # SGLang's schema of any JSON value
@@ -49,7 +43,6 @@ async def parse_generate_request(
     body: GenerateRequest, client: Client, tenant: str, own_id: str, max_choices: int
 ) -> list[PromptRequest]:
     """One request per prompt; `own_id` is the rid of those that have none. Raises ApiError 400."""
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     prompts = _prompts(body)
     size = len(prompts)
     params, paths = _sampling_params(body, size)
@@ -108,8 +101,6 @@ def _sampling_params(body: GenerateRequest, size: int) -> tuple[list[SglangSampl
     paths = [
         f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else "sampling_params" for i in range(size)
     ]
-    for sampling_params, path in zip(params, paths, strict=True):
-        check_unsupported(sampling_params, UNSUPPORTED_SAMPLING, path=path)
     return params, paths
 
 

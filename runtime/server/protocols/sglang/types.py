@@ -5,13 +5,13 @@ Source: SGLang's native API pages (sampling parameters, /generate), 0.5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
 # these stand at the top of a request, not in its sampling_params
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
@@ -23,11 +23,9 @@ else:
 
 
 class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=True):
-    """SGLang's sampling parameters. Those of `UNSUPPORTED_SAMPLING` are refused but for the values there.
+    """SGLang's sampling parameters."""
 
-    `spaces_between_special_tokens` has no effect, as in SGLang with any fast tokenizer.
-    """
-
+    endpoint: ClassVar[str] = "sampling_params"
     max_new_tokens: int | None = None
     n: int | None = None
     json_schema: str | None = None
@@ -35,17 +33,7 @@ class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=
     ebnf: str | None = None
     structural_tag: str | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    custom_params: Any = None
-    no_stop_trim: Any = None
-    stream_interval: Any = None
 
-
-UNSUPPORTED_SAMPLING: UnsupportedFields = {
-    "custom_params": (),
-    "no_stop_trim": (False,),
-    "stream_interval": (1,),
-}
 
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
@@ -59,6 +47,7 @@ class GenerateRequest(StrictStruct):
     latter.
     """
 
+    endpoint: ClassVar[str] = "generate"
     text: Texts | None = None
     input_ids: Ids | None = None
     model: str = "default"
@@ -73,36 +62,7 @@ class GenerateRequest(StrictStruct):
     extra_key: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-    token_ids_logprob: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    modalities: Any = None
-    input_embeds: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    return_hidden_states: Any = None
-    log_metrics: Any = None
-    no_logs: Any = None
-    background: Any = None
 
-
-UNSUPPORTED_FIELDS: UnsupportedFields = {
-    "token_ids_logprob": (),
-    "image_data": ([],),
-    "video_data": ([],),
-    "audio_data": ([],),
-    "modalities": ([],),
-    "input_embeds": (),
-    "lora_path": (),
-    "session_params": (),
-    "custom_logit_processor": (),
-    "return_hidden_states": (False,),
-    "log_metrics": (True,),
-    "no_logs": (False, True),
-    "background": (False,),
-}
 
 TokenEntry = tuple[float | None, int, str | None]  # logprob, token id, text with return_text_in_logprobs
 

@@ -183,8 +183,7 @@ WRONG = [
     ({"format": "xml"}, "format"),
     ({"format": {"type": "no"}}, "format"),
     ({"tools": [WEATHER, WEATHER]}, "get_weather"),
-    ({"think": True}, "think"),
-    ({"think": "high"}, "think"),
+    ({"think": "hard"}, "think"),
     ({"keep_alive": 0}, "keep_alive"),
     ({"keep_alive": "soon"}, "keep_alive"),
     ({"top_logprobs": 99}, "top_logprobs"),
@@ -195,7 +194,7 @@ WRONG = [
     ({"options": {"repeat_penalty": 0}}, "repeat_penalty"),
     ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
     ({"options": {"mirostat": 1}}, "mirostat"),
-    ({"options": {"num_gpu": 1}}, "num_gpu"),
+    ({"options": {"typical_p": 0.7}}, "typical_p"),
     ({"options": {"temprature": 1}}, "temprature"),
     ({"options": {"stop": [""]}}, "stop"),
 ]
@@ -235,7 +234,7 @@ class OutputWithoutLogprobs:
 
 
 def test_tool_call_is_streamed_when_it_is_complete():
-    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs(), with_thinking=True)
+    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs())
     messages = []
     reasoning, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
     cut_off = [ParsedPart("call", "g", 1), ParsedPart("arguments", '{"b', 1)]

@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
 from starlette.responses import Response
 
-from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
@@ -35,14 +33,14 @@ from plait.runtime.server.protocols.openai.responses.request import PlacedItem, 
 from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
     OutputItem,
+    ReasoningEcho,
     ResponseBody,
     ResponseError,
     ResponseUsage,
 )
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
-from plait.runtime.server.protocols.openai.responses.types import UNSUPPORTED_FIELDS, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
-    check_unsupported,
     drawn_weight,
     remaining_context,
     timeout_of,
@@ -50,8 +48,6 @@ from plait.runtime.server.protocols.shared import (
 )
 
 router = APIRouter()
-
-LOGPROBS = "message.output_text.logprobs"
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,6 @@ async def create_response(request: Request) -> Response:
 async def _check(
     body: ResponsesRequest, model: ServedModel, items: Sequence[PlacedItem], keeper: Keeper
 ) -> CheckedResponse:
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     conversation, tools = conversation_of(body, items)
     prepared = await prepare_chat(model.client, conversation)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
@@ -113,6 +108,7 @@ def _started(body: ResponsesRequest, model: str, keeper: Keeper) -> ResponseBody
         model=model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
+        reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning else None),
         store=keeper.store is not None,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},
@@ -130,7 +126,7 @@ def _shown(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finished(
-    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, usage: Usage
+    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, handle: RequestHandle
 ) -> ResponseBody:
     """The response object at its end."""
     is_cut = output.finish_reason == "length"
@@ -140,8 +136,8 @@ def _finished(
         completed_at=None if is_cut else int(time.time()),
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
-        usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=list(output.call.result(0).warnings) or UNSET,
+        usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
+        warnings=handle.warnings(),
         weight=drawn_weight(output.call.result(0)),
     )
 
@@ -166,13 +162,14 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle.calls[0], result))
+        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle, result))
 
 
-def _complete(client: Client, checked: CheckedResponse, call: Call, result: CallResult) -> ResponseBody:
-    output, items = ChatOutput(checked.prepared, client, call), OutputItems(checked.tools.called)
+def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:
+    output = ChatOutput(checked.prepared, client, handle.calls[0])
+    items = OutputItems(checked.tools.called)
     _delta_events(checked, client, output, items, output.parse_result(result))
-    return _finished(checked, client, output, items, result.usage)
+    return _finished(checked, client, output, items, handle)
 
 
 def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:
@@ -202,8 +199,7 @@ class _ResponseStream(StreamWriter):
         return self._encode(events)
 
     def finish(self) -> bytes:
-        usage = self._handle.usage()
-        response = _finished(self._checked, self._client, self._output, self._items, usage)
+        response = _finished(self._checked, self._client, self._output, self._items, self._handle)
         response = self._checked.keeper.keep(response)
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
         if response.status == "incomplete":

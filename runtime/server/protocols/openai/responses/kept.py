@@ -23,6 +23,7 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
 )
 from plait.runtime.server.protocols.openai.responses.store import ResponseStore, StoredItems, StoredResponse
 from plait.runtime.server.protocols.openai.responses.types import Item, ItemReference, ResponsesRequest
+from plait.runtime.server.request_warnings import warn
 
 STORED_ID_BYTES = 24
 NOT_STORED = "this server stores no responses; its operator can turn that on with --store-responses SECONDS"
@@ -94,7 +95,10 @@ async def all_items(request: Request, body: ResponsesRequest) -> tuple[list[Plac
     own = input_items(body)
     items += _resolved(own, store, tenant) if any(isinstance(item, ItemReference) for _, item in own) else own
     record = current_request()
-    if store is None or body.store is False or (record is not None and record.is_background):
+    is_background = record is not None and record.is_background
+    if store is None or body.store is False or is_background:
+        if body.store:
+            warn("store", "lines of batches are not stored" if store is not None else NOT_STORED)
         return items, Keeper(None, "resp_" + request_id(request)[4:], tenant)
     # A stored response can be read by those who know its id: the id of the request stands in the log.
     response_id = f"resp_{secrets.token_hex(STORED_ID_BYTES)}"

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, Turn
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.protocols.openai.custom_tools import INPUT
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
 from plait.runtime.server.protocols.openai.responses.types import (
+    LOGPROBS,
     AdditionalToolsItem,
     CallItem,
     CallOutputItem,
@@ -29,6 +31,7 @@ from plait.runtime.server.protocols.openai.responses.types import (
     Tool,
 )
 from plait.runtime.server.protocols.shared import build_constraint
+from plait.runtime.server.request_warnings import warn
 
 PlacedItem = tuple[str, Item]
 """An item, and its JSON path for errors."""
@@ -41,6 +44,10 @@ def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tupl
     tools = read_tools(lists)
     names, must_call, one_call = tool_choice(body, tools)
     constraint, param = _constraint(body)
+    for name in body.include or ():
+        if name != LOGPROBS:
+            warn(f"include: {name}", "items have their texts, and no tools run here")
+    effort = body.reasoning.effort if body.reasoning else None
     conversation = Conversation(
         turns=_turns(body, items),
         tools=tools.definitions,
@@ -51,6 +58,7 @@ def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tupl
         constraint_param=param,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
+        thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
     )
     return conversation, tools
 
@@ -97,6 +105,8 @@ def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, .
             turns.append(_message(item, reasoning))
         elif isinstance(item, ReasoningItem):
             reasoning = "".join(part.text for part in item.content or []) or None
+            if item.encrypted_content:
+                warn(f"{place}.encrypted_content", "this server cannot read it")
             continue
         reasoning = None
     return tuple(turns)

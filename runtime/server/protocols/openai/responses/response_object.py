@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
+from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -116,8 +117,8 @@ class Incomplete(msgspec.Struct):
     reason: Literal["max_output_tokens"]
 
 
-class ReasoningConfig(msgspec.Struct, frozen=True):
-    effort: None = None
+class ReasoningEcho(msgspec.Struct, frozen=True):
+    effort: Effort | None = None
     summary: None = None
 
 
@@ -147,7 +148,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     output: Sequence[OutputItem] = ()
     parallel_tool_calls: bool
     previous_response_id: str | None = None
-    reasoning: ReasoningConfig = ReasoningConfig()
+    reasoning: ReasoningEcho = ReasoningEcho()
     service_tier: str = "default"
     store: bool = False
     temperature: float

@@ -1,20 +1,22 @@
-"""The body of a `/v1/responses` request, with every documented field.
+"""The body of a `/v1/responses` request; `request_fields.py` has the fields that are not read.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_types import ToolName
 from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, TextInput
-from plait.runtime.server.protocols.shared import Priority, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.openai.fields import StreamOptions
+from plait.runtime.server.protocols.shared import Priority, StrictStruct
 
 MAX_TOOLS = 128
 
@@ -110,6 +112,19 @@ class ReasoningItem(StrictStruct, tag_field="type", tag="reasoning"):
     status: str | None = None
 
 
+LOGPROBS = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
 class TextFormat(StrictStruct, tag_field="type", tag="text"):
     """Free text."""
 
@@ -128,8 +143,13 @@ class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
 
 
 class TextConfig(StrictStruct):
+    endpoint: ClassVar[str] = "text"
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
-    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(StrictStruct):
+    endpoint: ClassVar[str] = "reasoning"
+    effort: Effort | None = None
 
 
 class FunctionTool(StrictStruct, tag_field="type", tag="function"):
@@ -199,10 +219,6 @@ class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     tools: list[NamedToolChoice | NamedCustomChoice]
 
 
-class StreamOptions(StrictStruct):
-    include_obfuscation: Literal[False] | None = None
-
-
 if TYPE_CHECKING:
     _ResponsesSampling = msgspec.Struct
 else:
@@ -212,14 +228,16 @@ else:
 class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's response request. `cache_salt` to `strict_formats` are extensions."""
 
+    endpoint: ClassVar[str] = "responses"
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[Include] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    reasoning: ReasoningConfig | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: bool | None = None
@@ -241,35 +259,3 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
     strict_formats: bool | None = None
-    access_programs: Any = None
-    background: Any = None
-    background_options: Any = None
-    context_management: Any = None
-    conversation: Any = None
-    image: Any = None
-    max_tool_calls: Any = None
-    moderation: Any = None
-    prompt: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    reasoning: Any = None
-    service_tier: Any = None
-    truncation: Any = None
-
-
-UNSUPPORTED_FIELDS: UnsupportedFields = {
-    "access_programs": (),
-    "background": (False,),
-    "background_options": (),
-    "context_management": (),
-    "conversation": (),
-    "image": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "prompt": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({},),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled",),
-}

@@ -116,16 +116,17 @@ def test_parse_gives_a_pydantic_model(smollm) -> None:
     ("wrong", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "local_shell_call", "call_id": "x"}]}, "input[0].type"),
+        ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"extra_body": {"foo": 1}}, "foo"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"extra_body": {"frequency_penalty": 1}}, "frequency_penalty"),
     ],
 )
 def test_errors_name_the_parameter(client, wrong, param) -> None:
