@@ -86,14 +86,15 @@ class _GrowingValue:
 
     def __init__(self) -> None:
         self._scanner, self._num_scanned = JsonValueScanner(), 0
+        self._end: int | None = None
 
     def end_in(self, text: str) -> int | None:
         """Returns the value's length, or None if `text` ends within it."""
-        end = self._scanner.find(text[self._num_scanned :])
-        if end is None:
+        if self._end is None:
+            end = self._scanner.find(text[self._num_scanned :])
+            self._end = None if end is None else self._num_scanned + end
             self._num_scanned = len(text)
-            return None
-        return self._num_scanned + end
+        return self._end
 
 
 class JsonReader:
@@ -125,7 +126,9 @@ class ElementsReader:
         before, _, behind = form.open.partition("{name}")
         self._before = before
         types = "|".join(re.escape(text) for text in sorted({text for _, text in form.types}, key=len, reverse=True))
-        self._name_pattern = re.compile("(.*?)" + re.escape(behind).replace(re.escape("{type}"), f"({types})"), re.DOTALL)
+        self._name_pattern = re.compile(
+            "(.*?)" + re.escape(behind).replace(re.escape("{type}"), f"({types})"), re.DOTALL
+        )
         self._num_read = 0
         self._types: frozenset[str] | None = None  # that the open element may have
         self._is_open = False  # a string's JSON has been opened
@@ -193,7 +196,6 @@ class ElementsReader:
             piece = _json_of(text[:end], self._types, self._form.python_scalars)
         self._types, self._json_value = None, _GrowingValue()
         return ReadArguments(piece, text[end + len(close) :], False)
-
 
     def _cdata_value(self, text: str) -> ReadArguments | None:
         """Within a value in a CDATA section."""

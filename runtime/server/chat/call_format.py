@@ -17,7 +17,7 @@ from plait.runtime.tokenizer.json_text import json_text
 CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
 IdSource = Literal["", "client", "counter"]
 # A mark such as <tool_call>, [TOOL_CALLS] or <｜tool▁calls▁begin｜> at the beginning of a text.
-_MARK = re.compile(r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\]")
+_MARK = re.compile("\ufdd0?(?:" r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\])")
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,16 @@ class CallFormat:
     """How a model writes tool calls.
 
     head, tail: contain {name}, and {id} if the calls have ids. begin, separator, end: see the module. lead: white space
-    before the first call of an answer without text. id_source: what {id} is: the call's id, or a number that the
-    template counts up. id_pattern: a regex of the ids. id_form: the form of a client's id that the template accepts,
-    with {name} and {index}; "" for any. takes_text: the template writes arguments that are given as JSON text without
-    a change, so they are rendered as the model wrote them. values_as_text: the
-    template is given arguments other than strings as their JSON text, since it would not write them as JSON. is_single: an answer has at most one call. has_long_opener:
-    the first mark alone is no opener, since answers without calls have it, too. is_native: the
-    template itself renders tools, calls and results.
+    before the first call of an answer without text.
+    id_source: what {id} is: the call's id, or a number that the template counts up. id_pattern: a regex of the ids.
+    id_form: the form of a client's id that the template accepts, with {name} and {index}; "" for any.
+    takes_text: the template writes arguments that are given as JSON text without a change, so they are rendered as the
+    model wrote them. values_as_text: the template is given arguments other than strings as their JSON text, since it
+    would not write them as JSON.
+    is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
+    calls have it, too.
+    is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
+    their answer.
     """
 
     head: str
@@ -112,6 +115,7 @@ class CallFormat:
     is_single: bool = False
     has_long_opener: bool = False
     is_native: bool = True
+    writes_calls: bool = True
 
     @property
     def opener(self) -> str:
@@ -190,7 +194,9 @@ def python_literal(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json_text(k, ensure_ascii=False)}: {python_literal(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{json_text(k, ensure_ascii=False)}: {python_literal(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(python_literal, value)) + "]"
     return json_text(value, ensure_ascii=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.server.chat.call_format import CallFormat, ElementArguments
@@ -36,13 +36,9 @@ class ControlMarks:
         self._tokenizer = tokenizer
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts of the control tokens, sorted."""
-        return tuple(sorted(self._ids.values()))
-
-    def detokenizer(self) -> Detokenizer:
-        """Returns a detokenizer that shows these tokens behind CONTROL."""
-        return Detokenizer(self._vocabulary)
+    def pairs(self) -> tuple[tuple[str, int], ...]:
+        """The texts and ids of the control tokens, sorted."""
+        return tuple(sorted((text, token) for token, text in self._ids.items()))
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -51,6 +47,10 @@ class ControlMarks:
         for token, text in self._ids.items():
             token_bytes[token] = (CONTROL + text).encode()
         return Vocabulary(tuple(token_bytes), (), vocabulary.encode)
+
+    def detokenizer(self) -> Detokenizer:
+        """Returns a detokenizer that shows these tokens behind CONTROL."""
+        return Detokenizer(self._vocabulary)
 
     def mark(self, text: str) -> str:
         """Returns `text` with CONTROL before each control token."""
@@ -61,12 +61,19 @@ class ControlMarks:
         form = call_format.arguments
         if isinstance(form, ElementArguments):
             form = replace(form, open=self.mark(form.open), close=self.mark(form.close))
-        texts = {name: self.mark(getattr(call_format, name)) for name in ("begin", "head", "tail", "separator", "end")}
-        return replace(call_format, arguments=form, **texts)
+        return replace(
+            call_format,
+            arguments=form,
+            begin=self.mark(call_format.begin),
+            head=self.mark(call_format.head),
+            tail=self.mark(call_format.tail),
+            separator=self.mark(call_format.separator),
+            end=self.mark(call_format.end),
+        )
 
     def mark_reasoning(self, marks: ReasoningFormat) -> ReasoningFormat:
         """Returns reasoning marks as the parser reads them."""
-        return ReasoningFormat(self.mark(marks.begin), self.mark(marks.end))
+        return replace(marks, begin=self.mark(marks.begin), end=self.mark(marks.end))
 
 
 _SHOWN = re.compile(f"{CONTROL}(?:<[^<>]*>|\\[[^\\[\\]]*\\]|\\S)?")
@@ -75,3 +82,14 @@ _SHOWN = re.compile(f"{CONTROL}(?:<[^<>]*>|\\[[^\\[\\]]*\\]|\\S)?")
 def without_control_tokens(text: str) -> str:
     """Returns text without the control tokens that the parser was shown."""
     return _SHOWN.sub("", text) if CONTROL in text else text
+
+
+def control_marks(tokenizer: Tokenizer, calls: CallFormat | None, reasoning: ReasoningFormat | None) -> ControlMarks:
+    """Returns the control tokens in a model's formats."""
+    texts = (*(calls.texts() if calls else ()), *((reasoning.begin, reasoning.end) if reasoning else ()))
+    return _control_marks(tokenizer, texts)
+
+
+@lru_cache(maxsize=32)
+def _control_marks(tokenizer: Tokenizer, texts: tuple[str, ...]) -> ControlMarks:
+    return ControlMarks(tokenizer, texts)

@@ -15,6 +15,7 @@ from plait.runtime.server.chat.call_format import (
     ArgumentsForm,
     CallFormat,
     ElementArguments,
+    IdSource,
     JsonArguments,
     KeywordArguments,
 )
@@ -22,7 +23,15 @@ from plait.runtime.server.chat.template_probe import NAMES, TEXT, ProbeCall, Tem
 
 KEYS, VALUES = ("qz_k1", "qz_k2"), ("qz_v1", "qz_v2")
 # Values of each JSON type, to see how elements name types and write scalars.
-_TYPED = {"string": "qz_v1", "integer": 17, "number": 2.5, "boolean": True, "null": None, "array": [8], "object": {"q": 9}}
+_TYPED = {
+    "string": "qz_v1",
+    "integer": 17,
+    "number": 2.5,
+    "boolean": True,
+    "null": None,
+    "array": [8],
+    "object": {"q": 9},
+}
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 _LETTERS = string.ascii_letters
 _DECODER = json.JSONDecoder()
@@ -56,26 +65,26 @@ def split_repeated(first: str, between: str, last: str) -> Repeated:
     >>> split_repeated("<calls><call>", "</call><call>", "</call></calls>")
     Repeated(begin='<calls>', head='<call>', tail='</call>', separator='', end='</calls>')
     """
-    tail = _common_prefix(between, last)
-    tail = tail[: len(tail) - _num_of_open_mark(tail, between)]
+    tail = common_prefix(between, last)
+    tail = tail[: len(tail) - num_of_open_mark(tail, between)]
     head = _common_suffix(first, between[len(tail) :])
     head = head[_num_of_closed_mark(head, first) :]
     separator = between[len(tail) : len(between) - len(head)]
     return Repeated(first[: len(first) - len(head)], head, tail, separator, last[len(tail) :])
 
 
-def _common_prefix(a: str, b: str) -> str:
+def common_prefix(a: str, b: str) -> str:
     return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _common_suffix(a: str, b: str) -> str:
-    return _common_prefix(a[::-1], b[::-1])[::-1]
+    return common_prefix(a[::-1], b[::-1])[::-1]
 
 
 _TAG = re.compile(r"<[^<>]*(?:>|$)|\[[A-Z_/]+(?:\]|$)")
 
 
-def _num_of_open_mark(text: str, whole: str) -> int:
+def num_of_open_mark(text: str, whole: str) -> int:
     """How many characters at the end of `text`, the beginning of `whole`, belong to a mark that goes on behind it."""
     cut = len(text)
     return next((cut - m.start() for m in _TAG.finditer(whole) if m.start() < cut < m.end()), 0)
@@ -102,37 +111,49 @@ class Derivation:
         """Returns the format; None if the template does not write calls given so, or in an unknown form."""
         arguments = dict(zip(KEYS, VALUES, strict=True))
         one = self._probe.calls([self._call(0, arguments)])
-        found = _find_arguments(one, arguments) if one is not None else None
-        if one is None or found is None:
+        if one is None or _find_arguments(one, arguments) is None:
             return None
         text, start = self._with_content(one, arguments)
         placed = _find_arguments(text, arguments)
         if placed is None:
             return None
-        first = self._masked(text[start : placed.start])
+        first = self._masked(text[start : placed.start]).lstrip()
         last = self._masked(self._without_end_of_turn(text[placed.end :]))
+        common = CallFormat(
+            first,
+            last,
+            placed.form,
+            lead=self._lead(one),
+            takes_text=self._takes_text,
+            id_form=self._id_form if "{name}" in self._id_form else "",
+            is_single=True,
+            has_long_opener=bool(_first_mark(first)) and _first_mark(first) in self._plain_end,
+        )
         two = self._probe.calls([self._call(0, arguments), self._call(1, arguments)])
         between = None if two is None else self._between(two, arguments)
-        lead = self._lead(one)
-        first = first.lstrip()
-        form: dict[str, Any] = {"arguments": placed.form, "lead": lead, "takes_text": self._takes_text}
-        if self._plain_end and _first_mark(first) and _first_mark(first) in self._plain_end:
-            form["has_long_opener"] = True
-        form["id_form"] = self._id_form if "{name}" in self._id_form else ""
-        if between is None:
-            return _checked(CallFormat(first, last, is_single=True, **form))
+        if between is not None:
+            common = self._of_several(common, first, between, last)
+        return _checked(self._with_element_details(common))
+
+    def _of_several(self, common: CallFormat, first: str, between: str, last: str) -> CallFormat:
+        """Returns the format of a template that writes several calls."""
         first, between, last, counts = _mask_counter(first, between, last)
         parts = split_repeated(first, between, last)
         if not parts.begin and _TAG.fullmatch(parts.end):  # a mark that ends a turn with calls
             parts = parts._replace(end="")
-        source = "counter" if counts else "client" if "{id}" in parts.head + parts.tail else ""
-        if source == "client" and "{name}" in self._id_form:
-            source = "counter"
-        pattern = {"": "", "counter": "[0-9]{1,6}", "client": "[a-zA-Z0-9]{9}"}[source]
-        whole = CallFormat(
-            parts.head, parts.tail, begin=parts.begin, separator=parts.separator, end=parts.end, id_source=source, id_pattern=pattern, **form
-        )  # fmt: skip
-        return _checked(self._with_element_details(whole))
+        has_id = "{id}" in parts.head + parts.tail
+        source: IdSource = "counter" if counts or (has_id and common.id_form) else "client" if has_id else ""
+        return replace(
+            common,
+            begin=parts.begin,
+            head=parts.head,
+            tail=parts.tail,
+            separator=parts.separator,
+            end=parts.end,
+            id_source=source,
+            id_pattern={"": "", "counter": "[0-9]{1,6}", "client": "[a-zA-Z0-9]{9}"}[source],
+            is_single=False,
+        )
 
     def _call(self, index: int, arguments: Mapping[str, Any]) -> ProbeCall:
         given = json.dumps(arguments) if self._takes_text else arguments
@@ -162,8 +183,8 @@ class Derivation:
         for header in headers:
             if one.startswith(header):
                 return one, len(header)
-        shared = max((_common_prefix(one, header) for header in headers), key=len, default="")
-        return one, len(shared) - _num_of_open_mark(shared, one)
+        shared = max((common_prefix(one, header) for header in headers), key=len, default="")
+        return one, len(shared) - num_of_open_mark(shared, one)
 
     def _without_end_of_turn(self, text: str) -> str:
         end = self._plain_end
@@ -196,7 +217,7 @@ class Derivation:
         form = derived.arguments
         if not isinstance(form, ElementArguments):
             return derived
-        before, _, behind = form.open.partition("{name}")
+        before, _, _ = form.open.partition("{name}")
         openings, python_scalars = dict[str, str](), False
         for name, value in _TYPED.items():
             text = self._probe.calls([self._call(0, {KEYS[0]: value})]) or ""
@@ -209,7 +230,7 @@ class Derivation:
                     python_scalars |= option != written
                     break
         if len(set(openings.values())) > 1:
-            start = _common_prefix(*(f([*openings.values()]) for f in (min, max)))
+            start = common_prefix(*(f([*openings.values()]) for f in (min, max)))
             rest = [opening[len(start) :] for opening in openings.values()]
             end = _common_suffix_of(rest)
             start, end = start.rstrip(_LETTERS), end.lstrip(_LETTERS)  # a type is a whole word
@@ -265,7 +286,9 @@ def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
             found = text[match.start() : end]
             styles = {", ": "spaced"} if found == json.dumps(arguments) else {}
             compact = found == json.dumps(arguments, separators=(",", ":"))
-            return _Arguments(match.start(), end, JsonArguments("spaced" if styles else "compact" if compact else "any"))
+            return _Arguments(
+                match.start(), end, JsonArguments("spaced" if styles else "compact" if compact else "any")
+            )
     return None
 
 

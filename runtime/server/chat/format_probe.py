@@ -109,8 +109,11 @@ def reproduces_calls(probe: TemplateProbe, call_format: CallFormat, case: list[d
         schema["properties"] |= one["properties"]
     parser = OutputParser(None, False, call_format, dict.fromkeys(names, schema))
     parts = [*parser.push(written), *parser.finish()]
-    read = [json.loads("".join(p.text for p in parts if p[0] == "arguments" and p.number == i)) for i in range(len(case))] \
-        if parser.num_calls == len(case) and not parser.is_within_arguments else None
+    read = (
+        [json.loads("".join(p.text for p in parts if p[0] == "arguments" and p.number == i)) for i in range(len(case))]
+        if parser.num_calls == len(case) and not parser.is_within_arguments
+        else None
+    )
     return read == case and [part.text for part in parts if part.kind == "call"] == names
 
 
@@ -130,7 +133,9 @@ def written_calls(call_format: CallFormat, text: str, calls: Sequence[ProbeCall]
         if written in text:
             return written
         form = call_format.arguments
-        if isinstance(form, KeywordArguments) and ("\\" in written or written.replace('"', "'") in text.replace('"', "'")):
+        if isinstance(form, KeywordArguments) and (
+            "\\" in written or written.replace('"', "'") in text.replace('"', "'")
+        ):
             return written
         if isinstance(form, JsonArguments) and form.style == "any" and _SPACE.sub("", written) in _SPACE.sub("", text):
             return written

@@ -11,11 +11,15 @@ from plait.runtime.server.errors import invalid
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The texts before and after the reasoning at the beginning of an answer. `begin` may be "": then only the prompt
-    opens reasoning."""
+    """The texts before and after the reasoning at the beginning of an answer.
+
+    begin: "" if nothing opens reasoning but the prompt. field: where the template reads the reasoning of a message;
+    "content" for a part of the content.
+    """
 
     begin: str
     end: str
+    field: str = "reasoning_content"
 
 
 GENERIC_REASONING = ReasoningFormat("<think>", "</think>")

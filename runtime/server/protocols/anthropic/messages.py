@@ -14,6 +14,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import request_id, tenant_of, use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
+from plait.runtime.server.chat.model_formats import formats_in_thread
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
@@ -82,6 +83,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_json(request, PromptFields)
     client = (await use_model(request, body.model)).client
     check_unsupported(body, UNSUPPORTED_FIELDS)
+    await formats_in_thread(client.tokenizer.chat_template)
     shows_thinking(body, client.tokenizer.chat_template)
     prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
     return json_response(TokenCount(len(prepared.prompt_ids)))
@@ -90,6 +92,7 @@ async def count_tokens(request: Request) -> Response:
 async def _check(body: MessagesRequest, model: ServedModel, request: Request) -> CheckedMessage:
     check_unsupported(body, UNSUPPORTED_MESSAGE_FIELDS)
     client = model.client
+    await formats_in_thread(client.tokenizer.chat_template)
     with_thinking = shows_thinking(body, client.tokenizer.chat_template)
     sampling = sampling_of(body)
     prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))

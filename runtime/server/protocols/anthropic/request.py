@@ -8,7 +8,7 @@ from itertools import groupby
 from plait.constrained.specs import JsonSchema, Spec
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.chat.model_formats import formats_of
 from plait.runtime.server.chat.template_settings import with_thinking
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
@@ -77,7 +77,7 @@ def shows_thinking(body: PromptFields, template: ChatTemplate | None) -> bool:
     thinking_config = body.thinking
     if thinking_config is None or isinstance(thinking_config, ThinkingDisabled):
         return False
-    if template is None or reasoning_format(template.source) is None:
+    if formats_of(template).reasoning is None:
         raise unsupported("thinking", "is not supported: this model does not mark reasoning")
     if isinstance(thinking_config, ThinkingEnabled):
         reason = 'is not supported: reasoning has no separate budget here; use {"type": "adaptive"}'

@@ -14,6 +14,7 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
+from plait.runtime.server.chat.model_formats import formats_in_thread
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
@@ -88,6 +89,7 @@ async def _check(
     body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, model: ServedModel, tenant: str
 ) -> CheckedRequest:
     client = model.client
+    await formats_in_thread(client.tokenizer.chat_template)
     with_thinking = shows_thinking(body, client)
     prepared = await prepared_of(body, client)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)

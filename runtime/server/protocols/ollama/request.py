@@ -13,7 +13,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
-from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.chat.model_formats import formats_of
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.template_settings import with_thinking
 from plait.runtime.server.errors import invalid, unsupported
@@ -112,7 +112,7 @@ def shows_thinking(body: OllamaRequestFields, client: Client) -> bool:
     if isinstance(body.think, str):
         raise unsupported("think", "can only be true or false on this server")
     template = client.tokenizer.chat_template
-    if body.think and (template is None or reasoning_format(template.source) is None):
+    if body.think and formats_of(template).reasoning is None:
         raise unsupported("think", "is not supported: this model does not mark reasoning")
     return body.think is not False
 

@@ -48,7 +48,7 @@ class OutputItems:
     def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
         """Adds a part of the answer; `logprobs` belong to a part that is text."""
         if part.kind == "call":
-            return self._begin(CallOutput(name=part.text, id=_new_id("fc"), call_id=_new_id("call")))
+            return self._begin(CallOutput(name=part.text, id=_new_id("fc"), call_id=_new_id("call") + part.call_id))
         if part.kind == "arguments":
             call = self._open
             assert isinstance(call, CallOutput)

@@ -68,7 +68,7 @@ def _turns(body: ResponsesRequest) -> tuple[Turn, ...]:
     for index, raw in enumerate(body.input):
         item: Item = convert_json({"type": "message", **raw}, Item, f"input[{index}]")  # type: ignore[arg-type]
         if isinstance(item, CallItem):  # consecutive calls and the text before them are one turn
-            call = ToolCall(item.call_id, item.name, item.arguments)
+            call = ToolCall(item.call_id, item.name, item.arguments, f"input[{index}].arguments")
             calls.append(call)
             if turns and turns[-1].role == "assistant":
                 last = turns.pop()
