@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Reasoning, Spec, Structural, Trigger
+from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition
 from plait.runtime.server.errors import invalid
 from plait.runtime.tokenizer.json_text import json_text
@@ -124,17 +125,7 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
     answer that satisfies it. Raises ApiError for an invalid schema, and for a constraint that is not JSON.
     """
     tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
-    if "{name}" in call_format.begin:
-        triggers = [
-            _trigger(call_format.begin.replace("{name}", t.name), dict(t.parameters), call_format.end, t) for t in tools
-        ]
-    elif len(tools) == 1:
-        triggers = [_trigger(call_format.begin, _call_schema(call_format, tools[0], "#"), call_format.end, tools[0])]
-    else:
-        for tool in tools:  # one by one first, so that an error names the tool with the invalid schema
-            _trigger(call_format.begin, _call_schema(call_format, tool, "#"), call_format.end, tool)
-        any_of = [_call_schema(call_format, tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
-        triggers = [_trigger(call_format.begin, {"anyOf": any_of}, call_format.end, tools[0])]
+    triggers = [_trigger(call_format, tool) for tool in tools]
     return Structural(
         triggers,
         at_least=1 if conversation.must_call else 0,
@@ -143,6 +134,7 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
         annotations=not any(tool.strict for tool in tools),
         strict_formats=conversation.strict_formats or any(tool.strict for tool in tools),
         otherwise=otherwise,
+        openers=() if "{name}" in call_format.begin else (call_format.begin,),
     )
 
 
@@ -160,36 +152,15 @@ def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObjec
     raise invalid(text, param, "unsupported_combination")
 
 
-def _trigger(begin: str, schema: dict[str, Any], end: str, tool: ToolDefinition) -> Trigger:
+def _trigger(call_format: ToolFormat, tool: ToolDefinition) -> Trigger:
+    """Returns the trigger of one tool's calls. Raises ApiError for a schema that is not JSON."""
+    if "{name}" in call_format.begin:
+        begin, end = call_format.begin.replace("{name}", tool.name), call_format.end
+    else:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        begin = f'{call_format.begin}{{"{call_format.name_key}": {name}, "{call_format.arguments_key}": '
+        end = "}" + call_format.end
     try:
-        return Trigger(begin, schema, end)
+        return Trigger(begin, closed_arguments(tool.parameters), end, tool.name)
     except GrammarError as error:
         raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
-
-
-def _call_schema(call_format: ToolFormat, tool: ToolDefinition, pointer: str) -> dict[str, Any]:
-    """Returns the schema of one tool's call, for the JSON pointer `pointer` of the whole schema."""
-    arguments = _relocate_refs(dict(tool.parameters), f"{pointer}/properties/{call_format.arguments_key}")
-    return {
-        "type": "object",
-        "properties": {call_format.name_key: {"const": tool.name}, call_format.arguments_key: arguments},
-        "required": [call_format.name_key, call_format.arguments_key],
-        "additionalProperties": False,
-    }
-
-
-def _relocate_refs(schema: Any, pointer: str) -> Any:
-    """Returns a schema that has moved from the root to `pointer`, with its local references ("#/...") adjusted."""
-    if isinstance(schema, list):
-        return [_relocate_refs(item, pointer) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    relocated = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            relocated[key] = pointer + value[1:]
-        elif key in ("const", "enum", "default", "examples"):
-            relocated[key] = value
-        else:
-            relocated[key] = _relocate_refs(value, pointer)
-    return relocated
