@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from plait.runtime.server.chat.call_format import CallFormat
+from plait.runtime.server.chat.call_format import CallFormat, JsonArguments
 from plait.runtime.server.chat.conversation import Conversation, Role, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.model_formats import ModelFormats
 from plait.runtime.server.errors import invalid
@@ -17,11 +17,12 @@ from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.tokenizer.json_text import json_text
 
 Escape = Callable[[Any], Any]  # replaces the control tokens in a client's texts
+NO_ARGUMENTS = ("", "null")
 _ID_CHARS = 9  # of an id that templates with ids accept
 
 _INSTRUCTIONS = """You can call functions. Each is given as a JSON object with its parameters' JSON schema:
 {tools}
-To call a function, write {example} with the function's name and arguments. You may write text before it. \\
+To call a function, write {example} with the function's name and arguments. You may write text before it. \
 The function's result is then given to you."""
 
 
@@ -51,7 +52,7 @@ def tool_instructions(tools: Sequence[ToolDefinition], call_format: CallFormat) 
     """Returns the tool instructions for templates that cannot render tools."""
     lines = [json_text(tool_as_json(tool)["function"], ensure_ascii=False) for tool in tools]
     example = call_format.render_calls([("", "NAME", "{...}")])
-    return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\\n".join(lines))
+    return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\n".join(lines))
 
 
 def _with_instructions(
@@ -62,12 +63,12 @@ def _with_instructions(
     text = tool_instructions(tools, call_format)
     role: Role = "system" if takes_system else "user"
     if turns and turns[0].role == role:
-        both = f"{turns[0].text}\\n\\n{text}" if takes_system else f"{text}\\n\\n{turns[0].text}"
+        both = f"{turns[0].text}\n\n{text}" if takes_system else f"{text}\n\n{turns[0].text}"
         return [replace(turns[0], text=both), *turns[1:]]
     if not takes_system:
         for index, turn in enumerate(turns):
             if turn.role == "user":
-                return [*turns[:index], replace(turn, text=f"{text}\\n\\n{turn.text}"), *turns[index + 1 :]]
+                return [*turns[:index], replace(turn, text=f"{text}\n\n{turn.text}"), *turns[index + 1 :]]
     return [Turn(role, text), *turns]
 
 
@@ -141,7 +142,7 @@ def _template_ids(turns: Sequence[Turn], call_format: CallFormat) -> dict[str, s
 def _arguments(call: ToolCall, call_format: CallFormat) -> str | Mapping[str, Any]:
     """The arguments of an earlier call as the template takes them. Raises ApiError 400 if it cannot write them."""
     if isinstance(call.arguments, str) and call_format.takes_text:
-        return call.arguments if call.arguments.strip() not in ("", "null") else "{}"
+        return call.arguments if call.arguments.strip() not in NO_ARGUMENTS else "{}"
     value = parsed_arguments(call.arguments)
     if not isinstance(value, Mapping):
         param = call.param or "tool_calls"
@@ -151,6 +152,8 @@ def _arguments(call: ToolCall, call_format: CallFormat) -> str | Mapping[str, An
 
 def _arguments_text(call: ToolCall, call_format: CallFormat) -> str:
     """The arguments of an earlier call as the model writes them, whatever they are."""
+    if isinstance(call.arguments, str) and isinstance(call_format.arguments, JsonArguments):
+        return call.arguments if call.arguments.strip() not in NO_ARGUMENTS else "{}"
     value = parsed_arguments(call.arguments)
     return call_format.arguments.render(value) if isinstance(value, Mapping) else str(value)
 
@@ -159,7 +162,7 @@ def parsed_arguments(arguments: str | Mapping[str, Any]) -> Any:
     """The arguments as JSON, none as {}; a text that is no JSON as it is. Raises ApiError 400 for too many elements."""
     if not isinstance(arguments, str):
         return arguments
-    if arguments.strip() in ("", "null"):
+    if arguments.strip() in NO_ARGUMENTS:
         return {}
     for _ in scan_steps(arguments.encode(), JsonScan(), "the arguments of a tool call have"):
         pass  # other threads run between two steps

@@ -78,9 +78,9 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        return Elements(
-            schema, form.open, form.close, form.separator, types=form.types, python_scalars=form.python_scalars
-        )
+        typed: dict[str, Any] = {"types": form.types} if form.types else {}
+        python: dict[str, Any] = {"python_scalars": True} if form.python_scalars else {}
+        return Elements(schema, form.open, form.close, form.separator, **typed, **python)
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema

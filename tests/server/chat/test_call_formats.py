@@ -6,6 +6,7 @@ import itertools
 import json
 
 import pytest
+from call_templates import CALL_TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from call_templates import CALL_TEMPLATES
 
 KINDS = list(CALL_TEMPLATES)
 FORMATS = {kind: find_formats(ChatTemplate(entry.source, "", "")) for kind, entry in CALL_TEMPLATES.items()}

@@ -43,7 +43,11 @@ CALL_TEMPLATES = {
         r'(<tool_call>\n{"name": "{name}", "arguments": {json}}\n</tool_call>)*\n',
     ),
     "json as given": CallTemplate(
-        _each("<call>" + NAME + " {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}</call>"),
+        _each(
+            "<call>"
+            + NAME
+            + " {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}</call>"
+        ),
         r"<call>{name} {json}</call>",
     ),
     "compact json": CallTemplate(
@@ -66,7 +70,9 @@ CALL_TEMPLATES = {
         r"[CALLS]{name}[ID]{id}[ARGS]{json}",
     ),
     "counted calls": CallTemplate(
-        _list("<calls>", "<call>functions." + NAME + ":{{ loop.index0 }}<args>" + ARGUMENTS + "</call>", "", "</calls>"),
+        _list(
+            "<calls>", "<call>functions." + NAME + ":{{ loop.index0 }}<args>" + ARGUMENTS + "</call>", "", "</calls>"
+        ),
         r"<calls>(<call>functions.{name}:{id}<args>{json}</call>)*</calls>",
     ),
     "section": CallTemplate(
@@ -86,21 +92,39 @@ CALL_TEMPLATES = {
     ),
     "elements": CallTemplate(
         _each(
-            _LINE + "<tool_call>\n<function=" + NAME + ">\n"
-            + _items("<parameter={{ k }}>\n{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}\n</parameter>\n")
+            _LINE
+            + "<tool_call>\n<function="
+            + NAME
+            + ">\n"
+            + _items(
+                "<parameter={{ k }}>\n{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}\n</parameter>\n"
+            )
             + "</function>\n</tool_call>"
         ),
         r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{python value}\n</parameter>\n}</function>\n</tool_call>)*\n",
     ),
     "keys and values": CallTemplate(
-        _each(_LINE + "<tool_call>" + NAME + "\n" + _items("<key>{{ k }}</key>\n<value>" + _VALUE + "</value>\n") + "</tool_call>"),
+        _each(
+            _LINE
+            + "<tool_call>"
+            + NAME
+            + "\n"
+            + _items("<key>{{ k }}</key>\n<value>" + _VALUE + "</value>\n")
+            + "</tool_call>"
+        ),
         r"(<tool_call>{name}\n{<key>{name}</key>\n<value>{value}</value>\n}</tool_call>)*\n",
     ),
     "typed elements": CallTemplate(
         _list(
             "<calls>\n",
-            '<invoke name="' + NAME + '">\n'
-            + _items('<parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">' + _VALUE + "</parameter>\n")
+            '<invoke name="'
+            + NAME
+            + '">\n'
+            + _items(
+                '<parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+                + _VALUE
+                + "</parameter>\n"
+            )
             + "</invoke>\n",
             "",
             "</calls>",
