@@ -11,6 +11,7 @@ import numpy as np
 
 from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.grammar import Grammar, Matcher, mask_words
+from plait.constrained.guidance.call_tracker import CallTexts, CallTracker
 from plait.constrained.guidance.inner_matcher import (
     DEAD_END,
     EMPTY_LANGUAGE,
@@ -42,7 +43,9 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON in the text
     free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
+    control_tokens: tuple[tuple[str, int], ...] = ()  # that the grammar refers to: as what text each counts, and its id
     unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
+    calls: CallTexts | None = None  # the calls of a structural text, if their arrays must not repeat items
 
 
 class LlguidanceGrammar(Grammar):
@@ -70,9 +73,14 @@ class LlguidanceGrammar(Grammar):
         self._max_digits = source.max_digits
         delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters)
         self._json_regions = JsonRegions(delimiters, source.free_text)
+        self.control_texts = {token: text.encode() for text, token in source.control_tokens}
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
-        self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items))) if source.unique_items else None
+        self._item_tracker: ItemTracker | None = None
+        if source.unique_items:
+            self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items)))
+        elif source.calls is not None:
+            self._item_tracker = CallTracker(source.calls)
         self._prototype = compile_inner_matcher(self._text, vocabulary)
         try:
             matcher = self.matcher()
@@ -91,7 +99,7 @@ class LlguidanceGrammar(Grammar):
     def matcher(self) -> Matcher:
         if self._item_tracker is None:
             return LlguidanceMatcher(self)
-        return UniqueItemsMatcher(self, UniqueItems(self._item_tracker, self.vocabulary))
+        return UniqueItemsMatcher(self, UniqueItems(self._item_tracker, self.vocabulary, self.control_texts))
 
     def check(self, text: str) -> str | None:
         if self.unchecked and self._segments:
@@ -104,7 +112,8 @@ class LlguidanceGrammar(Grammar):
         """Returns whether the text of `tokens` ends in a JSON number that has the maximum number of digits."""
         if not self._max_digits:
             return False
-        return self.vocabulary.number_limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions)
+        limiter = self.vocabulary.number_limiter
+        return limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions, self.control_texts)
 
     def new_inner_matcher(self) -> llguidance.LLMatcher:
         """Returns llguidance's matcher at the start of a text; it shares its lexer with the other matchers."""

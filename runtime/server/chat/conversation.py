@@ -15,11 +15,13 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call by the model. `arguments` is JSON text, or the object."""
+    """A tool call by the model. `arguments` is JSON text, or the object. param: their path in the request, for
+    errors."""
 
     id: str
     name: str
     arguments: str | Mapping[str, Any]
+    param: str = ""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def top_logprobs_of(body: ChatRequest) -> int:
 
 
 def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
-    turns = [_turn(message) for message in messages]
+    turns = [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
     known_ids: set[str] = set()
     for index, turn in enumerate(turns):
         known_ids |= {call.id for call in turn.calls}
@@ -105,13 +105,16 @@ def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _turn(message: Message) -> Turn:
+def _turn(message: Message, path: str) -> Turn:
     text = _text(message.content)
     if isinstance(message, ToolMessage):
         return Turn("tool", text, call_id=message.tool_call_id, name=message.name)
     if isinstance(message, AssistantMessage):
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+            ToolCall(
+                call.id, call.function.name, call.function.arguments, f"{path}.tool_calls[{number}].function.arguments"
+            )
+            for number, call in enumerate(message.tool_calls or ())
         )
         reasoning = message.reasoning_content or message.reasoning
         return Turn("assistant", text or message.refusal or "", calls, reasoning, name=message.name)

@@ -120,11 +120,11 @@ class MessageBuilder:
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-        self._calls: list[tuple[str, list[str]]] = []  # name, pieces of the arguments
+        self._calls: list[tuple[ParsedPart, list[str]]] = []  # the call's beginning, and pieces of its arguments
 
     def add(self, part: ParsedPart) -> None:
         if part.kind == "call":
-            self._calls.append((part.text, []))
+            self._calls.append((part, []))
         elif part.kind == "arguments":
             self._calls[part.number][1].append(part.text)
         else:
@@ -132,7 +132,9 @@ class MessageBuilder:
 
     def build(self) -> ChatMessage:
         text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"])
-        calls = [ChatToolCall(_new_call_id(), FunctionCall(name, "".join(pieces))) for name, pieces in self._calls]
+        calls = [
+            ChatToolCall(_new_call_id(part), FunctionCall(part.text, "".join(pieces))) for part, pieces in self._calls
+        ]
         return ChatMessage(text or (None if calls else ""), calls or UNSET, reasoning or UNSET)
 
 
@@ -143,11 +145,11 @@ def delta_of(part: ParsedPart) -> Delta:
     if part.kind == "reasoning":
         return Delta(reasoning_content=part.text)
     if part.kind == "call":
-        call = DeltaToolCall(part.number, DeltaFunction("", part.text), _new_call_id(), "function")
+        call = DeltaToolCall(part.number, DeltaFunction("", part.text), _new_call_id(part), "function")
     else:
         call = DeltaToolCall(part.number, DeltaFunction(part.text))
     return Delta(tool_calls=[call])
 
 
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _new_call_id(part: ParsedPart) -> str:
+    return f"call_{secrets.token_hex(12)}{part.call_id}"

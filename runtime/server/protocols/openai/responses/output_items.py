@@ -62,7 +62,7 @@ class OutputItems:
     def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
         """Adds a part of the answer; `logprobs` belong to a part that is text."""
         if part.kind == "call":
-            return self._begin(self._new_call(part.text))
+            return self._begin(self._new_call(part))
         if part.kind == "arguments":
             return self._add_arguments(part.text)
         if part.kind == "text":
@@ -107,9 +107,9 @@ class OutputItems:
         kind: Literal["response.content_part.added"] = "response.content_part.added"
         return [*events, PartEvent(type=kind, item_id=item.id, output_index=self._index, part=part)]
 
-    def _new_call(self, name: str) -> CallOutput | CustomCallOutput:
-        tool = self._tools.get(name, CalledTool(name))
-        namespace, call_id = tool.namespace or UNSET, _new_id("call")
+    def _new_call(self, part: ParsedPart) -> CallOutput | CustomCallOutput:
+        tool = self._tools.get(part.text, CalledTool(part.text))
+        namespace, call_id = tool.namespace or UNSET, _new_id("call") + part.call_id
         if not tool.is_custom:
             return CallOutput(name=tool.name, id=_new_id("fc"), call_id=call_id, namespace=namespace)
         self._input = InputReader()

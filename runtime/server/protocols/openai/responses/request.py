@@ -95,7 +95,7 @@ def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, .
     for place, item in items:
         if isinstance(item, CallItem | CustomCallItem):
             call_ids.add(item.call_id)
-            _add_call(turns, _call(item), reasoning)
+            _add_call(turns, _call(item, place), reasoning)
         elif isinstance(item, CallOutputItem | CustomCallOutputItem):
             if item.call_id not in call_ids:
                 param = f"{place}.call_id"
@@ -112,9 +112,9 @@ def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, .
     return tuple(turns)
 
 
-def _call(item: CallItem | CustomCallItem) -> ToolCall:
+def _call(item: CallItem | CustomCallItem, place: str) -> ToolCall:
     arguments = item.arguments if isinstance(item, CallItem) else {INPUT: item.input}
-    return ToolCall(item.call_id, qualified(item.name, item.namespace), arguments)
+    return ToolCall(item.call_id, qualified(item.name, item.namespace), arguments, f"{place}.arguments")
 
 
 def _add_call(turns: list[Turn], call: ToolCall, reasoning: str | None) -> None:

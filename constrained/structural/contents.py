@@ -1,0 +1,74 @@
+"""The content of a call, with the text that ends it, as Lark rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from plait.constrained.cfg.lark_compiler import check_notation
+from plait.constrained.cfg.lark_depth import check_depth
+from plait.constrained.guidance.call_tracker import CallText
+from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.regex.python_syntax import to_plain_pattern
+from plait.constrained.specs import JsonObject, JsonSchema, Lark, Regex, Structural, Trigger
+from plait.constrained.structural.marks import Marks
+from plait.constrained.structural.raw_text import ended_text
+
+_JSON = CallText(b"", b"")
+_OTHER = CallText(b"", b"", is_other=True)
+
+
+@dataclass(frozen=True)
+class ContentRules:
+    """What a content adds to a grammar.
+
+    expression: of the content and its end. rules: that it refers to. unchecked, warnings: as in RewrittenSchema.
+    unique: a schema of arrays that must not repeat items, as `extract_unique_items` returns it. text: how the content
+    is followed, without the marks around it.
+    """
+
+    expression: str
+    rules: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unique: dict[str, Any] | None = None
+    text: CallText = _JSON
+
+    def at(self, pointer: str) -> ContentRules:
+        """Returns the same with `pointer` before the pointers."""
+        return replace(self, unchecked=tuple(pointer + inner for inner in self.unchecked))
+
+
+def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -> ContentRules:
+    """Returns the rules of the content of `trigger`, each with a name that begins with `name`. Raises GrammarError."""
+    content = trigger.content
+    if isinstance(content, str):
+        content = json_spec(content, spec)
+    if isinstance(content, JsonSchema | JsonObject):
+        found = json_rules(content, name)
+        end = marks.literal(trigger.end, with_id=True)
+        return ContentRules(f"{found.start} {end}", found.rules, found.unchecked, found.warnings, found.unique)
+    if isinstance(content, Regex):
+        body = f"/{regex_to_lark(to_plain_pattern(content.pattern).pattern)}/"
+        expression, rules = ended_text(body, trigger.end, name.upper(), marks)
+        return ContentRules(expression, rules, text=_OTHER)
+    if isinstance(content, Lark):
+        check_notation(content.grammar)
+        check_depth(content.grammar)
+        end = marks.literal(trigger.end, with_id=True)
+        return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
+    raise NotImplementedError
+
+
+def json_spec(schema: str, spec: Structural) -> JsonSchema:
+    """Returns a schema in the style of a Structural."""
+    return JsonSchema(
+        schema,
+        whitespace=spec.whitespace,
+        lenient=spec.lenient,
+        annotations=spec.annotations,
+        compact=spec.compact,
+        strict_formats=spec.strict_formats,
+    )
