@@ -226,10 +226,21 @@ class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
         _check_style(self)
 
 
+class JsonString(msgspec.Struct, frozen=True, tag="json_string"):
+    """A JSON string, quotes included, whose value is a text of `of`; no character has another form than json.dumps
+    with ensure_ascii=False gives it. For Trigger only.
+
+    >>> JsonString(Regex("a|b")).of.pattern
+    'a|b'
+    """
+
+    of: Regex | Lark
+
+
 if TYPE_CHECKING:
-    Content: TypeAlias = SchemaSource | JsonSchema | JsonObject | Regex | Lark | Elements | Keywords
+    Content: TypeAlias = SchemaSource | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords
 else:
-    Content = str | JsonSchema | JsonObject | Regex | Lark | Elements | Keywords
+    Content = str | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -248,7 +259,7 @@ class Trigger(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.content, JsonSchema | JsonObject | Regex | Lark | Elements | Keywords):
+        if not isinstance(self.content, JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords):
             msgspec.structs.force_setattr(self, "content", _schema_text(self.content))
 
     @property
@@ -256,7 +267,7 @@ class Trigger(msgspec.Struct, frozen=True):
         """The JSON schema of the content as text; None for a pattern and a grammar."""
         if isinstance(self.content, JsonObject):
             return "{}" if self.content.any_value else '{"type":"object"}'
-        if isinstance(self.content, Regex | Lark):
+        if isinstance(self.content, Regex | Lark | JsonString):
             return None
         return str(self.content if isinstance(self.content, str) else self.content.schema)  # type: ignore[union-attr]
 

@@ -13,8 +13,19 @@ from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.guidance.call_tracker import CallText
 from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.regex.python_syntax import to_plain_pattern
-from plait.constrained.specs import Elements, JsonObject, JsonSchema, Keywords, Lark, Regex, Structural, Trigger
+from plait.constrained.specs import (
+    Elements,
+    JsonObject,
+    JsonSchema,
+    JsonString,
+    Keywords,
+    Lark,
+    Regex,
+    Structural,
+    Trigger,
+)
 from plait.constrained.structural.elements import ElementForm, ElementRules
+from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
 from plait.constrained.structural.raw_text import element_value, ended_text
 
@@ -61,6 +72,9 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         check_depth(content.grammar)
         end = marks.literal(trigger.end, with_id=True)
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
+    if isinstance(content, JsonString):
+        return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
+    assert isinstance(content, Elements | Keywords)
     return _elements(content, trigger, name, spec, marks)
 
 
@@ -74,6 +88,17 @@ def _elements(
     return ContentRules(
         found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
     )
+
+
+def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the expression of a string and its end, and its rules."""
+    if isinstance(content.of, Regex):
+        pattern = regex_to_lark(pattern_in_json(content.of.pattern))
+        return f"{name.upper()} {end}", (f'{name.upper()}: "\\"" /{pattern}/ "\\""',)
+    check_notation(content.of.grammar)
+    check_depth(content.of.grammar)
+    rules = (f"{name}: %lark {{", grammar_in_json(content.of.grammar), "}")
+    return f'"\\"" {name} "\\"" {end}', rules
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

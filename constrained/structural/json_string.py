@@ -1,7 +1,11 @@
 """Rewrites patterns and grammars so that they describe their texts as these stand in a JSON string.
 
-Each character becomes what json.dumps(ensure_ascii=False) writes for it: itself, or an escape such as \\n. No escape is
-the beginning of another, so what a terminal matches, and where it ends, does not change.
+Each character becomes what json.dumps(ensure_ascii=False) writes for it: itself, or an escape such as \\n.
+
+llguidance's lexer sees where a terminal ends by the next byte alone. The backslash of an escape may both continue a
+terminal and follow it, so a grammar without recursion becomes a single terminal, which needs no lexer. In a recursive
+one a terminal that may be continued by an escape is not left for one that begins with an escape: such texts are not
+written, and no other text is.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from plait.constrained.cfg.lark_depth import references_of
 from plait.constrained.regex.char_classes import Ranges, escape_code_point, merge_ranges, write_class
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, to_plain_pattern
 from plait.constrained.specs import GrammarError
@@ -23,8 +28,9 @@ _TOKEN = re.compile(
     r'|(?P<text>"(?:\\.|[^"\\\n])*")(?P<text_flags>i?)|(?P<comment>(?://|#)[^\n]*)'
     r"|/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[imslux]*)"
     r"|%import\s+common\s*(?:\.\s*(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?|\((?P<names>[\w\s,]*)\))"
-    r"|(?P<refused>%(?!ignore\b|import\b)\w*|~(?!\s*\d))|\[[^\]\n]*\]|.",
-    re.DOTALL,
+    r"|^[ \t]*[?!]?(?P<defined>[A-Za-z_]\w*)[ \t]*(?P<attributes>\[[^\]\n]*\])?[ \t]*:|(?P<word>[A-Za-z_]\w*)"
+    r"|(?P<refused>%(?!ignore\b|import\b)\w*|~(?!\s*\d))|(?P<ignore>%ignore)|.",
+    re.DOTALL | re.MULTILINE,
 )
 # The terminals of Lark's library whose texts have characters that JSON escapes.
 _COMMON = {
@@ -61,7 +67,36 @@ def grammar_in_json(grammar: str) -> str:
     >>> grammar_in_json('start: "a\\\\n"')
     'start: "a\\\\\\\\n"'
     """
-    return _TOKEN.sub(_rewritten, grammar)
+    terminals = _as_terminals(grammar)
+    text = _TOKEN.sub(lambda token: _rewritten(token, terminals), grammar)
+    return f"start: {terminals['start']}\n{text}" if terminals else text
+
+
+def _as_terminals(grammar: str) -> dict[str, str]:
+    """Returns rule -> name of a terminal for the rules of a grammar without recursion; {} for any other grammar, and
+    for one with %ignore or rules with attributes."""
+    rules: set[str] = set()
+    for token in _TOKEN.finditer(grammar):
+        if token["ignore"] is not None or token["attributes"] is not None:
+            return {}
+        if token["defined"] is not None and not token["defined"].isupper():
+            rules.add(token["defined"])
+    pending: dict[str, set[str]] = {}  # rule -> the rules in it that are not known to end
+    users: dict[str, list[str]] = {}
+    for rule, references in references_of(grammar).items():
+        if rule in rules:
+            pending[rule] = {name for name, _, _ in references if name in rules}
+            for name in pending[rule]:
+                users.setdefault(name, []).append(rule)
+    ready = [rule for rule, names in pending.items() if not names]
+    for rule in ready:
+        for user in users.get(rule, ()):
+            pending[user].discard(rule)
+            if not pending[user]:
+                ready.append(user)
+    if "start" not in ready:
+        return {}
+    return {rule: f"RULE_{index}" for index, rule in enumerate(ready)}
 
 
 class _JsonStringWriter(PlainPatternWriter):
@@ -100,8 +135,12 @@ def _literal(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else escape_code_point(ord(c)) for c in text)
 
 
-def _rewritten(token: re.Match[str]) -> str:
+def _rewritten(token: re.Match[str], terminals: dict[str, str]) -> str:
     """Returns a token of a grammar as it is written in the grammar of JSON strings."""
+    if token["defined"] in terminals:
+        return f"{terminals[token['defined']]}:"
+    if token["word"] in terminals:
+        return terminals[token["word"]]
     if token["refused"] is not None:
         text = "a complement" if token["refused"] == "~" else token["refused"]
         raise GrammarError(f"{text} is not supported where the text stands in a JSON string", token.start())

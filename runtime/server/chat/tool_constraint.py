@@ -11,13 +11,16 @@ from plait.constrained.specs import (
     GrammarError,
     JsonObject,
     JsonSchema,
+    JsonString,
     Keywords,
+    Lark,
+    Regex,
     Structural,
     Trigger,
 )
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.call_format import CallFormat, ElementArguments, JsonArguments
-from plait.runtime.server.chat.conversation import Conversation, ToolDefinition
+from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
 from plait.runtime.server.errors import invalid
 
 
@@ -67,11 +70,25 @@ def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObjec
 def _trigger(call_format: CallFormat, tool: ToolDefinition) -> Trigger:
     """Returns the call of one tool."""
     head = call_format.head.replace("{name}", tool.name)
-    schema = closed_arguments(dict(tool.parameters))
     try:
+        if tool.input is not None:
+            before, content, behind = _input(call_format, tool.input)
+            return Trigger(head + before, content, behind + call_format.tail, name=tool.name)
+        schema = closed_arguments(dict(tool.parameters))
         return Trigger(head, _content(call_format, schema), call_format.tail, name=tool.name)
     except GrammarError as error:
         raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
+
+
+def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, str]:
+    """Returns the arguments of a tool with freeform input: what is before the text, its constraint, what is behind."""
+    probe = "zq_input"
+    text = call_format.arguments.render({INPUT: probe})
+    content: Content = spec
+    if f'"{probe}"' in text:
+        probe, content = f'"{probe}"', JsonString(spec)
+    before, _, behind = text.partition(probe)
+    return before, content, behind
 
 
 def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:

@@ -7,10 +7,12 @@ import re
 
 import llguidance
 import pytest
+from byte_grammars import accepts as accepted
+from byte_grammars import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.constrained.specs import GrammarError
+from plait.constrained.specs import GrammarError, JsonString, Lark, Regex, Structural, Trigger
 from plait.constrained.structural.json_string import _COMMON, grammar_in_json, pattern_in_json
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -21,6 +23,12 @@ start: pragma_line? SOURCE
 pragma_line: /[ \t]*\/\/ @exec:[^\r\n]*/ NEWLINE
 NEWLINE: /\r?\n/
 SOURCE: /[^@][\s\S]*/
+"""
+PATCH = """
+start: "begin" LF (file line+)+ "end" LF?
+?file: "file " /(.+)/ LF -> name
+line: ("+" | "-") /(.*)/ LF
+%import common.LF
 """
 SUM = """
 start: term ("+" term)* | "\\""  // a quote alone
@@ -73,6 +81,7 @@ def test_terminals_of_the_library(name: str) -> None:
     ("grammar", "texts"),
     [
         (CODE, ["text(1)", '// @exec: fast\ntext("a\\n")', "\t// @exec:\r\n", "@", 'x\n\t"\x01\\']),
+        (PATCH, ['begin\nfile a"\n+\n-b\\\nend', "begin\nfile a\nend", "begin\nfile \t\n+\t\\nend\nend\n", "begin"]),
         (SUM, ["1 + (2.5+\n3)", '"', "é+ü", "xX", "x", "(1", "1\t+ XXX"]),
     ],
 )
@@ -102,3 +111,24 @@ def test_what_is_refused_has_its_place(grammar: str, where: int) -> None:
     with pytest.raises(GrammarError) as caught:
         grammar_in_json(grammar)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize("of", [Lark(CODE), Regex(r"(// @exec:.*\n)?[^@](?s:.*)"), Regex(r"(?!@)[^/](?s:.*)")])
+def test_calls_with_a_json_string(of: Lark | Regex) -> None:
+    if isinstance(of, Regex) and of.pattern.startswith("(?!"):  # lookaround has no such form
+        assert refusal(calls_of(of)).where == "/triggers/0/content"
+        return
+    texts = ["text(1)", '// @exec: fast\ntext("a\\n")', "@", 'x\n\t"\x01\\</c>', ""]
+    values = [json.dumps(text, ensure_ascii=False) for text in texts]
+    whole = [f'so <c>{{"input": {value}}}</c> and <c>{{"input": {value}}}</c>' for value in values]
+    assert accepted(calls_of(of), *whole) == [True, True, False, True, False]
+    assert not any(accepted(calls_of(of), '<c>{"input": "a\nb"}</c>', '<c>{"input": "a', '<c>{"input": "a"}</c'))
+
+
+def calls_of(of: Lark | Regex) -> Structural:
+    return Structural([Trigger('<c>{"input": ', JsonString(of), "}</c>"), ("<d>", {}, "</d>")])
+
+
+def test_a_wrong_grammar_in_a_call_is_named() -> None:
+    assert refusal(calls_of(Lark("start: ~/a/"))).where == "/triggers/0/content"
+    assert "/triggers/0/content" in str(refusal(calls_of(Lark("start: %json {}"))).where)

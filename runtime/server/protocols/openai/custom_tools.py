@@ -12,10 +12,9 @@ import re
 from typing import Literal
 
 from plait.constrained.specs import Lark, Regex
-from plait.runtime.server.chat.conversation import ToolDefinition
+from plait.runtime.server.chat.conversation import INPUT, ToolDefinition
 from plait.runtime.server.protocols.shared import StrictStruct, build_constraint
 
-INPUT = "input"  # the parameter
 _SYNTAXES = {"lark": Lark, "regex": Regex}
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Characters of a JSON string that are complete: half of a surrogate pair waits for the other half.

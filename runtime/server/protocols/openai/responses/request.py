@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, Turn
+from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
-from plait.runtime.server.protocols.openai.custom_tools import INPUT
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
 from plait.runtime.server.protocols.openai.responses.types import (
     LOGPROBS,
