@@ -7,8 +7,8 @@ A field is of one of three classes:
     unknown   any other name at the top of a body: accepted and listed too, unless it resembles a field with a meaning
 
 Parsing (`http/json_body.py`), the OpenAPI document and the tables of docs/server.md are made from the rows. A struct
-takes part if it has a class variable `endpoint`: one of ENDPOINTS, or of PARTS for an object within a body. Inside of
-these and all other objects unknown names are errors. Null is no value.
+takes part if it has a class variable `field_table`: one of ENDPOINTS, or of PARTS for an object within a body. In these
+and all other objects unknown names are errors. Null is no value.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class Row(NamedTuple):
     neutral: tuple[Any, ...] = ()
     details: Mapping[str, Any] | None = None
 
+    def passes(self, value: Any) -> bool:
+        """Whether a value asks for nothing. False and 0 are two values, as in JSON."""
+        return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.neutral)
+
 
 ALL = " ".join(ENDPOINTS)
 OPENAI, CLAUDE, OLLAMA = "chat completions", "messages count_tokens", "ollama_chat ollama_generate"
@@ -90,6 +94,7 @@ REFUSED = (
     Row("functions function_call", "chat", "write 'tools' and 'tool_choice'"),
     Row("moderation", "chat responses"),
     Row("web_search_options plugins documents", "chat", "nothing is searched", ([],)),
+    Row("input_type prompt_name task truncate_prompt_tokens", "embeddings", "the text is embedded as it is"),
     Row("n", f"responses messages {OLLAMA}", "a request has one answer", (1,)),
     Row("background", "responses generate", "", (False,)),
     Row("access_programs background_options conversation image prompt", "responses"),
@@ -175,14 +180,14 @@ def read_fields(body: Any, kind: Any) -> Any:
 
     Raises ApiError 400 for a field that is refused, and with strict fields for every field that is not read.
     """
-    if not isinstance(body, dict) or not hasattr(kind, "endpoint"):
+    if not isinstance(body, dict) or not hasattr(kind, "field_table"):
         return body
     kept = _read_part(body, kind, "")
     unknown = [name for name in kept if name not in kind.__struct_fields__]
     _take_unknown([name for name in unknown if not _asks_for_nothing(name, kept[name])], kind)
     for name in unknown:
         del kept[name]
-    leave_out_hosted_tools(kept, kind.endpoint)
+    leave_out_hosted_tools(kept, kind.field_table)
     return kept
 
 
@@ -192,12 +197,12 @@ def _read_part(value: Any, kind: Any, path: str) -> Any:
         return [_read_part(item, kind, f"{path}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    rows, parts, kept = rows_of(kind.endpoint), _parts(kind), {}
+    rows, parts, kept = rows_of(kind.field_table), _parts(kind), {}
     for name, item in value.items():
         if name not in rows or name in kind.__struct_fields__:
             part = parts.get(name)
             kept[name] = item if part is None else _read_part(item, part, f"{path}.{name}" if path else name)
-        elif item is not None and item not in rows[name][0].neutral:
+        elif item is not None and not rows[name][0].passes(item):
             _take_row(name, *rows[name], path)
     return kept
 
@@ -217,7 +222,7 @@ def _take_unknown(names: list[str], kind: Any) -> None:
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
     for name in names:
-        known = rows_of(kind.endpoint).keys() | _DEFAULTS.keys()
+        known = rows_of(kind.field_table).keys() | _DEFAULTS.keys()
         if (hint := meant_field(kind, name[:MAX_NAME_CHARS], known)) is not None:
             raise unknown_field(name[:MAX_NAME_CHARS], hint)
     for name in names[:MAX_LISTED]:
@@ -232,7 +237,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 def with_parts(kind: Any) -> list[Any]:
     """Returns a struct that takes part in the table, and the structs of its parts; [] for another type."""
-    return [kind, *_parts(kind).values()] if hasattr(kind, "endpoint") else []
+    return [kind, *_parts(kind).values()] if hasattr(kind, "field_table") else []
 
 
 @cache
@@ -244,5 +249,5 @@ def _parts(kind: Any) -> Mapping[str, Any]:
         field.encode_name: struct.cls
         for field in info.fields
         for struct in struct_types(field.type)
-        if hasattr(struct.cls, "endpoint")
+        if hasattr(struct.cls, "field_table")
     }

@@ -109,13 +109,13 @@ def install(app: FastAPI) -> None:
 
 def _add_rows(schema: dict[str, Any], kind: Any) -> None:
     """Adds the fields that are known and not read to the schema of a request, or of an object in it."""
-    for name, (row, is_advice) in rows_of(kind.endpoint).items():
+    for name, (row, is_advice) in rows_of(kind.field_table).items():
         if name not in kind.__struct_fields__:
             text = "Listed in `warnings`" if is_advice else "Refused"
             but = f"; {', '.join(msgspec.json.encode(value).decode() for value in row.neutral)} passes"
             text += f": {row.reason}" if row.reason else ""
             schema["properties"][name] = {"description": f"{text}{but if row.neutral else ''}."}
-    if kind.endpoint in ENDPOINTS:
+    if kind.field_table in ENDPOINTS:
         schema["additionalProperties"] = True  # listed in `warnings`
 
 

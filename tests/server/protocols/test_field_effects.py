@@ -1,7 +1,8 @@
 """Every honoured field of a request has an effect: on what reaches the scheduler, or on the answer.
 
 EFFECTS has one entry for each field of each request: a value, and what it changes against the same request without it.
-A field without an entry fails. Fields of the UNSUPPORTED_* tables are refused by name.
+A field without an entry fails. Fields of the table in request_fields.py are refused by name, or change nothing but the
+answer's warnings.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from plait.runtime.server.protocols.ollama import types as ollama
 from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
 from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
+from plait.runtime.server.request_fields import rows_of
 
 ANSWER = "<think>hm</think>\n\nSome text."
 ASK = [{"role": "user", "content": "hi"}]
@@ -61,6 +63,8 @@ OPENAI = {
     "stream_options": Effect({"include_usage": True}, "answer", {"stream": True}),
     "user": Effect("u", NO_EFFECT),
     "response_format": Effect({"type": "json_object"}, "constraint"),
+    "structured_outputs": Effect({"regex": "a+"}, "constraint"),
+    "usage": Effect({"include": True}, "answer", {"stream": True}),
     "regex": Effect("a+", "constraint"),
     "ebnf": Effect('root ::= "a"', "constraint"),
     "lark": Effect('start: "a"', "constraint"),
@@ -104,6 +108,7 @@ CHAT = OPENAI | {
     "add_generation_prompt": Effect(False, "prompt"),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "reasoning_effort": Effect("low", "constraint"),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
@@ -126,7 +131,8 @@ RESPONSES = {
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
     "stream": Effect(True, "answer"),
-    "stream_options": Effect({"include_obfuscation": True}, REFUSED, {"stream": True}),
+    "stream_options": Effect({"include_obfuscation": True}, "answer", {"stream": True}),
+    "reasoning": Effect({"effort": "low"}, "constraint"),
     "text": Effect({"format": {"type": "json_object"}}, "constraint"),
     "tool_choice": Effect("required", "constraint", {"tools": [{"type": "function", **FUNCTION}]}),
     "tools": Effect([{"type": "function", **FUNCTION}], "prompt"),
@@ -168,8 +174,8 @@ COUNT_TOKENS = {
     "system": Effect("Be brief.", "answer"),
     "tools": Effect([CLAUDE_TOOL], "answer"),
     "tool_choice": Effect({"type": "any"}, REFUSED),  # without tools
-    "thinking": Effect({"type": "enabled", "budget_tokens": 2000}, REFUSED),
-    "output_config": Effect({"effort": "high"}, REFUSED),
+    "thinking": Effect({"type": "disabled"}, "answer"),
+    "output_config": Effect({"effort": "high"}, "answer"),  # a warning, without thinking
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
 }
@@ -186,6 +192,7 @@ OLLAMA = {
 }
 OPTIONS = {
     "num_ctx": Effect(1 << 30, REFUSED),
+    "repeat_last_n": Effect(0, "repetition_penalty", {"repeat_penalty": 1.5}),
     "exact": Effect(True, REFUSED),  # without a format
     "particles": Effect(8, REFUSED),  # without a format
     **sampling(
@@ -211,7 +218,6 @@ SGLANG_SAMPLING = {
     "ebnf": Effect('root ::= "a"', "constraint"),
     "structural_tag": Effect(TAG, "constraint"),
     "skip_special_tokens": Effect(False, "answer"),
-    "spaces_between_special_tokens": Effect(False, NO_EFFECT),
     **sampling(
         {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
         max_new_tokens=3,
@@ -280,23 +286,20 @@ INPUT = {"model": "default", "input": "hi"}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A request's struct, the least request, the effects of its fields, and the fields that it refuses."""
+    """A request's struct, the least request, and the effects of its fields."""
 
     struct: Any
     base: dict[str, Any]
     effects: dict[str, Effect]
-    unsupported: Any = field(default_factory=dict)
 
 
 # after "#": the part of the request that has these fields
 ENDPOINTS = {
-    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT, chat_types.UNSUPPORTED_FIELDS),
+    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT),
     "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
-    "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES, responses_types.UNSUPPORTED_FIELDS),
-    "/v1/messages": Endpoint(
-        anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES, anthropic.UNSUPPORTED_MESSAGE_FIELDS
-    ),
-    "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS, anthropic.UNSUPPORTED_FIELDS),
+    "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES),
+    "/v1/messages": Endpoint(anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES),
+    "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS),
     "/api/chat": Endpoint(
         ollama.OllamaChatRequest,
         ASKED | {"stream": False},
@@ -315,19 +318,21 @@ ENDPOINTS = {
             "system": Effect("Be brief.", "prompt"),
             "raw": Effect(True, "prompt"),
         },
-        ollama.UNSUPPORTED_FIELDS,
     ),
-    "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS, ollama.UNSUPPORTED_OPTIONS),
-    "/generate": Endpoint(sglang.GenerateRequest, {"text": "hi"}, SGLANG, sglang.UNSUPPORTED_FIELDS),
-    "/generate#sampling_params": Endpoint(
-        sglang.SglangSamplingParams, {"text": "hi"}, SGLANG_SAMPLING, sglang.UNSUPPORTED_SAMPLING
-    ),
+    "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS),
+    "/generate": Endpoint(sglang.GenerateRequest, {"text": "hi"}, SGLANG),
+    "/generate#sampling_params": Endpoint(sglang.SglangSamplingParams, {"text": "hi"}, SGLANG_SAMPLING),
     "/v1/embeddings": Endpoint(embeddings.EmbeddingRequest, INPUT, EMBEDDINGS),
     "/api/embed": Endpoint(ollama_embed.EmbedRequest, INPUT, OLLAMA_EMBED),
     "/api/embeddings": Endpoint(ollama_embed.LegacyEmbedRequest, PROMPTED, OLD_EMBED),
 }
 HONOURED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.effects]
-UNSUPPORTED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.unsupported]
+LISTED = [
+    (path, name, row, is_advice)
+    for path, endpoint in ENDPOINTS.items()
+    for name, (row, is_advice) in rows_of(endpoint.struct.field_table).items()
+    if name not in endpoint.struct.__struct_fields__
+]
 
 
 @pytest.fixture(scope="module")
@@ -340,9 +345,9 @@ def server() -> ScriptedServer:
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_every_field_has_an_entry(path: str) -> None:
     endpoint = ENDPOINTS[path]
-    fields, entries = set(endpoint.struct.__struct_fields__), endpoint.effects.keys() | endpoint.unsupported.keys()
+    fields, entries = set(endpoint.struct.__struct_fields__), endpoint.effects.keys()
     missing, unknown = sorted(fields - entries), sorted(entries - fields)
-    assert not missing, f"add {missing} of {path} to its table of effects in this file, or to its UNSUPPORTED fields"
+    assert not missing, f"add {missing} of {path} to its table of effects in this file"
     assert not unknown, f"{unknown} in the table of {path} are no fields of {endpoint.struct.__name__}"
 
 
@@ -364,10 +369,20 @@ def test_every_field_has_its_effect(server: ScriptedServer, path: str, name: str
         assert effect.on in changed, f"{name} changed {sorted(changed)}"
 
 
-@pytest.mark.parametrize(("path", "name"), UNSUPPORTED)
-def test_unsupported_fields_are_refused_by_name(server: ScriptedServer, path: str, name: str) -> None:
-    seen = observe(server, path, ENDPOINTS[path].base, {name: {"no": "such value"}})
-    assert seen["status"] == 400 and name in seen["answer"], seen
+@pytest.mark.parametrize(("path", "name", "row", "is_advice"), LISTED)
+def test_listed_fields_are_refused_or_become_warnings(server, path, name, row, is_advice) -> None:
+    base = ENDPOINTS[path].base
+    seen, without = observe(server, path, base, {name: {"no": "such value"}}), observe(server, path, base, {})
+    if is_advice:
+        answer, warnings = seen.pop("answer"), f"{name}' has no effect: {row.reason}"
+        assert answer.count(warnings) == 1 and '"warnings":["' in answer
+        without.pop("answer")
+        assert seen == without
+    else:
+        assert seen["status"] == 400 and name in seen["answer"] and row.reason in seen["answer"], seen
+    for value in (None, *row.neutral):
+        neutral = observe(server, path, base, {name: value})
+        assert neutral["status"] == 200 and "warnings" not in neutral["answer"], neutral
 
 
 def observe(server: ScriptedServer, path: str, base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `chat_template_kwargs` is an extension.
     """
 
-    endpoint: ClassVar[str] = "count_tokens"
+    field_table: ClassVar[str] = "count_tokens"
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -181,7 +181,7 @@ else:
 class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
     """Anthropic's messages request."""
 
-    endpoint: ClassVar[str] = "messages"
+    field_table: ClassVar[str] = "messages"
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
     stream: bool | None = None

@@ -44,7 +44,7 @@ class EmbedRequest(StrictStruct):
     Without inputs the answer only says that the model is loaded.
     """
 
-    endpoint: ClassVar[str] = "ollama_embed"
+    field_table: ClassVar[str] = "ollama_embed"
     model: Annotated[str, Meta(min_length=1)]
     input: str | list[str]
     truncate: bool | None = None
@@ -67,7 +67,7 @@ class EmbedResponse(msgspec.Struct):
 class LegacyEmbedRequest(StrictStruct):
     """One text. If it is too long it loses its end."""
 
-    endpoint: ClassVar[str] = "ollama_embed"
+    field_table: ClassVar[str] = "ollama_embed"
     model: Annotated[str, Meta(min_length=1)]
     prompt: str
     options: OllamaOptions | None = None

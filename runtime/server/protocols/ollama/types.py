@@ -29,7 +29,7 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
     `repeat_last_n`: -1 is all tokens, also the meaning of no value here; 0 turns `repeat_penalty` off.
     """
 
-    endpoint: ClassVar[str] = "options"
+    field_table: ClassVar[str] = "options"
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
     temperature: float | None = None
@@ -98,7 +98,7 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
     """A conversation. Without messages the answer only says that the model is loaded."""
 
-    endpoint: ClassVar[str] = "ollama_chat"
+    field_table: ClassVar[str] = "ollama_chat"
     messages: Annotated[list[Message], Meta(max_length=1024)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=128)] | None = None
 
@@ -106,7 +106,7 @@ class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
     """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens."""
 
-    endpoint: ClassVar[str] = "ollama_generate"
+    field_table: ClassVar[str] = "ollama_generate"
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None

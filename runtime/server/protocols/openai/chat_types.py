@@ -131,7 +131,7 @@ class ReasoningField(StrictStruct):
 class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's chat completion request."""
 
-    endpoint: ClassVar[str] = "chat"
+    field_table: ClassVar[str] = "chat"
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)]
     logprobs: bool | None = None
     top_logprobs: int | None = None

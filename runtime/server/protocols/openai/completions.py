@@ -65,7 +65,7 @@ MAX_BEST_OF = 20
 class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     """`prompt`: a text, a list of texts, a list of token ids, or a list of such lists."""
 
-    endpoint: ClassVar[str] = "completions"
+    field_table: ClassVar[str] = "completions"
     prompt: str | list[str | int | list[int]] | None = None
     best_of: int | None = None
     echo: bool | None = None

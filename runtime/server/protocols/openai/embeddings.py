@@ -48,7 +48,7 @@ class EmbeddingRequest(StrictStruct):
     `dimensions`: vectors are cut to this size. `cache_salt`, `priority` and `timeout` (seconds) are extensions.
     """
 
-    endpoint: ClassVar[str] = "embeddings"
+    field_table: ClassVar[str] = "embeddings"
     model: str
     input: str | list[str | int | list[int]]
     dimensions: Dimensions | None = None

@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class StreamOptions(StrictStruct):
     """`include_usage`: a last chunk with the usage."""
 
-    endpoint: ClassVar[str] = "stream_options"
+    field_table: ClassVar[str] = "stream_options"
     include_usage: bool | None = None
 
 

@@ -48,7 +48,7 @@ class TokenizeRequest(StrictStruct):
     `prompt` become control tokens; otherwise they are plain text.
     """
 
-    endpoint: ClassVar[str] = "tokenize"
+    field_table: ClassVar[str] = "tokenize"
     model: str = "default"
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
@@ -75,7 +75,7 @@ class Tokenized(msgspec.Struct, omit_defaults=True):
 class DetokenizeRequest(StrictStruct):
     """`skip_special_tokens`: control tokens are left out of the text."""
 
-    endpoint: ClassVar[str] = "tokenize"
+    field_table: ClassVar[str] = "tokenize"
     tokens: list[int | list[int]]
     model: str = "default"
     skip_special_tokens: bool = True

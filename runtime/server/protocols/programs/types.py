@@ -104,7 +104,7 @@ class ProgramRequest(StrictStruct, kw_only=True):
     `chat_template_kwargs`, `enable_thinking`: further variables of the chat template, for all turns.
     """
 
-    endpoint: ClassVar[str] = "programs"
+    field_table: ClassVar[str] = "programs"
     program: Annotated[list[Node], Meta(min_length=1, max_length=4096)]
     model: str = "default"
     variables: Annotated[dict[VariableName, str | list[str]], Meta(max_length=1024)] | None = None

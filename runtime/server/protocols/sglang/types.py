@@ -25,7 +25,7 @@ else:
 class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=True):
     """SGLang's sampling parameters."""
 
-    endpoint: ClassVar[str] = "sampling_params"
+    field_table: ClassVar[str] = "sampling_params"
     max_new_tokens: int | None = None
     n: int | None = None
     json_schema: str | None = None
@@ -47,7 +47,7 @@ class GenerateRequest(StrictStruct):
     latter.
     """
 
-    endpoint: ClassVar[str] = "generate"
+    field_table: ClassVar[str] = "generate"
     text: Texts | None = None
     input_ids: Ids | None = None
     model: str = "default"

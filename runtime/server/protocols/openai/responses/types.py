@@ -143,12 +143,12 @@ class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
 
 
 class TextConfig(StrictStruct):
-    endpoint: ClassVar[str] = "text"
+    field_table: ClassVar[str] = "text"
     format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
 
 class ReasoningConfig(StrictStruct):
-    endpoint: ClassVar[str] = "reasoning"
+    field_table: ClassVar[str] = "reasoning"
     effort: Effort | None = None
 
 
@@ -228,7 +228,7 @@ else:
 class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's response request. `cache_salt` to `strict_formats` are extensions."""
 
-    endpoint: ClassVar[str] = "responses"
+    field_table: ClassVar[str] = "responses"
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
