@@ -202,8 +202,8 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
         msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
         _check_style(self)
         _check_tags(self, ("open", "close"), ("separator",))
-        if self.open.count(NAME_PLACE) != 1:
-            raise GrammarError(f"open must have {NAME_PLACE} once, where the name of a parameter stands")
+        if self.open.count(NAME_PLACE) != 1 or self.open.endswith(NAME_PLACE):
+            raise GrammarError(f"open must have {NAME_PLACE} once, for the name of a parameter, and a text behind it")
 
 
 class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
@@ -236,7 +236,7 @@ class Trigger(msgspec.Struct, frozen=True):
     """A call: `content` between the texts `begin` and `end`. `name`: of the tool, if it has one.
 
     `content` is a JSON schema, for JSON in the style of the Structural, or a spec of its own. `end` may be empty behind
-    JSON, Elements and Keywords. A text of Regex or Elements does not contain what ends it; a text of a grammar may.
+    JSON. A text of Regex or Elements does not contain what ends it; a text of a grammar may.
 
     >>> Trigger("<call>", {"type": "object"}, "</call>").content
     '{"type":"object"}'
@@ -446,7 +446,8 @@ def _triggers(given: object) -> tuple[Trigger, ...]:
             if not isinstance(item, tuple | list) or len(item) != 3:
                 raise GrammarError("a trigger is a triple of begin, content and end", index)
             item = Trigger(*item)
-        for text, least in ((item.begin, 1), (item.end, int(isinstance(item.content, Regex | Lark))), (item.name, 0)):
+        is_json = isinstance(item.content, str | JsonSchema | JsonObject)
+        for text, least in ((item.begin, 1), (item.end, int(not is_json)), (item.name, 0)):
             if not least <= _utf8_length(text, "a tag", index) <= MAX_TAG_BYTES:
                 raise GrammarError(f"a tag must have {least} to {MAX_TAG_BYTES} bytes", index)
         triggers.append(item)

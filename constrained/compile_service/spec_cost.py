@@ -51,9 +51,10 @@ def is_small(spec: Spec) -> bool:
 
 
 def _structural_cost(spec: Structural) -> int:
-    schemas = [str(trigger.schema) for trigger in spec.triggers]  # type: ignore[union-attr]
-    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
-    return sum(map(_schema_cost, schemas))
+    cost = spec_cost(spec.otherwise) if spec.otherwise is not None else 0
+    for call in spec.calls:
+        cost += _schema_cost(call.schema) if call.schema is not None else spec_cost(call.content)  # type: ignore[arg-type]
+    return cost
 
 
 def _schema_cost(text: str) -> int:

@@ -21,11 +21,12 @@ from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
 
 MAX_ID_BYTES = 200  # of an id of a call within a marker
 _BEGINS = (b"[", b"{", b'"', b" ", b"\t", b"\r", b"\n")  # of JSON that is followed byte by byte
+_CONTAINERS = (b"[", b"{")
 _JSON = tuple(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')  # with which a value begins
 
 
 class ElementText(msgspec.Struct, frozen=True):
-    """A parameter of a call. `open`: a pattern of what begins it. `is_raw`: its text is not JSON."""
+    """A parameter of a call. `open`: a pattern of what begins it. `is_raw`: only its arrays and objects are JSON."""
 
     name: str
     open: bytes
@@ -74,11 +75,15 @@ class Node:
 
 
 class _Value(NamedTuple):
-    """JSON within a call: what is known of its arrays, and the nodes behind it and behind a scalar."""
+    """JSON within a call: what is known of its arrays, and the nodes behind it and behind another text.
+
+    begins: the bytes with which JSON begins that is followed.
+    """
 
     nodes: Nodes
     behind: int
-    behind_scalar: int
+    behind_other: int
+    begins: tuple[bytes, ...]
 
 
 class CallTracker(ItemTracker):
@@ -119,8 +124,8 @@ class CallTracker(ItemTracker):
     def _start_of(self, unique: str) -> Nodes:
         return self._paths.add(json.loads(unique)) if unique else ()
 
-    def _value(self, nodes: Nodes, behind: int, behind_scalar: int) -> State:
-        self._values.append(_Value(nodes, behind, behind_scalar))
+    def _value(self, nodes: Nodes, behind: int, behind_other: int, begins: tuple[bytes, ...] = _BEGINS) -> State:
+        self._values.append(_Value(nodes, behind, behind_other, begins))
         return State(VALUE, node=len(self._values) - 1)
 
     def _entry(self, call: CallText, behind: int) -> State:
@@ -133,9 +138,9 @@ class CallTracker(ItemTracker):
             return self._value(self._start_of(call.unique), self._set(self._reserve(), [(call.end, ended)]), found)
         after, found, start = self._reserve(), self._reserve(), self._start_of(call.unique)
         values = [
-            State(OUTSIDE, node=found)
-            if element.is_raw
-            else self._value(self._paths.property(start, element.name), after, found)
+            self._value(
+                self._paths.property(start, element.name), after, found, _CONTAINERS if element.is_raw else _BEGINS
+            )
             for element in call.elements
         ]
         more = [
@@ -158,8 +163,10 @@ class CallTracker(ItemTracker):
             return self._outside(state, text)
         if state.frame is None and state.mode == AFTER:
             return State(OUTSIDE, None, state.length, start=state.length, node=self._values[state.node].behind)
-        if state.frame is None and state.mode == VALUE and text[state.length : state.length + 1] not in _BEGINS:
-            return State(OUTSIDE, None, state.length, start=state.length, node=self._values[state.node].behind_scalar)
+        if state.frame is None and state.mode == VALUE:
+            value = self._values[state.node]
+            if text[state.length : state.length + 1] not in value.begins:
+                return State(OUTSIDE, None, state.length, start=state.length, node=value.behind_other)
         return super()._step(state, text)
 
     def _outside(self, state: State, text: bytes) -> State:

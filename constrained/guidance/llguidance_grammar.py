@@ -40,7 +40,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     full_check_schemas: tuple[str, ...] = ()  # JSON schemas that the finished text is validated against
     segments: tuple[Segment, ...] = ()  # the parts of a structural text, each with its schema
     max_digits: int = 0  # digits of a number in JSON, unless the schema requires more; 0: no bound
-    json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON in the text
+    json_delimiters: tuple[tuple[str, str], ...] | None = ()  # the markers around each kind of JSON; None: not known
     free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
     control_tokens: tuple[tuple[str, int], ...] = ()  # that the grammar refers to: as what text each counts, and its id
@@ -71,8 +71,8 @@ class LlguidanceGrammar(Grammar):
         self._full_check_schemas = source.full_check_schemas
         self._segments = source.segments
         self._max_digits = source.max_digits
-        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters)
-        self._json_regions = JsonRegions(delimiters, source.free_text)
+        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters or ())
+        self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
         self.control_texts = {token: text.encode() for text, token in source.control_tokens}
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens

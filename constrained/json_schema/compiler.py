@@ -39,6 +39,7 @@ _NOT_COMBINED = (
     "Unsatisfiable schema",
     "patternProperty regexes",
 )
+_WITHIN = "failed to compile JSON schema: "  # how llguidance's reason begins for a schema within a Lark grammar
 
 
 def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -176,7 +177,7 @@ def _first_valid(schema: dict[str, Any], style: Style, start: str) -> tuple[list
         reason = grammar_refusal(llguidance.LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules])))
         if not reason:
             return rules, ""
-    return None, reason
+    return None, reason.rpartition(_WITHIN)[2]
 
 
 def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:

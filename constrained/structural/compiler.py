@@ -43,14 +43,13 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
         warnings += otherwise.warnings
     schemas = [trigger.schema for trigger in spec.calls if trigger.schema is not None]
     schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
-    segments = tuple(Segment(trigger.begin, trigger.schema, trigger.end) for trigger in spec.calls if _is_json(trigger))
     return ensure_compiles(
         LlguidanceSource(
             llguidance.LLMatcher.grammar_from_lark("\n".join(rules)),
             tuple(unchecked),
-            segments=segments if unchecked else (),
+            segments=_segments(spec, marks) if unchecked else (),
             max_digits=max(map(digit_limit, schemas), default=0),
-            json_delimiters=tuple((trigger.begin, trigger.end) for trigger in spec.calls),
+            json_delimiters=_json_delimiters(spec),
             free_text=spec.free_text,
             warnings=tuple(dict.fromkeys(warnings)),
             control_tokens=tuple(marks.control_tokens.items()),
@@ -83,8 +82,30 @@ def _call_texts(
     )
 
 
-def _is_json(trigger: Trigger) -> bool:
-    return isinstance(trigger.content, str | JsonSchema | JsonObject)
+def _is_json(call: Trigger) -> bool:
+    return isinstance(call.content, str | JsonSchema | JsonObject)
+
+
+def _segments(spec: Structural, marks: Marks) -> tuple[Segment, ...]:
+    """Returns the parts of a text that are JSON, for validation."""
+    return tuple(
+        Segment(
+            marks.pattern(call.begin, with_id=True).decode(),
+            call.schema or "",
+            marks.pattern(call.end, with_id=True).decode(),
+        )
+        for call in spec.calls
+        if _is_json(call)
+    )
+
+
+def _json_delimiters(spec: Structural) -> tuple[tuple[str, str], ...] | None:
+    """Returns the texts around the JSON of each kind of call; None if they are not fixed, or not all of it is JSON."""
+    if spec.call_id or not all(map(_is_json, spec.calls)):
+        return None
+    found = [(spec.begin + call.begin, call.end) for call in spec.calls]
+    found += [(spec.separator + call.begin, call.end) for call in spec.calls] if spec.is_section else []
+    return tuple(found)
 
 
 def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> ContentRules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -12,9 +13,10 @@ from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.guidance.call_tracker import CallText
 from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.regex.python_syntax import to_plain_pattern
-from plait.constrained.specs import JsonObject, JsonSchema, Lark, Regex, Structural, Trigger
+from plait.constrained.specs import Elements, JsonObject, JsonSchema, Keywords, Lark, Regex, Structural, Trigger
+from plait.constrained.structural.elements import ElementForm, ElementRules
 from plait.constrained.structural.marks import Marks
-from plait.constrained.structural.raw_text import ended_text
+from plait.constrained.structural.raw_text import element_value, ended_text
 
 _JSON = CallText(b"", b"")
 _OTHER = CallText(b"", b"", is_other=True)
@@ -59,7 +61,19 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         check_depth(content.grammar)
         end = marks.literal(trigger.end, with_id=True)
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
-    raise NotImplementedError
+    return _elements(content, trigger, name, spec, marks)
+
+
+def _elements(
+    content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
+) -> ContentRules:
+    assert isinstance(content, Elements)
+    form = ElementForm(content.open, content.close, content.separator, trigger.end)
+    value = partial(element_value, content=content, marks=marks)
+    found = ElementRules(json_spec(str(content.schema), spec), form, name, marks, value)
+    return ContentRules(
+        found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
+    )
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import groupby
 
 from plait.constrained.specs import ID_PLACE, GrammarError, Structural
 from plait.constrained.vocabulary import Vocabulary
@@ -28,37 +29,53 @@ class Marks:
         names = sorted(self.control_tokens, key=len, reverse=True)
         self._control = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
-    def literal(self, text: str, *, with_id: bool = False) -> str:
-        """Returns the expression of a fixed text; "" for an empty one. with_id: {id} stands for the id of a call."""
-        return " ".join(
-            expression
-            for piece in self._pieces(text)
-            for expression in ([f"<[{piece}]>"] if isinstance(piece, int) else self._plain(piece, with_id))
-        )
+    def literal(self, before: str, name: str = "", after: str = "", *, with_id: bool = False) -> str:
+        """Returns the expression of a fixed text; "" for an empty one. `name` has no control tokens, whatever it is.
+
+        with_id: {id} stands for the id of a call.
+        """
+        return self._expression([*self._pieces(before), name, *self._pieces(after)], with_id)
+
+    def around(self, before: str, body: str, after: str, name: str) -> tuple[str, list[str]]:
+        """Returns the expression of a text between two fixed ones, and terminals for it, with names that begin so.
+
+        body: the expression of the text as part of a terminal. It is one lexeme with what stands around it, like a text
+        that `literal` writes, so that it can be an alternative to one.
+        """
+        pieces, rest = self._pieces(before), self._pieces(after)
+        first = max((index + 1 for index, piece in enumerate(pieces) if isinstance(piece, int)), default=0)
+        last = next((index for index, piece in enumerate(rest) if isinstance(piece, int)), len(rest))
+        inner = f"{self._expression(pieces[first:])} {name}B {self._expression(rest[:last])}"
+        expression = f"{self._expression(pieces[:first])} {name} {self._expression(rest[last:])}"
+        return expression, [f"{name}B: {body}", f"{name}: {inner}"]
 
     def split(self, text: str) -> tuple[str, str]:
         """Returns the text before the first control token, and the expression of what follows."""
-        plain, *rest = self._pieces(text)
-        if isinstance(plain, int):
-            return "", self.literal(text)
-        return plain, self.literal(text[len(plain) :]) if rest else ""
+        pieces = self._pieces(text)
+        plain = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+        return plain, self._expression(pieces[bool(plain) :])
 
-    def pattern(self, text: str, *, with_id: bool = False) -> bytes:
+    def pattern(self, before: str, name: str = "", after: str = "", *, with_id: bool = False) -> bytes:
         """Returns the pattern of Python's `re` for a fixed text, in which control tokens are spelled as given."""
+        text = before + name + after
         parts = text.split(ID_PLACE) if with_id and self._call_id else [text]
         return self._call_id.encode().join(re.escape(part.encode()) for part in parts)
 
     def _pieces(self, text: str) -> list[str | int]:
         parts = self._control.split(text) if self._control is not None else [text]
-        return [self.control_tokens.get(part, part) for part in parts if part] or [""]
+        return [self.control_tokens.get(part, part) for part in parts if part]
 
-    def _plain(self, text: str, with_id: bool) -> list[str]:
-        parts = text.split(ID_PLACE) if with_id and self._call_id else [text]
+    def _expression(self, pieces: list[str | int], with_id: bool = False) -> str:
         expressions: list[str] = []
-        for index, part in enumerate(parts):
-            expressions += [f"/{self._call_id}/"] if index else []
-            expressions += [json.dumps(part)] if part else []
-        return expressions
+        for is_control, group in groupby(pieces, lambda piece: isinstance(piece, int)):
+            if is_control:
+                expressions += [f"<[{piece}]>" for piece in group]
+                continue
+            text = "".join(map(str, group))
+            for index, part in enumerate(text.split(ID_PLACE) if with_id and self._call_id else [text]):
+                expressions += [f"/{self._call_id}/"] if index else []
+                expressions += [json.dumps(part)] if part else []
+        return " ".join(expressions)
 
 
 def regex_literal(text: str) -> str:
