@@ -101,7 +101,7 @@ CALL_TEMPLATES = {
             )
             + "</function>\n</tool_call>"
         ),
-        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{python value}\n</parameter>\n}</function>\n</tool_call>)*\n",
+        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value}\n</parameter>\n}</function>\n</tool_call>)*\n",
     ),
     "keys and values": CallTemplate(
         _each(
