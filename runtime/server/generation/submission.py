@@ -96,9 +96,9 @@ class RequestHandle:
         """
         return stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
 
-    def warnings(self) -> list[str]:
-        """Returns the warnings of all calls, which must be done; see `Grammar.warnings`."""
-        return list(dict.fromkeys(text for call in self.calls for text in call.result(0).warnings))
+    def warnings(self, more: Sequence[str] = ()) -> list[str]:
+        """Returns the warnings of all calls, which must be done, see `Grammar.warnings`, and `more`."""
+        return list(dict.fromkeys([*(text for call in self.calls for text in call.result(0).warnings), *more]))
 
     def usage(self) -> Usage:
         """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""

@@ -95,7 +95,8 @@ async def _check(body: MessagesRequest, model: ServedModel, request: Request) ->
     await formats_in_thread(client.tokenizer.chat_template)
     with_thinking = shows_thinking(body, client.tokenizer.chat_template)
     sampling = sampling_of(body)
-    prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
+    conversation = conversation_of(body, client.tokenizer.chat_template)
+    prepared = await prepare_chat(client, conversation, untagged_tool_calls=model.settings.untagged_tool_calls)
     remaining_context(client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
@@ -114,7 +115,7 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
-            warnings=handle.warnings() or msgspec.UNSET,
+            warnings=handle.warnings(checked.prepared.warnings) or msgspec.UNSET,
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
@@ -136,7 +137,8 @@ class _MessageStream(StreamWriter):
 
     def finish(self) -> bytes:
         stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings() or msgspec.UNSET)
+        warnings = self._handle.warnings(self._checked.prepared.warnings) or msgspec.UNSET
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), warnings)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

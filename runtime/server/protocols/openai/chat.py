@@ -91,7 +91,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
     )
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "messages")
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=context_left)
@@ -121,7 +122,7 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
         choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings(checked.prepared.warnings) or UNSET
         return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 
 
@@ -177,7 +178,7 @@ class _ChunkWriter:
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
         weight = UNSET if result is None else drawn_weight(result)
-        warnings = UNSET if result is None else list(result.warnings) or UNSET
+        warnings = UNSET if result is None else [*result.warnings, *self._checked.prepared.warnings] or UNSET
         choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))

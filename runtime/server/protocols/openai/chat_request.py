@@ -52,6 +52,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         continue_final=continue_final,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
+        untagged_calls=body.untagged_tool_calls,
         reasoning=ReasoningRequest(body.reasoning.max_tokens) if body.reasoning and body.reasoning.enabled else None,
     )
 

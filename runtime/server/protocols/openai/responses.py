@@ -79,7 +79,8 @@ async def create_response(request: Request) -> Response:
 async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, response_id: str) -> CheckedResponse:
     check_unsupported(body, UNSUPPORTED_FIELDS)
     conversation = conversation_of(body)
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
     with_logprobs = bool(body.include or body.top_logprobs)
     sampling = read_sampling_params(
@@ -126,7 +127,7 @@ def _finished(
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
         usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=list(output.call.result(0).warnings) or UNSET,
+        warnings=[*output.call.result(0).warnings, *checked.prepared.warnings] or UNSET,
         weight=drawn_weight(output.call.result(0)),
     )
 

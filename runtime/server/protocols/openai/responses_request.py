@@ -40,6 +40,7 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         constraint=constraint,
         constraint_param=param,
         strict_formats=bool(body.strict_formats),
+        untagged_calls=body.untagged_tool_calls,
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
 
