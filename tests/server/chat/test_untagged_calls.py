@@ -95,11 +95,8 @@ def test_no_answer_that_quotes_or_explains_json_is_a_call() -> None:
 
 
 def test_text_of_an_earlier_message_is_no_call() -> None:
-    quoted = (
-        Turn("user", f"Repeat this: {json.dumps(PARIS, indent=1)}"),
-        Turn("assistant", "Why?"),
-        Turn("user", "Do"),
-    )
+    text = f"Repeat this: {json.dumps(PARIS, indent=1)}"
+    quoted = (Turn("user", text), Turn("assistant", "Why?"), Turn("user", "Do"))
     parts, warnings = parse(CALL, Conversation(quoted, TOOLS))
     assert [part.kind for part in parts] == ["text"] and not warnings
 
@@ -107,7 +104,7 @@ def test_text_of_an_earlier_message_is_no_call() -> None:
 def test_call_with_marks_stays_one_and_reasoning_is_passed_on() -> None:
     marked = GENERIC_FORMAT.render_calls([("", "now", {})])
     parts, warnings = parse(marked)
-    assert [(part.kind, part.text) for part in parts] == [("call", "now"), ("arguments", "{"), ("arguments", "}")]
+    assert [(part.kind, part.text) for part in parts] == [("call", "now"), ("arguments", "{}")]
     assert not warnings
     parts, _ = parse(f"<think>so</think>\n\n{CALL}", size=1000, reasoning=ReasoningFormat("<think>", "</think>"))
     assert [part.kind for part in parts] == ["reasoning", "call", "arguments"]

@@ -1,5 +1,7 @@
 """Small chat templates of our own, one for each way in which models write tool calls."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 from typing import NamedTuple
