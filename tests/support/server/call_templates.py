@@ -138,3 +138,8 @@ CALL_TEMPLATES = {
         r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
     ),
 }
+# The marks are control tokens of SmolLM2, which the model writes as single tokens.
+CONTROL_TEMPLATE = CallTemplate(
+    _list("<repo_name>", "<reponame>" + NAME + "<file_sep>" + ARGUMENTS + "<filename>", "", "<gh_stars>"),
+    r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
+)
