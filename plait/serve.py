@@ -24,6 +24,8 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     memory = server.add_argument_group("memory and batches")
     for option in MODEL_OPTIONS.values():
         add_model_option(memory if option.is_memory else server, option.name)
+    text = "an answer that is nothing but JSON of a tool's name and arguments is a call; see docs/server.md"
+    server.add_argument("--untagged-tool-calls", action="store_true", help=text)
     _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
@@ -181,6 +183,7 @@ def serve_command(options: argparse.Namespace) -> int:
         page=not options.no_page,
         log_prompts=options.log_prompts,
         strict_fields=options.strict_fields,
+        untagged_tool_calls=options.untagged_tool_calls,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
         max_queue_bytes=options.max_queue_bytes,

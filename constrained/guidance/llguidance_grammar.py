@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import llguidance
@@ -44,6 +45,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
     control_tokens: tuple[tuple[str, int], ...] = ()  # that the grammar refers to: as what text each counts, and its id
+    marks: tuple[str, ...] = ()  # texts that begin and end calls and their parts, for completions
     unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
     calls: CallTexts | None = None  # the calls of a structural text, if their arrays must not repeat items
 
@@ -74,6 +76,7 @@ class LlguidanceGrammar(Grammar):
         delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters or ())
         self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
         self.control_texts = {token: text.encode() for text, token in source.control_tokens}
+        self.marks = [_spelled(mark, source.control_tokens, vocabulary) for mark in source.marks]
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
         self._item_tracker: ItemTracker | None = None
@@ -126,6 +129,13 @@ class LlguidanceGrammar(Grammar):
         if tokens:
             inner.consume_tokens(tokens)
         return raise_on_error(inner)
+
+
+def _spelled(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
+    """Returns the tokens of a mark, in which some texts are control tokens."""
+    ids = dict(sorted(control_tokens, key=lambda pair: -len(pair[0])))
+    parts = re.split(f"({'|'.join(map(re.escape, ids))})", mark) if ids else [mark]
+    return [token for part in parts for token in ([ids[part]] if part in ids else vocabulary.encode(part))]
 
 
 def ensure_compiles(

@@ -167,7 +167,8 @@ class LlguidanceMatcher(Matcher):
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar = self._grammar
-        return LlguidanceWalker(self._inner.deep_copy(), grammar.vocabulary, self._tokens, grammar.is_at_digit_limit)
+        inner = self._inner.deep_copy()
+        return LlguidanceWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, grammar.marks)
 
     def _continues_long_number(self, token: int) -> bool:
         """Returns whether the token would continue a number that must end here."""
@@ -263,4 +264,5 @@ class UniqueItemsMatcher(LlguidanceMatcher):
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar, inner = self._grammar, self._inner.deep_copy()
-        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, self._items.copy())
+        items, is_at_limit = self._items.copy(), grammar.is_at_digit_limit
+        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, is_at_limit, items, grammar.marks)

@@ -250,8 +250,9 @@ class UniqueItemsWalker(LlguidanceWalker):
         tokens: Sequence[int],
         is_at_digit_limit: Callable[[Sequence[int]], bool],
         items: UniqueItems,
+        marks: Sequence[Sequence[int]] = (),
     ) -> None:
-        super().__init__(inner, vocabulary, tokens, is_at_digit_limit)
+        super().__init__(inner, vocabulary, tokens, is_at_digit_limit, marks)
         self._items = items
 
     def forced_tokens(self) -> list[int]:

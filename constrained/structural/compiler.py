@@ -20,10 +20,12 @@ from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import digit_limit
 from plait.constrained.json_schema.compiler import json_rules
-from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.specs import ID_PLACE, Elements, GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.structural.contents import ContentRules, content_rules
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.vocabulary import Vocabulary
+
+MAX_MARKS = 8  # that a completion tries at each step
 
 
 def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -53,6 +55,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
             free_text=spec.free_text,
             warnings=tuple(dict.fromkeys(warnings)),
             control_tokens=tuple(marks.control_tokens.items()),
+            marks=_marks(spec),
             calls=_call_texts(spec, contents, otherwise, marks),
         ),
         vocabulary,
@@ -80,6 +83,15 @@ def _call_texts(
         spec.is_section,
         None if otherwise is None else json.dumps(otherwise.unique) if otherwise.unique else "",
     )
+
+
+def _marks(spec: Structural) -> tuple[str, ...]:
+    """Returns the texts that end texts which may have any characters, where they are fixed."""
+    found = [call.content.close for call in spec.calls if isinstance(call.content, Elements)]
+    found += [call.end for call in spec.calls if not _is_json(call)]
+    found += [*spec.openers, *([] if spec.openers else [spec.begin or call.begin for call in spec.calls])]
+    fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
+    return tuple(fixed)[:MAX_MARKS]
 
 
 def _is_json(call: Trigger) -> bool:

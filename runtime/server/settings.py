@@ -30,7 +30,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
     page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a field that
-    would only be listed in an answer's warnings is refused.
+    would only be listed in an answer's warnings is refused. untagged_tool_calls: an answer that is nothing but a call
+    without marks counts as one; a request may say otherwise.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
@@ -86,6 +87,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_restarts: Annotated[int, Meta(ge=0, le=1 << 20)] = MAX_RESTARTS
     log_prompts: bool = False
     strict_fields: bool = False
+    untagged_tool_calls: bool = False
 
 
 def server_settings(**settings: Any) -> ServerSettings:

@@ -193,7 +193,7 @@ class ElementsReader:
         elif end < 0:
             return None
         else:
-            piece = _json_of(text[:end], self._types, self._form.python_scalars)
+            piece = _json_of(text[:end], self._types)
         self._types, self._json_value = None, _GrowingValue()
         return ReadArguments(piece, text[end + len(close) :], False)
 
@@ -203,7 +203,7 @@ class ElementsReader:
         value, closed, rest = text[len(CDATA_BEGIN) :].partition(CDATA_END + self._form.close)
         if not closed or not text.startswith(CDATA_BEGIN):
             return None
-        piece = json.dumps(value, ensure_ascii=False) if self._types == _STRING else _json_of(value, self._types, False)
+        piece = json.dumps(value, ensure_ascii=False) if self._types == _STRING else _json_of(value, self._types)
         self._types = None
         return ReadArguments(piece, rest, False)
 
@@ -249,11 +249,9 @@ def _literal_as_json(match: re.Match[str]) -> str:
     return _PYTHON_SCALARS.get(match[0], match[0])
 
 
-def _json_of(text: str, types: frozenset[str], python_scalars: bool) -> str:
+def _json_of(text: str, types: frozenset[str]) -> str:
     """Returns the JSON of an element's value that is no plain string: JSON of one of its other types, or a string."""
     value = text.strip()
-    if python_scalars:
-        value = _PYTHON_SCALARS.get(value, value)
     try:
         value_type = json_type(json.loads(value))
     except (ValueError, RecursionError):

@@ -37,34 +37,25 @@ class ElementArguments:
     """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
 
     Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
-    python_scalars: true, false and null are written True, False and None. has_cdata: a value with markup or a line's
-    end stands in a CDATA section.
+    has_cdata: a value with markup or a line's end stands in a CDATA section.
     """
 
     open: str
     close: str
     separator: str = ""
     types: tuple[tuple[str, str], ...] = ()
-    python_scalars: bool = False
     has_cdata: bool = False
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
         return self.separator.join(
-            f"{self.opening(name, json_type(value))}{self._escaped(self._value(value))}{self.close}"
+            f"{self.opening(name, json_type(value))}{self._escaped(element_text(value))}{self.close}"
             for name, value in arguments.items()
         )
 
     def opening(self, name: str, value_type: str) -> str:
         """Returns the opening mark of an argument."""
         return self.open.replace("{type}", dict(self.types).get(value_type, "")).replace("{name}", name)
-
-    def _value(self, value: Any) -> str:
-        if isinstance(value, str):
-            return value
-        if self.python_scalars and (value is None or isinstance(value, bool)):
-            return str(value)
-        return json_text(value, ensure_ascii=False)
 
     def _escaped(self, text: str) -> str:
         return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
@@ -142,10 +133,7 @@ class CallFormat:
             return self.arguments.render(arguments)
         if not self.values_as_text:
             return arguments
-        return {
-            name: value if isinstance(value, str) else json_text(value, ensure_ascii=False)
-            for name, value in arguments.items()
-        }
+        return {name: element_text(value) for name, value in arguments.items()}
 
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
@@ -165,12 +153,16 @@ class CallFormat:
         elif isinstance(form, KeywordArguments):
             text = "{keywords}"
         else:
-            value = "{value}" if not form.python_scalars else "{python value}"
-            text = f"{{{form.open}{value}{form.close}{form.separator}}}"
+            text = f"{{{form.open}{{value}}{form.close}{form.separator}}}"
         text = f"{self.head}{text}{self.tail}"
         if self.begin or self.end or self.separator:
             text = f"{self.begin}({text})*{self.separator}{self.end}"
         return repr(text)[1:-1]
+
+
+def element_text(value: Any) -> str:
+    """Returns a string as it is, and another value as JSON."""
+    return value if isinstance(value, str) else json_text(value, ensure_ascii=False)
 
 
 def json_type(value: Any) -> str:

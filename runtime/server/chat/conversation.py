@@ -83,6 +83,7 @@ class Conversation:
     calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
     parameter that it came from. continue_final: the answer continues the text of the last turn. template_variables:
     further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error.
+    untagged_calls: an answer that is nothing but a call without marks counts as a call (None: as the server does).
     """
 
     turns: tuple[Turn, ...]
@@ -97,6 +98,7 @@ class Conversation:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     strict_formats: bool = False
     thinking: Thinking = Thinking()
+    untagged_calls: bool | None = None
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
+from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
@@ -39,16 +40,18 @@ class PreparedChat:
 
     constraint_param: the request's parameter that a refused constraint came from. new_parser: makes the parser of one
     answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer. shown_tokens: the control
-    tokens that the parser must see; None if there are none. shows_reasoning: the answer has its reasoning.
+    tokens that the parser must see; None if there are none. shows_reasoning: the answer has its reasoning. warnings:
+    gets those about how the answer was parsed.
     """
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
     constraint_param: str | None
-    new_parser: Callable[[], OutputParser]
+    new_parser: Callable[[], OutputParser | UntaggedCallParser]
     plain_bytes: int = 0
     shown_tokens: ControlMarks | None = None
     shows_reasoning: bool = True
+    warnings: list[str] = field(default_factory=list)
 
 
 class ChatOutput:
@@ -84,8 +87,13 @@ class ChatOutput:
         return self.parse_update(CallUpdate(result.text, result.token_ids, result.encoded_logprobs or (), True))
 
 
-async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:
-    """Renders and tokenizes a conversation. Raises ApiError or InputError for one that the model does not support."""
+async def prepare_chat(
+    client: Client, conversation: Conversation, *, untagged_tool_calls: bool = False
+) -> PreparedChat:
+    """Renders and tokenizes a conversation. `untagged_tool_calls`: the server's default.
+
+    Raises ApiError or InputError for a conversation that the model does not support.
+    """
     template = client.tokenizer.chat_template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
@@ -114,7 +122,7 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
         assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
-    new_parser = partial(
+    new_parser: partial[Any] = partial(
         OutputParser,
         marks.mark_reasoning(reasoning) if reasoning else None,
         starts_in_reasoning,
@@ -122,8 +130,11 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
         {tool.name: tool.parameters for tool in tools},
         is_json,
     )
+    warnings: list[str] = []
+    if may_call_untagged(conversation, untagged_tool_calls):
+        new_parser = partial(_with_untagged_calls, new_parser, conversation, warnings)
     shown_tokens, plain_bytes = marks if marks.pairs else None, num_plain_bytes(parts)
-    return PreparedChat(ids, constraint, param, new_parser, plain_bytes, shown_tokens, thinking.is_shown)
+    return PreparedChat(ids, constraint, param, new_parser, plain_bytes, shown_tokens, thinking.is_shown, warnings)
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:
@@ -145,6 +156,12 @@ def has_more_values(conversation: Conversation, limit: int) -> bool:
         elif isinstance(value, list):
             pending += value
     return num_left < 0
+
+
+def _with_untagged_calls(
+    new_parser: Callable[[], OutputParser], conversation: Conversation, warnings: list[str]
+) -> UntaggedCallParser:
+    return UntaggedCallParser(new_parser(), conversation, warnings)
 
 
 def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:

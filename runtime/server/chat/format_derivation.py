@@ -18,6 +18,7 @@ from plait.runtime.server.chat.call_format import (
     IdSource,
     JsonArguments,
     KeywordArguments,
+    element_text,
 )
 from plait.runtime.server.chat.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe
 
@@ -213,21 +214,19 @@ class Derivation:
         return None if second is None else self._masked(two[first.end : first.end + second.start])
 
     def _with_element_details(self, derived: CallFormat) -> CallFormat:
-        """Adds how elements name the types of their values, and write scalars and markup."""
+        """Adds how elements name the types of their values, and write markup."""
         form = derived.arguments
         if not isinstance(form, ElementArguments):
             return derived
         before, _, _ = form.open.partition("{name}")
-        openings, python_scalars = dict[str, str](), False
+        openings = dict[str, str]()
         for name, value in _TYPED.items():
             text = self._probe.calls([self._call(0, {KEYS[0]: value})]) or ""
             behind_key = text.partition(before + KEYS[0])[2]
-            written = value if isinstance(value, str) else json.dumps(value)
-            for option in (written, str(value)):
+            for option in (element_text(value), str(value)):  # some write Python's form
                 place = behind_key.find(option + form.close)
                 if place >= 0:
                     openings[name] = behind_key[:place]
-                    python_scalars |= option != written
                     break
         if len(set(openings.values())) > 1:
             start = common_prefix(*(f([*openings.values()]) for f in (min, max)))
@@ -237,8 +236,7 @@ class Derivation:
             types = tuple((name, text[len(start) : len(text) - len(end)]) for name, text in openings.items())
             form = replace(form, open=f"{before}{{name}}{start}{{type}}{end}", types=types)
         markup = self._probe.calls([self._call(0, {KEYS[0]: "<b>"})]) or ""
-        form = replace(form, python_scalars=python_scalars, has_cdata="<![CDATA[<b>]]>" in markup)
-        return replace(derived, arguments=form)
+        return replace(derived, arguments=replace(form, has_cdata="<![CDATA[<b>]]>" in markup))
 
 
 def _common_suffix_of(texts: Sequence[str]) -> str:

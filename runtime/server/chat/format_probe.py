@@ -67,7 +67,7 @@ def variants(derived: CallFormat) -> Iterator[CallFormat]:
         yield replace(derived, takes_text=True)
     yield derived
     if isinstance(form, ElementArguments):
-        yield replace(derived, arguments=replace(form, python_scalars=False), values_as_text=True)
+        yield replace(derived, values_as_text=True)
         close = form.close.rstrip()
         space = form.close[len(close) :]
         form = replace(form, close=close, separator=space + form.separator)

@@ -74,8 +74,10 @@ def find_formats(template: ChatTemplate) -> ModelFormats:
         turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         if probe.render(turns, with_tools=False) is None:
             takes_system = probe.render(turns[1:], with_tools=False) is None  # else it takes no turn at all
-        calls = exception.calls if exception is not None else derive_call_format(probe)
-        reasoning = exception.reasoning if exception is not None else None
+        if exception is None or not exception.is_shown_wrong:
+            calls = derive_call_format(probe)
+        if exception is not None:
+            calls, reasoning = calls or exception.calls, exception.reasoning
         reasoning = reasoning or derive_reasoning_format(probe)
     except ProbeTimeout:
         pass  # what was found until then is kept

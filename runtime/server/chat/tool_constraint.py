@@ -96,8 +96,7 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     form = call_format.arguments
     if isinstance(form, ElementArguments):
         typed: dict[str, Any] = {"types": form.types} if form.types else {}
-        python: dict[str, Any] = {"python_scalars": True} if form.python_scalars else {}
-        return Elements(schema, form.open, form.close, form.separator, **typed, **python)
+        return Elements(schema, form.open, form.close, form.separator, **typed)
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema

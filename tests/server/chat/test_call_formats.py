@@ -184,7 +184,8 @@ def test_template_without_a_system_turn_gets_the_tools_in_the_first_user_turn() 
         "{{ raise_exception('never') }}",
         "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
         "{% if tools %}{% for m in messages %}{{ m.tool_calls }}{% endfor %}{% endif %}",
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}<f>{{ c.function.arguments }}</f>{% endfor %}{% endfor %}",
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}<f>{{ c.function.arguments }}</f>{% endfor %}"
+        "{% endfor %}",
         "{{ messages",
     ],
 )

@@ -61,7 +61,11 @@ def keywords_are_compiled() -> bool:
 
 def read(call_format, tool, text):
     """The input of the call, read from pieces of random length."""
-    parser, reader, rng = OutputParser(None, False, call_format, {"f": tool.parameters}), InputReader(), random.Random(5)
+    parser, reader, rng = (
+        OutputParser(None, False, call_format, {"f": tool.parameters}),
+        InputReader(),
+        random.Random(5),
+    )
     parts, start = [], 0
     while start < len(text):
         end = start + rng.randint(1, 5)

@@ -1,5 +1,7 @@
 """Small chat templates of our own, one for each way in which models write tool calls."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -101,7 +103,7 @@ CALL_TEMPLATES = {
             )
             + "</function>\n</tool_call>"
         ),
-        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{python value}\n</parameter>\n}</function>\n</tool_call>)*\n",
+        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value}\n</parameter>\n}</function>\n</tool_call>)*\n",
     ),
     "keys and values": CallTemplate(
         _each(
@@ -136,3 +138,8 @@ CALL_TEMPLATES = {
         r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
     ),
 }
+# The marks are control tokens of SmolLM2, which the model writes as single tokens.
+CONTROL_TEMPLATE = CallTemplate(
+    _list("<repo_name>", "<reponame>" + NAME + "<file_sep>" + ARGUMENTS + "<filename>", "", "<gh_stars>"),
+    r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
+)

@@ -82,7 +82,8 @@ async def count_tokens(request: Request) -> Response:
 
 async def _check(body: MessagesRequest, model: ServedModel, request: Request) -> CheckedMessage:
     client, sampling = model.client, sampling_of(body)
-    prepared = await prepare_chat(client, conversation_of(body))
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(client, conversation_of(body), untagged_tool_calls=untagged)
     remaining_context(client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
@@ -101,7 +102,7 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
-            warnings=handle.warnings(),
+            warnings=handle.warnings(more=checked.prepared.warnings),
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
@@ -123,7 +124,8 @@ class _MessageStream(StreamWriter):
 
     def finish(self) -> bytes:
         stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings())
+        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), warnings)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

@@ -157,7 +157,7 @@ class Metadata(StrictStruct):
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The prompt's fields: all of a `count_tokens` request, and part of a messages request.
 
-    `chat_template_kwargs` is an extension.
+    `chat_template_kwargs` and `untagged_tool_calls` are extensions.
     """
 
     field_table: ClassVar[str] = "count_tokens"
@@ -170,6 +170,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    untagged_tool_calls: bool | None = None
 
 
 if TYPE_CHECKING:

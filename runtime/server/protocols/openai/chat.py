@@ -89,7 +89,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
     )
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "messages")
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=context_left)
@@ -119,7 +120,8 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
         choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
-        return ChatCompletion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings(more=checked.prepared.warnings)
+        return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 
 
 def _choices(
@@ -174,7 +176,8 @@ class _ChunkWriter:
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
         weight = UNSET if result is None else drawn_weight(result)
-        warnings = UNSET if result is None else self._handle.warnings([self._output.call])
+        more = self._checked.prepared.warnings
+        warnings = UNSET if result is None else self._handle.warnings([self._output.call], more)
         choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))

@@ -54,6 +54,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
         thinking=_thinking(body),
+        untagged_calls=body.untagged_tool_calls,
     )
 
 

@@ -143,6 +143,7 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
+    untagged_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
     safety_identifier: str | None = None

@@ -82,7 +82,8 @@ async def _check(
     body: ResponsesRequest, model: ServedModel, items: Sequence[PlacedItem], keeper: Keeper
 ) -> CheckedResponse:
     conversation, tools = conversation_of(body, items)
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
     with_logprobs = bool(LOGPROBS in (body.include or ()) or body.top_logprobs)
     sampling = read_sampling_params(
@@ -137,7 +138,7 @@ def _finished(
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
         usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=handle.warnings(),
+        warnings=handle.warnings(more=checked.prepared.warnings),
         weight=drawn_weight(output.call.result(0)),
     )
 

@@ -56,6 +56,7 @@ def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tupl
         constraint=constraint,
         constraint_param=param,
         strict_formats=bool(body.strict_formats),
+        untagged_calls=body.untagged_tool_calls,
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
         thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
     )

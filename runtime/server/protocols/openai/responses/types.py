@@ -259,3 +259,4 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
     strict_formats: bool | None = None
+    untagged_tool_calls: bool | None = None
