@@ -102,7 +102,6 @@ def _marks(spec: Structural) -> tuple[str, ...]:
         if isinstance(call.content, Elements):
             found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
     found += [call.end for call in spec.calls if not _is_json(call)]
-    found += [*spec.openers, *([] if spec.openers else [spec.begin or call.begin for call in spec.calls])]
     fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
     return tuple(fixed)[:MAX_MARKS]
 
