@@ -20,7 +20,17 @@ from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import digit_limit
 from plait.constrained.json_schema.compiler import json_rules
-from plait.constrained.specs import ID_PLACE, Elements, GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.specs import (
+    ID_PLACE,
+    NAME_PLACE,
+    Elements,
+    GrammarError,
+    JsonObject,
+    JsonSchema,
+    Keywords,
+    Structural,
+    Trigger,
+)
 from plait.constrained.structural.contents import ContentRules, content_rules
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.vocabulary import Vocabulary
@@ -51,7 +61,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
             tuple(unchecked),
             segments=_segments(spec, marks) if unchecked else (),
             max_digits=max(map(digit_limit, schemas), default=0),
-            json_delimiters=_json_delimiters(spec),
+            json_delimiters=_json_delimiters(spec, marks),
             free_text=spec.free_text,
             warnings=tuple(dict.fromkeys(warnings)),
             control_tokens=tuple(marks.control_tokens.items()),
@@ -87,9 +97,11 @@ def _call_texts(
 
 def _marks(spec: Structural) -> tuple[str, ...]:
     """Returns the texts that end texts which may have any characters, where they are fixed."""
-    found = [call.content.close for call in spec.calls if isinstance(call.content, Elements)]
+    found = ["="] if any(isinstance(call.content, Keywords) for call in spec.calls) else []
+    for call in spec.calls:
+        if isinstance(call.content, Elements):
+            found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
     found += [call.end for call in spec.calls if not _is_json(call)]
-    found += [*spec.openers, *([] if spec.openers else [spec.begin or call.begin for call in spec.calls])]
     fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
     return tuple(fixed)[:MAX_MARKS]
 
@@ -102,22 +114,22 @@ def _segments(spec: Structural, marks: Marks) -> tuple[Segment, ...]:
     """Returns the parts of a text that are JSON, for validation."""
     return tuple(
         Segment(
-            marks.pattern(call.begin, with_id=True).decode(),
+            marks.text_pattern(call.begin),
             call.schema or "",
-            marks.pattern(call.end, with_id=True).decode(),
+            marks.text_pattern(call.end),
         )
         for call in spec.calls
         if _is_json(call)
     )
 
 
-def _json_delimiters(spec: Structural) -> tuple[tuple[str, str], ...] | None:
+def _json_delimiters(spec: Structural, marks: Marks) -> tuple[tuple[bytes, bytes], ...] | None:
     """Returns the texts around the JSON of each kind of call; None if they are not fixed, or not all of it is JSON."""
     if spec.call_id or not all(map(_is_json, spec.calls)):
         return None
     found = [(spec.begin + call.begin, call.end) for call in spec.calls]
     found += [(spec.separator + call.begin, call.end) for call in spec.calls] if spec.is_section else []
-    return tuple(found)
+    return tuple((marks.spelled(begin), marks.spelled(end)) for begin, end in found)
 
 
 def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> ContentRules:
@@ -125,8 +137,9 @@ def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> Co
     try:
         found = content_rules(trigger, f"value{index}", spec, marks)
     except GrammarError as error:
-        where = error.where if isinstance(error.where, str) else ""
-        raise GrammarError(error.reason, pointer + where) from None
+        if isinstance(error.where, str):
+            raise GrammarError(error.reason, pointer + error.where) from None
+        raise GrammarError(str(error), pointer) from None  # an index into a pattern or a grammar
     return found.at(pointer)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.cfg.lark_compiler import check_notation
-from plait.constrained.cfg.lark_depth import check_depth
+from plait.constrained.cfg.lark_compiler import check_lark
 from plait.constrained.guidance.call_tracker import CallText
-from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.compiler import json_rules, schema_rules
+from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import (
     Elements,
@@ -24,11 +24,12 @@ from plait.constrained.specs import (
     Structural,
     Trigger,
 )
-from plait.constrained.structural.elements import ElementForm, ElementRules
+from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
 from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
 from plait.constrained.structural.raw_text import element_value, ended_text
 
+IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 _JSON = CallText(b"", b"")
 _OTHER = CallText(b"", b"", is_other=True)
 
@@ -68,8 +69,7 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         expression, rules = ended_text(body, trigger.end, name.upper(), marks)
         return ContentRules(expression, rules, text=_OTHER)
     if isinstance(content, Lark):
-        check_notation(content.grammar)
-        check_depth(content.grammar)
+        check_lark(content.grammar)
         end = marks.literal(trigger.end, with_id=True)
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
     if isinstance(content, JsonString):
@@ -81,9 +81,12 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
 def _elements(
     content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
 ) -> ContentRules:
-    assert isinstance(content, Elements)
-    form = ElementForm(content.open, content.close, content.separator, trigger.end)
-    value = partial(element_value, content=content, marks=marks)
+    if isinstance(content, Elements):
+        form = ElementForm(content.open, content.close, content.separator, trigger.end)
+        value: WriteValue = partial(element_value, content=content, marks=marks)
+    else:
+        form = ElementForm("{name}=", "", ", ", trigger.end, IDENTIFIER, only_such_names=True)
+        value = partial(_literal_value, content=content)
     found = ElementRules(json_spec(str(content.schema), spec), form, name, marks, value)
     return ContentRules(
         found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
@@ -95,10 +98,16 @@ def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[s
     if isinstance(content.of, Regex):
         pattern = regex_to_lark(pattern_in_json(content.of.pattern))
         return f"{name.upper()} {end}", (f'{name.upper()}: "\\"" /{pattern}/ "\\""',)
-    check_notation(content.of.grammar)
-    check_depth(content.of.grammar)
+    check_lark(content.of.grammar)
     rules = (f"{name}: %lark {{", grammar_in_json(content.of.grammar), "}")
     return f'"\\"" {name} "\\"" {end}', rules
+
+
+def _literal_value(schema: Schema, definitions: dict[str, Any], name: str, content: Keywords) -> ElementValue | None:
+    if schema is False:
+        return None
+    whole = {**({} if schema is True else schema), **({"$defs": definitions} if definitions else {})}
+    return ElementValue(name, schema_rules(whole, content, name), False)
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

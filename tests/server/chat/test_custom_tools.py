@@ -11,7 +11,6 @@ from byte_grammars import accepts
 from call_templates import CALL_TEMPLATES
 
 from plait.constrained import Lark, Regex
-from plait.runtime.server.chat.call_format import KeywordArguments
 from plait.runtime.server.chat.conversation import Conversation, Turn
 from plait.runtime.server.chat.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.model_formats import find_formats
@@ -39,8 +38,6 @@ def call_text(call_format, text):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_input_satisfies_its_grammar_and_is_read_back(kind, syntax) -> None:
     call_format, tool = FORMATS[kind], custom_tool("f", None, GRAMMARS[syntax], "tools[0].format")
-    if isinstance(call_format.arguments, KeywordArguments) and not keywords_are_compiled():
-        pytest.skip("keyword arguments are not compiled yet")
     conversation = Conversation((Turn("user", "hi"),), (tool,), must_call=True, one_call=True)
     spec = tool_constraint(call_format, conversation)
     valid = [re.fullmatch(r'([a-z"\\\t]+\n)+', text) is not None for text in TEXTS]
@@ -51,12 +48,6 @@ def test_the_input_satisfies_its_grammar_and_is_read_back(kind, syntax) -> None:
     for text, call, is_valid in zip(TEXTS, calls, valid, strict=True):
         if is_valid:
             assert read(call_format, tool, call) == text
-
-
-def keywords_are_compiled() -> bool:
-    from plait.constrained.structural import contents
-
-    return hasattr(contents, "KeywordForm")
 
 
 def read(call_format, tool, text):
