@@ -34,11 +34,11 @@ from plait.runtime.server.protocols.openai.chat_response import (
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    DeltaBuilder,
     MessageBuilder,
     ResponseHead,
-    delta_of,
 )
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
     checked_count,
@@ -53,13 +53,14 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class CheckedChat:
-    """A checked request."""
+    """A checked request. `custom_tools`: names of tools with freeform input."""
 
     submission: Submission
     prepared: PreparedChat
     head: ResponseHead
     with_logprobs: bool
     includes_usage: bool
+    custom_tools: frozenset[str]
 
 
 @router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True))
@@ -101,7 +102,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
     head = ResponseHead(completion_id, int(time.time()), model.name)
-    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
+    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage, custom_tools)
 
 
 def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> ChoiceLogprobs | None:
@@ -132,7 +134,7 @@ def _choices(
 
 
 def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
-    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder()
+    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder(checked.custom_tools)
     for part in output.parse_result(result):
         message.add(part)
     assert output.finish_reason is not None
@@ -149,11 +151,12 @@ class _ChunkWriter:
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle, index: int) -> None:
         self._checked, self._client, self._handle, self._index = checked, client, handle, index
         self._output = ChatOutput(checked.prepared, client, handle.calls[index])
+        self._deltas = DeltaBuilder(checked.custom_tools)
         self._has_begun = False
 
     def chunks(self, update: CallUpdate) -> bytes:
         """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
-        deltas = [delta_of(part) for part in self._output.parse_update(update)]
+        deltas = [delta for part in self._output.parse_update(update) for delta in self._deltas.deltas(part)]
         if not deltas and not update.finished:
             return b""
         if not self._has_begun:

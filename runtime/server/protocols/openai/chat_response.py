@@ -6,13 +6,15 @@ Source: https://platform.openai.com/docs/api-reference/chat/object and .../chat/
 from __future__ import annotations
 
 import secrets
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.openai.chat_types import FunctionCall
+from plait.runtime.server.protocols.openai.chat_types import CustomCall, FunctionCall
+from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
@@ -31,11 +33,17 @@ class ChatToolCall(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class ChatCustomCall(msgspec.Struct):
+    id: str
+    custom: CustomCall
+    type: Literal["custom"] = "custom"
+
+
 class ChatMessage(msgspec.Struct):
     """`content` is null where there are tool calls and no text."""
 
     content: str | None
-    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall | ChatCustomCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -78,11 +86,21 @@ class DeltaFunction(msgspec.Struct):
     name: str | UnsetType = UNSET
 
 
+class DeltaCustom(msgspec.Struct):
+    """The name comes first, then the input piece by piece."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class DeltaToolCall(msgspec.Struct):
+    """`function`, or `custom` for a custom tool."""
+
     index: int
-    function: DeltaFunction
+    function: DeltaFunction | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    custom: DeltaCustom | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
@@ -116,9 +134,10 @@ class ChatChunk(msgspec.Struct):
 
 
 class MessageBuilder:
-    """Collects the parts of an answer into one message."""
+    """Collects the parts of an answer into one message. custom_tools: names of tools with freeform input."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom_tools: Container[str]) -> None:
+        self._custom_tools = custom_tools
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
         self._calls: list[tuple[ParsedPart, list[str]]] = []  # the call's beginning, and pieces of its arguments
 
@@ -132,23 +151,43 @@ class MessageBuilder:
 
     def build(self) -> ChatMessage:
         text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"])
-        calls = [
-            ChatToolCall(_new_call_id(part), FunctionCall(part.text, "".join(pieces))) for part, pieces in self._calls
-        ]
+        calls = [self._call(part, "".join(pieces)) for part, pieces in self._calls]
         return ChatMessage(text or (None if calls else ""), calls or UNSET, reasoning or UNSET)
 
+    def _call(self, part: ParsedPart, arguments: str) -> ChatToolCall | ChatCustomCall:
+        if part.text in self._custom_tools:
+            return ChatCustomCall(_new_call_id(part), CustomCall(part.text, InputReader().add(arguments)))
+        return ChatToolCall(_new_call_id(part), FunctionCall(part.text, arguments))
 
-def delta_of(part: ParsedPart) -> Delta:
-    """The delta that adds one part."""
-    if part.kind == "text":
-        return Delta(content=part.text)
-    if part.kind == "reasoning":
-        return Delta(reasoning_content=part.text)
-    if part.kind == "call":
-        call = DeltaToolCall(part.number, DeltaFunction("", part.text), _new_call_id(part), "function")
-    else:
-        call = DeltaToolCall(part.number, DeltaFunction(part.text))
-    return Delta(tool_calls=[call])
+
+class DeltaBuilder:
+    """Makes the deltas of one answer. custom_tools: names of tools with freeform input."""
+
+    def __init__(self, custom_tools: Container[str]) -> None:
+        self._custom_tools = custom_tools
+        self._inputs: dict[int, InputReader] = {}  # of the calls of custom tools
+
+    def deltas(self, part: ParsedPart) -> list[Delta]:
+        """The deltas that add one part."""
+        if part.kind == "text":
+            return [Delta(content=part.text)]
+        if part.kind == "reasoning":
+            return [Delta(reasoning_content=part.text)]
+        call = self._call(part)
+        return [] if call is None else [Delta(tool_calls=[call])]
+
+    def _call(self, part: ParsedPart) -> DeltaToolCall | None:
+        number = part.number
+        if part.kind == "call":
+            call_id = _new_call_id(part)
+            if part.text not in self._custom_tools:
+                return DeltaToolCall(number, DeltaFunction("", part.text), call_id, "function")
+            self._inputs[number] = InputReader()
+            return DeltaToolCall(number, UNSET, call_id, "custom", DeltaCustom("", part.text))
+        if number not in self._inputs:
+            return DeltaToolCall(number, DeltaFunction(part.text))
+        text = self._inputs[number].add(part.text)
+        return DeltaToolCall(number, custom=DeltaCustom(text)) if text else None
 
 
 def _new_call_id(part: ParsedPart) -> str:
