@@ -25,6 +25,11 @@ _CONTAINERS = (b"[", b"{")
 _JSON = tuple(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')  # with which a value begins
 
 
+def spell_control(token: int) -> bytes:
+    """Returns what a control token counts as in a text that is followed: bytes that no text has."""
+    return b"\xff[%d]" % token
+
+
 class ElementText(msgspec.Struct, frozen=True):
     """A parameter of a call. `open`: a pattern of what begins it. `is_raw`: only its arrays and objects are JSON."""
 

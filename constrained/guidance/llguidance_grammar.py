@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.grammar import Grammar, Matcher, mask_words
-from plait.constrained.guidance.call_tracker import CallTexts, CallTracker
+from plait.constrained.guidance.call_tracker import CallTexts, CallTracker, spell_control
 from plait.constrained.guidance.inner_matcher import (
     DEAD_END,
     EMPTY_LANGUAGE,
@@ -41,10 +41,12 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     full_check_schemas: tuple[str, ...] = ()  # JSON schemas that the finished text is validated against
     segments: tuple[Segment, ...] = ()  # the parts of a structural text, each with its schema
     max_digits: int = 0  # digits of a number in JSON, unless the schema requires more; 0: no bound
-    json_delimiters: tuple[tuple[str, str], ...] | None = ()  # the markers around each kind of JSON; None: not known
+    json_delimiters: (
+        tuple[tuple[bytes, bytes], ...] | None
+    ) = ()  # the markers around each kind of JSON; None: not known
     free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
-    control_tokens: tuple[tuple[str, int], ...] = ()  # that the grammar refers to: as what text each counts, and its id
+    control_tokens: tuple[tuple[str, int], ...] = ()  # (text in `marks`, id) of those that the grammar refers to
     marks: tuple[str, ...] = ()  # texts that begin and end calls and their parts, for completions
     unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
     calls: CallTexts | None = None  # the calls of a structural text, if their arrays must not repeat items
@@ -73,9 +75,9 @@ class LlguidanceGrammar(Grammar):
         self._full_check_schemas = source.full_check_schemas
         self._segments = source.segments
         self._max_digits = source.max_digits
-        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters or ())
+        delimiters = tuple(JsonDelimiters(begin, end) for begin, end in source.json_delimiters or ())
         self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
-        self.control_texts = {token: text.encode() for text, token in source.control_tokens}
+        self.control_texts = {token: spell_control(token) for _, token in source.control_tokens}
         self.marks = [_spelled(mark, source.control_tokens, vocabulary) for mark in source.marks]
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens

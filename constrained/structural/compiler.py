@@ -51,7 +51,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
             tuple(unchecked),
             segments=_segments(spec, marks) if unchecked else (),
             max_digits=max(map(digit_limit, schemas), default=0),
-            json_delimiters=_json_delimiters(spec),
+            json_delimiters=_json_delimiters(spec, marks),
             free_text=spec.free_text,
             warnings=tuple(dict.fromkeys(warnings)),
             control_tokens=tuple(marks.control_tokens.items()),
@@ -102,22 +102,22 @@ def _segments(spec: Structural, marks: Marks) -> tuple[Segment, ...]:
     """Returns the parts of a text that are JSON, for validation."""
     return tuple(
         Segment(
-            marks.pattern(call.begin, with_id=True).decode(),
+            marks.text_pattern(call.begin),
             call.schema or "",
-            marks.pattern(call.end, with_id=True).decode(),
+            marks.text_pattern(call.end),
         )
         for call in spec.calls
         if _is_json(call)
     )
 
 
-def _json_delimiters(spec: Structural) -> tuple[tuple[str, str], ...] | None:
+def _json_delimiters(spec: Structural, marks: Marks) -> tuple[tuple[bytes, bytes], ...] | None:
     """Returns the texts around the JSON of each kind of call; None if they are not fixed, or not all of it is JSON."""
     if spec.call_id or not all(map(_is_json, spec.calls)):
         return None
     found = [(spec.begin + call.begin, call.end) for call in spec.calls]
     found += [(spec.separator + call.begin, call.end) for call in spec.calls] if spec.is_section else []
-    return tuple(found)
+    return tuple((marks.spelled(begin), marks.spelled(end)) for begin, end in found)
 
 
 def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> ContentRules:
@@ -125,8 +125,9 @@ def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> Co
     try:
         found = content_rules(trigger, f"value{index}", spec, marks)
     except GrammarError as error:
-        where = error.where if isinstance(error.where, str) else ""
-        raise GrammarError(error.reason, pointer + where) from None
+        if isinstance(error.where, str):
+            raise GrammarError(error.reason, pointer + error.where) from None
+        raise GrammarError(str(error), pointer) from None  # an index into a pattern or a grammar
     return found.at(pointer)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.cfg.lark_compiler import check_notation
-from plait.constrained.cfg.lark_depth import check_depth
+from plait.constrained.cfg.lark_compiler import check_lark
 from plait.constrained.guidance.call_tracker import CallText
 from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.regex.python_syntax import to_plain_pattern
@@ -57,10 +56,10 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         expression, rules = ended_text(body, trigger.end, name.upper(), marks)
         return ContentRules(expression, rules, text=_OTHER)
     if isinstance(content, Lark):
-        check_notation(content.grammar)
-        check_depth(content.grammar)
+        check_lark(content.grammar)
         end = marks.literal(trigger.end, with_id=True)
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
+    assert isinstance(content, Elements | Keywords)
     return _elements(content, trigger, name, spec, marks)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from itertools import groupby
 
+from plait.constrained.guidance.call_tracker import spell_control
 from plait.constrained.specs import ID_PLACE, GrammarError, Structural
 from plait.constrained.vocabulary import Vocabulary
 
@@ -56,8 +57,21 @@ class Marks:
         return plain, self._expression(pieces[bool(plain) :])
 
     def pattern(self, before: str, name: str = "", after: str = "", *, with_id: bool = False) -> bytes:
-        """Returns the pattern of Python's `re` for a fixed text, in which control tokens are spelled as given."""
-        text = before + name + after
+        """Returns the pattern (`re`) of a fixed text, in which control tokens are as `spell_control` has it."""
+        return b"".join(
+            self._text_pattern(piece, with_id) if isinstance(piece, str) else re.escape(spell_control(piece))
+            for piece in (*self._pieces(before), name, *self._pieces(after))
+        )
+
+    def text_pattern(self, text: str) -> str:
+        """Returns the pattern of a fixed text in which control tokens are spelled as given, and {id} is an id."""
+        return self._text_pattern(text, with_id=True).decode()
+
+    def spelled(self, text: str) -> bytes:
+        """Returns a fixed text in which control tokens are as `spell_control` has it."""
+        return b"".join(p.encode() if isinstance(p, str) else spell_control(p) for p in self._pieces(text))
+
+    def _text_pattern(self, text: str, with_id: bool) -> bytes:
         parts = text.split(ID_PLACE) if with_id and self._call_id else [text]
         return self._call_id.encode().join(re.escape(part.encode()) for part in parts)
 
