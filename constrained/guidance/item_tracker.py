@@ -10,6 +10,7 @@ immutable, so a text that is rolled back returns to an older one.
 from __future__ import annotations
 
 import json
+import re
 from typing import NamedTuple
 
 from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
@@ -17,7 +18,8 @@ from plait.constrained.specs import GrammarError
 
 VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER, OUTSIDE = range(8)
 _SPACES = b" \t\r\n"
-_LITERALS = (b"true", b"false", b"null")
+_LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
+_STRING_OR_PYTHON = re.compile(rb'"(?:\\.|[^"\\])*"|True|False|None')
 
 
 class Frame(NamedTuple):
@@ -141,7 +143,7 @@ class ItemTracker:
         if frame is not None and frame.seen is not None:
             item = text[frame.start : end]
             try:
-                value = comparable(json.loads(item, parse_int=float))
+                value = comparable(json.loads(_as_json(item), parse_int=float))
             except RecursionError:
                 raise GrammarError("an item that may not be repeated is nested too deeply to be compared") from None
             if value in frame.values:
@@ -173,6 +175,14 @@ def rests_of_seen(state: State, text: bytes) -> list[bytes]:
             rests += [item[len(partial) :] for item in frame.seen if item.startswith(partial)]
         frame, is_inner = frame.outer, False
     return rests
+
+
+def _as_json(item: bytes) -> bytes:
+    """Returns an item with the literals of JSON, if it has those of Python."""
+    if not any(literal in item for literal in _LITERALS[3:]):
+        return item
+    as_json = {b"True": b"true", b"False": b"false", b"None": b"null"}
+    return _STRING_OR_PYTHON.sub(lambda found: as_json.get(found[0], found[0]), item)
 
 
 def comparable(value: object) -> object:

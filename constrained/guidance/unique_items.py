@@ -29,7 +29,7 @@ MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
 _DELIMITERS = re.compile(rb"[\[\]{},: \t\r\n]")
 _SCALAR_AND_SPACE = re.compile(rb'[^"]*[0-9el][ \t\r\n]')
-_LITERALS = (b"true", b"false", b"null")
+_LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
 _LITERAL_ENDS = frozenset(literal[at:] for literal in _LITERALS for at in range(len(literal)))
 
 Bits = npt.NDArray[np.uint32]  # of a mask

@@ -170,7 +170,7 @@ def schema_rules(schema: dict[str, Any], style: Style, start: str) -> list[str]:
 
 def _first_valid(schema: dict[str, Any], style: Style, start: str) -> tuple[list[str] | None, str]:
     """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
-    reason = ""
+    reason = "it has no form as literals of Python"
     for form in _forms(schema, style):
         body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
         rules = [f"{start}: {body[0]}", *body[1:]]
@@ -213,6 +213,7 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
                 partial(with_options, spec=spec),
                 (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
                 has_space=spec.whitespace,
+                in_python=isinstance(spec, Keywords),
             )
         except (NotWritten, GrammarError):
             continue
@@ -220,7 +221,8 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
         if rules is None:
             return
         break
-    yield with_closed_bounds(schema)
+    if not isinstance(spec, Keywords):
+        yield with_closed_bounds(schema)
 
 
 def _rejects(schema: Schema) -> bool:

@@ -20,7 +20,17 @@ from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import digit_limit
 from plait.constrained.json_schema.compiler import json_rules
-from plait.constrained.specs import ID_PLACE, Elements, GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.specs import (
+    ID_PLACE,
+    NAME_PLACE,
+    Elements,
+    GrammarError,
+    JsonObject,
+    JsonSchema,
+    Keywords,
+    Structural,
+    Trigger,
+)
 from plait.constrained.structural.contents import ContentRules, content_rules
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.vocabulary import Vocabulary
@@ -87,9 +97,11 @@ def _call_texts(
 
 def _marks(spec: Structural) -> tuple[str, ...]:
     """Returns the texts that end texts which may have any characters, where they are fixed."""
-    found = [call.content.close for call in spec.calls if isinstance(call.content, Elements)]
+    found = ["="] if any(isinstance(call.content, Keywords) for call in spec.calls) else []
+    for call in spec.calls:
+        if isinstance(call.content, Elements):
+            found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
     found += [call.end for call in spec.calls if not _is_json(call)]
-    found += [*spec.openers, *([] if spec.openers else [spec.begin or call.begin for call in spec.calls])]
     fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
     return tuple(fixed)[:MAX_MARKS]
 

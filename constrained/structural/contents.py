@@ -10,13 +10,15 @@ from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_compiler import check_lark
 from plait.constrained.guidance.call_tracker import CallText
-from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.compiler import json_rules, schema_rules
+from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import Elements, JsonObject, JsonSchema, Keywords, Lark, Regex, Structural, Trigger
-from plait.constrained.structural.elements import ElementForm, ElementRules
+from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
 from plait.constrained.structural.marks import Marks
 from plait.constrained.structural.raw_text import element_value, ended_text
 
+IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 _JSON = CallText(b"", b"")
 _OTHER = CallText(b"", b"", is_other=True)
 
@@ -66,13 +68,23 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
 def _elements(
     content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
 ) -> ContentRules:
-    assert isinstance(content, Elements)
-    form = ElementForm(content.open, content.close, content.separator, trigger.end)
-    value = partial(element_value, content=content, marks=marks)
+    if isinstance(content, Elements):
+        form = ElementForm(content.open, content.close, content.separator, trigger.end)
+        value: WriteValue = partial(element_value, content=content, marks=marks)
+    else:
+        form = ElementForm("{name}=", "", ", ", trigger.end, IDENTIFIER, only_such_names=True)
+        value = partial(_literal_value, content=content)
     found = ElementRules(json_spec(str(content.schema), spec), form, name, marks, value)
     return ContentRules(
         found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
     )
+
+
+def _literal_value(schema: Schema, definitions: dict[str, Any], name: str, content: Keywords) -> ElementValue | None:
+    if schema is False:
+        return None
+    whole = {**({} if schema is True else schema), **({"$defs": definitions} if definitions else {})}
+    return ElementValue(name, schema_rules(whole, content, name), False)
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

@@ -11,6 +11,7 @@ these.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +34,15 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class ElementForm:
-    """How elements are written. `open` has {name} once. name: a pattern of the names that it can hold."""
+    """How elements are written. `open` has {name} once. name: a pattern of names that are not listed, and with
+    `only_such_names` of all."""
 
     open: str
     close: str
     separator: str
     end: str
     name: str = FURTHER_NAME
+    only_such_names: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,8 @@ class ElementRules:
 
     def _can_hold(self, name: str) -> bool:
         """Returns whether a reader of the opening mark finds this name in it."""
+        if self._form.only_such_names:
+            return re.fullmatch(self._form.name, name) is not None
         return bool(name) and self._form.open.split(NAME_PLACE)[1] not in name
 
     def _opening(self, name: str, *, is_first: bool) -> str:
