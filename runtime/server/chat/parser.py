@@ -238,8 +238,10 @@ def _head_pattern(head: str, names: Mapping[str, Any]) -> re.Pattern[str]:
     """Returns the pattern of a call's head, with the groups `name` and, if it has an id, `id`."""
     name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     first, *others = re.escape(head).split(re.escape("{name}"))
-    pattern = f"{first}(?P<name>{name}){'(?P=name)'.join(others)}" if others else first
-    return _id_pattern(pattern)
+    if not others:
+        return _id_pattern(first)
+    behind = "" if others[-1] else r"(?=[^A-Za-z0-9_.:-])"  # a longer name may follow
+    return _id_pattern(f"{first}(?P<name>{name}){'(?P=name)'.join(others)}{behind}")
 
 
 def _id_pattern(pattern: str) -> re.Pattern[str]:

@@ -116,6 +116,10 @@ CALL_TEMPLATES = {
         ),
         r"(<tool_call>{name}\n{<key>{name}</key>\n<value>{value}</value>\n}</tool_call>)*\n",
     ),
+    "keys and values in one line": CallTemplate(
+        _each("<tool_call>" + NAME + _items("<key>{{ k }}</key><value>" + _VALUE + "</value>") + "</tool_call>"),
+        r"<tool_call>{name}{<key>{name}</key><value>{value}</value>}</tool_call>",
+    ),
     "typed elements": CallTemplate(
         _list(
             "<calls>\n",
