@@ -207,7 +207,7 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
         _check_style(self)
         _check_tags(self, ("open", "close"), ("separator",))
         if self.types and self.open.partition(NAME_PLACE)[2].count(TYPE_PLACE) != 1:
-            raise GrammarError(f"open must have {TYPE_PLACE} once behind {NAME_PLACE}, where the type of a value stands")
+            raise GrammarError(f"open must have {TYPE_PLACE} once behind {NAME_PLACE}, for the type of a value")
         if self.open.count(NAME_PLACE) != 1 or self.open.endswith(NAME_PLACE):
             raise GrammarError(f"open must have {NAME_PLACE} once, for the name of a parameter, and a text behind it")
 

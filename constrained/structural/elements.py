@@ -160,7 +160,12 @@ class ElementRules:
         if value is None:
             return None
         before, after = self._form.open.split(NAME_PLACE)
-        pattern = self._marks.pattern(before) + f"(?:{self._form.name})".encode() + self._marks.pattern(after) + self._form.behind
+        pattern = (
+            self._marks.pattern(before)
+            + f"(?:{self._form.name})".encode()
+            + self._marks.pattern(after)
+            + self._form.behind
+        )
         self._others.append(ElementText("", pattern, value.is_raw))
         listed = "|".join(map(regex_literal, sorted(self._listed)))
         names = f"/{self._form.name}/" + (f" & ~/{listed}/" if listed else "")

@@ -58,7 +58,7 @@ def conversation_of(body: PromptFields, template: ChatTemplate | None) -> Conver
         one_call=one_call,
         constraint=constraint,
         constraint_param=SCHEMA_PARAM if constraint is not None else None,
-        untagged_calls=body.untagged_tool_calls,
+        untagged_calls=body.untagged_tool_calls if isinstance(body, MessagesRequest) else None,
         continue_final=isinstance(body.messages[-1], AssistantMessage),
         template_variables=with_thinking(body.chat_template_kwargs, _wants_thinking(body), template),
     )

@@ -148,7 +148,7 @@ class Metadata(StrictStruct):
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The prompt's fields: all of a `count_tokens` request, and part of a messages request.
 
-    `chat_template_kwargs` and `untagged_tool_calls` are extensions.
+    `chat_template_kwargs` is an extension.
     """
 
     model: str
@@ -160,7 +160,6 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    untagged_tool_calls: bool | None = None
     speed: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
@@ -173,10 +172,14 @@ else:
 
 
 class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's messages request. Fields of `UNSUPPORTED_MESSAGE_FIELDS` are refused but for the values there."""
+    """Anthropic's messages request. `untagged_tool_calls` is an extension.
+
+    Fields of `UNSUPPORTED_MESSAGE_FIELDS` are refused but for the values there.
+    """
 
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
+    untagged_tool_calls: bool | None = None
     stream: bool | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
