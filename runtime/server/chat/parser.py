@@ -196,7 +196,7 @@ class OutputParser:
     def _after_call(self) -> bool:
         """Behind a call of a list or section: another call, or the end."""
         assert self._format is not None
-        end, more = self._format.end, self._format.separator + self._format.head.partition("{")[0]
+        end, more = self._format.end, self._format.separator + self._format.head_start
         if end and self._buffer.startswith(end) and not (len(more) > len(end) and self._buffer.startswith(more)):
             self._buffer, self._state = self._buffer[len(end) :], self._in_text
         elif self._buffer.startswith(more):

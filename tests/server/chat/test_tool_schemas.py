@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import jsonschema_rs
 import pytest
+from call_templates import CALL_TEMPLATES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.constrained import Grammar, GrammarError, Vocabulary
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.server.chat.call_format import CallFormat
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import GENERIC_FORMAT, TOOL_FORMATS, ToolFormat, tool_constraint
+from plait.runtime.server.chat.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.model_formats import find_formats
+from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VOCABULARY = Vocabulary(
     (b"", *(bytes([byte]) for byte in range(256))), (0,), lambda text: [1 + byte for byte in text.encode()]
@@ -58,7 +62,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "nested": {"type": "object", "properties": {"p": {"type": "object", "properties": {"q": {"type": "null"}}}}},
 }
 TOOLS = tuple(ToolDefinition(name, "", schema, f"tools[{at}]") for at, (name, schema) in enumerate(SCHEMAS.items()))
-FORMATS = [*TOOL_FORMATS, GENERIC_FORMAT]
+NATIVE = [
+    find_formats(ChatTemplate(CALL_TEMPLATES[kind].source, "", "")).calls
+    for kind in ("json in tags", "list", "bare json")
+]
+FORMATS = [*(native for native in NATIVE if native is not None), GENERIC_FORMAT]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 12) | st.sampled_from(["", "a", "abcd", "#", {"$ref": "#"}]),
     lambda inner: (
@@ -69,7 +77,7 @@ VALUES = st.recursive(
 NAMES = ["p", "t", "left", "data", "enum", "const", "default", "examples", "q"]
 
 
-def grammar_of(call_format: ToolFormat, *tools: ToolDefinition) -> Grammar:
+def grammar_of(call_format: CallFormat, *tools: ToolDefinition) -> Grammar:
     conversation = Conversation((Turn("user", "go"),), tools, must_call=True, one_call=True)
     return build_grammar(compile_spec(tool_constraint(call_format, conversation), VOCABULARY), VOCABULARY)
 
@@ -79,12 +87,8 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return all(matcher.accept(1 + byte) for byte in text.encode()) and matcher.is_accepting
 
 
-def call_text(call_format: ToolFormat, name: str, arguments: dict[str, Any]) -> str:
-    value = json.dumps(arguments, ensure_ascii=False)
-    if "{name}" in call_format.begin:
-        return f"{call_format.begin.replace('{name}', name)}{value}{call_format.end}"
-    head = f'{{"{call_format.name_key}": "{name}", "{call_format.arguments_key}": '
-    return f"{call_format.begin}{head}{value}}}{call_format.end}"
+def call_text(call_format: CallFormat, name: str, arguments: dict[str, Any]) -> str:
+    return call_format.render_calls([("", name, arguments)])
 
 
 ALL_TOOLS = {index: grammar_of(call_format, *TOOLS) for index, call_format in enumerate(FORMATS)}
@@ -120,7 +124,7 @@ def _in_order(value: Any) -> bool:
 
 @pytest.mark.parametrize("tool", TOOLS, ids=list(SCHEMAS))
 def test_each_schema_compiles_alone(tool: ToolDefinition) -> None:
-    grammar_of(TOOL_FORMATS[0], tool)
+    grammar_of(FORMATS[0], tool)
 
 
 def test_only_what_a_schema_does_not_open_is_closed() -> None:
@@ -136,5 +140,5 @@ def test_only_what_a_schema_does_not_open_is_closed() -> None:
 def test_a_refused_schema_names_its_tool() -> None:
     bad = ToolDefinition("bad", "", {"type": "object", "properties": {"p": {"$ref": "#/nowhere"}}})
     with pytest.raises(GrammarError, match="tool 'bad': the reference points to nothing") as caught:
-        grammar_of(TOOL_FORMATS[0], TOOLS[0], bad)
+        grammar_of(FORMATS[0], TOOLS[0], bad)
     assert caught.value.where == "/triggers/1/content/properties/p/$ref"

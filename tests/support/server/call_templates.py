@@ -81,6 +81,10 @@ CALL_TEMPLATES = {
         _list("<|calls:begin|>", "<|call:begin|>" + NAME + "<|sep|>" + ARGUMENTS + "<|call:end|>", "", "<|calls:end|>"),
         r"<|calls:begin|>(<|call:begin|>{name}<|sep|>{json}<|call:end|>)*<|calls:end|>",
     ),
+    "lines in a section": CallTemplate(
+        _list("<calls>\n", '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}\n", "", "</calls>"),
+        r'<calls>\n({"name": "{name}", "arguments": {json}}\n)*</calls>',
+    ),
     "name as a key": CallTemplate(
         _list("<calls>[", '{"' + NAME + '": ' + ARGUMENTS + "}", ", ", "]</calls>"),
         r'<calls>[({"{name}": {json}})*, ]</calls>',
