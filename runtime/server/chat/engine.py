@@ -96,7 +96,7 @@ async def prepare_chat(
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
     is_json = json_answer_constraint(conversation) is not None
     formats = await formats_in_thread(template)
-    call_format = fitted_calls(formats.calls_beside(with_json_answer=is_json), client.tokenizer)
+    call_format = fitted_calls(formats, client.tokenizer, with_json_answer=is_json)
     reasoning, tools = formats.reasoning, conversation.callable_tools
     marks = control_marks(client.tokenizer, call_format if tools else None, reasoning)
     constraint, param = conversation.constraint, conversation.constraint_param
