@@ -13,6 +13,7 @@ from plait.constrained.json_schema.rewrite.references.resources import ROOT
 from plait.constrained.specs import GrammarError
 
 _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
+_BESIDE_REFERENCES: tuple[str, ...] = ("$ref", "$defs", "definitions", "title", "description")
 _OLD_ITEMS = re.compile(r"/items(?=/[0-9]+(/|$))")
 
 
@@ -33,10 +34,9 @@ def embed_schema(schema: Mapping[str, Any], place: Callable[[str], str]) -> dict
         if document.draft == 4:
             part.pop("id", None)
         if document.draft <= 7 and isinstance(part.get("$ref"), str):  # its siblings have no effect, but may be targets
-            kept = {name: part[name] for name in ("$defs", "definitions", "title", "description") if name in part}
-            reference = part["$ref"]
+            kept = {name: part[name] for name in _BESIDE_REFERENCES if name in part}
             part.clear()
-            part |= {"$ref": reference, **kept}
+            part |= kept
         if document.draft < 2020 and (upgraded := upgrade_draft(part, document)) is not None:
             part.clear()
             part |= upgraded
