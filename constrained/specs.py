@@ -24,6 +24,7 @@ MAX_CALLS = 1000
 MAX_REASONING_TOKENS = 1 << 24
 
 NAME_PLACE = "{name}"
+TYPE_PLACE = "{type}"  # of a value in the mark of an element
 ID_PLACE = "{id}"
 _CALL_ID = re.compile(r"(?:(?:\[[A-Za-z0-9_-]+\]|[A-Za-z0-9_-])(?:\+|\{[0-9]{1,2}(?:,[0-9]{1,2})?\})?)+")
 
@@ -187,6 +188,8 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
     A value that is a string stands raw: any text without `close`; others are JSON, in the style of JsonSchema. Where a
     string and other types are possible, what is JSON of one of these is not written as a string. For Trigger only.
 
+    `types`: pairs of a JSON type and a text; {type} in `open`, behind {name}, stands for the text of the value's type.
+
     >>> Elements({"type": "object"}, "<parameter={name}>", "</parameter>").separator
     ''
     """
@@ -197,11 +200,14 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
     separator: str = ""
     whitespace: bool = False
     compact: bool = False
+    types: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
         _check_style(self)
         _check_tags(self, ("open", "close"), ("separator",))
+        if self.types and self.open.partition(NAME_PLACE)[2].count(TYPE_PLACE) != 1:
+            raise GrammarError(f"open must have {TYPE_PLACE} once behind {NAME_PLACE}, for the type of a value")
         if self.open.count(NAME_PLACE) != 1 or self.open.endswith(NAME_PLACE):
             raise GrammarError(f"open must have {NAME_PLACE} once, for the name of a parameter, and a text behind it")
 
@@ -481,11 +487,20 @@ def _openers(given: object, begin: str, triggers: tuple[Trigger, ...]) -> tuple[
         for other in triggers[:index]:
             if trigger.begin == other.begin:
                 raise GrammarError("two triggers have the same begin", index)
-            if trigger.begin.startswith(other.begin) or other.begin.startswith(trigger.begin):
+            if _continues(trigger, other) or _continues(other, trigger):
                 raise GrammarError("one begin starts with another", index)
             if not (given or begin) and (trigger.begin in other.begin or other.begin in trigger.begin):
                 raise GrammarError("one begin occurs within another", index)
     return tuple(given)
+
+
+def _continues(longer: Trigger, shorter: Trigger) -> bool:
+    """Returns whether one begin starts with another one, so that its rest may be read as content of that one."""
+    if not longer.begin.startswith(shorter.begin):
+        return False
+    following = longer.begin[len(shorter.begin)]
+    content = shorter.content
+    return not isinstance(content, Elements) or following in (content.open[0], shorter.end[:1])
 
 
 def _control_tokens(given: object) -> tuple[tuple[str, int], ...]:

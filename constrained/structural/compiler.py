@@ -137,9 +137,10 @@ def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> Co
     try:
         found = content_rules(trigger, f"value{index}", spec, marks)
     except GrammarError as error:
+        tool = f"tool {trigger.name!r:.100}: " if trigger.name else ""
         if isinstance(error.where, str):
-            raise GrammarError(error.reason, pointer + error.where) from None
-        raise GrammarError(str(error), pointer) from None  # an index into a pattern or a grammar
+            raise GrammarError(tool + error.reason, pointer + error.where) from None
+        raise GrammarError(f"{tool}{error}", pointer) from None  # an index into a pattern or a grammar
     return found.at(pointer)
 
 

@@ -14,6 +14,7 @@ from plait.constrained.json_schema.compiler import json_rules, schema_rules
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import (
+    TYPE_PLACE,
     Elements,
     JsonObject,
     JsonSchema,
@@ -27,7 +28,7 @@ from plait.constrained.specs import (
 from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
 from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
-from plait.constrained.structural.raw_text import element_value, ended_text
+from plait.constrained.structural.raw_text import element_value, ended_text, typed_value
 
 IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 _JSON = CallText(b"", b"")
@@ -82,8 +83,13 @@ def _elements(
     content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
 ) -> ContentRules:
     if isinstance(content, Elements):
-        form = ElementForm(content.open, content.close, content.separator, trigger.end)
-        value: WriteValue = partial(element_value, content=content, marks=marks)
+        opening, behind = content.open, b""
+        if content.types:
+            opening, _, rest = content.open.partition(TYPE_PLACE)
+            behind = b"(?:" + b"|".join(marks.pattern(text + rest) for _, text in content.types) + b")"
+        form = ElementForm(opening, content.close, content.separator, trigger.end, behind=behind)
+        write = typed_value if content.types else element_value
+        value: WriteValue = partial(write, content=content, marks=marks)
     else:
         form = ElementForm("{name}=", "", ", ", trigger.end, IDENTIFIER, only_such_names=True)
         value = partial(_literal_value, content=content)

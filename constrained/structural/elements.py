@@ -35,7 +35,7 @@ _PLAIN = frozenset(
 @dataclass(frozen=True)
 class ElementForm:
     """How elements are written. `open` has {name} once. name: a pattern of names that are not listed, and with
-    `only_such_names` of all."""
+    `only_such_names` of all. behind: a pattern of what stands between `open` and a value."""
 
     open: str
     close: str
@@ -43,6 +43,7 @@ class ElementForm:
     end: str
     name: str = FURTHER_NAME
     only_such_names: bool = False
+    behind: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,12 @@ class ElementRules:
         if value is None:
             return None
         before, after = self._form.open.split(NAME_PLACE)
-        pattern = self._marks.pattern(before) + f"(?:{self._form.name})".encode() + self._marks.pattern(after)
+        pattern = (
+            self._marks.pattern(before)
+            + f"(?:{self._form.name})".encode()
+            + self._marks.pattern(after)
+            + self._form.behind
+        )
         self._others.append(ElementText("", pattern, value.is_raw))
         listed = "|".join(map(regex_literal, sorted(self._listed)))
         names = f"/{self._form.name}/" + (f" & ~/{listed}/" if listed else "")
@@ -188,4 +194,4 @@ class ElementRules:
 
     def _open_pattern(self, name: str) -> bytes:
         before, after = self._form.open.split(NAME_PLACE)
-        return self._marks.pattern(before, name, after)
+        return self._marks.pattern(before, name, after) + self._form.behind

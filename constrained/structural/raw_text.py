@@ -12,7 +12,7 @@ from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import number_range
-from plait.constrained.specs import Elements, GrammarError
+from plait.constrained.specs import TYPE_PLACE, Elements, GrammarError
 from plait.constrained.structural.elements import ElementValue
 from plait.constrained.structural.marks import Marks, regex_literal
 
@@ -135,3 +135,29 @@ def _read_as(kinds: set[str]) -> str:
     options = [f"{_SPACE}({scalars}){_SPACE}"] if scalars else []
     options += [_SPACE + r"[\[{](?s:.*)"] if kinds & set(_CONTAINERS) else []
     return "|".join(options)
+
+
+def typed_value(
+    schema: Schema, definitions: dict[str, Any], name: str, content: Elements, marks: Marks
+) -> ElementValue | None:
+    """Returns the value of a parameter behind the text of its type, which `content.types` lists; None if there is none.
+
+    A value of several types is one of several texts, each with the values of the types that it stands for.
+    """
+    if schema is False:
+        return None
+    whole: dict[str, Any] = {} if schema is True else dict(schema)
+    rest = content.open.partition(TYPE_PLACE)[2]
+    options: list[str] = []
+    rules: list[str] = []
+    is_raw = False
+    for index, text in enumerate(dict.fromkeys(text for _, text in content.types)):
+        kinds = [kind for kind in kinds_of([whole]) if (kind, text) in content.types]
+        if not kinds:
+            continue
+        value = element_value({**whole, "type": kinds}, definitions, f"{name}y{index}", content, marks)
+        if value is not None:
+            options.append(f"{marks.literal(text + rest)} {value.expression}")
+            rules += value.rules
+            is_raw |= value.is_raw
+    return ElementValue(f"({' | '.join(options)})", rules, is_raw) if options else None

@@ -111,9 +111,14 @@ class CallFormat:
     @property
     def opener(self) -> str:
         """The text that commits an answer to a call: the first mark, or all text before the name."""
-        before = re.split(r"\{name\}|\{id\}", self.begin + self.head)[0]
+        before = self.begin + self.head_start
         match = None if self.has_long_opener else _MARK.match(before)
         return match[0] if match else before
+
+    @property
+    def head_start(self) -> str:
+        """The head's text before the name and the id."""
+        return re.split(r"\{name\}|\{id\}", self.head)[0]
 
     def call_head(self, name: str, call_id: str = "") -> str:
         """Returns the text of a call before its arguments."""

@@ -100,7 +100,7 @@ async def prepare_chat(
     conversation = with_thinking(conversation, template)
     thinking, is_json = conversation.thinking, json_answer_constraint(conversation) is not None
     formats = await formats_in_thread(template)
-    call_format = fitted_calls(formats.calls_beside(with_json_answer=is_json), client.tokenizer)
+    call_format = fitted_calls(formats, client.tokenizer, with_json_answer=is_json)
     tools = conversation.callable_tools
     marks = control_marks(client.tokenizer, call_format if tools else None, formats.reasoning)
     constraint, param = conversation.constraint, conversation.constraint_param

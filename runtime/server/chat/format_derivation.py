@@ -124,7 +124,7 @@ class Derivation:
             first,
             last,
             placed.form,
-            lead=self._lead(one),
+            lead=self._lead(one, first),
             takes_text=self._takes_text,
             id_form=self._id_form if "{name}" in self._id_form else "",
             is_single=True,
@@ -201,10 +201,12 @@ class Derivation:
         plain = self._probe.answer({"content": TEXT})
         return plain.partition(TEXT)[2] if plain is not None and TEXT in plain else ""
 
-    def _lead(self, one: str) -> str:
+    def _lead(self, one: str, first: str) -> str:
+        """The white space between the prompt and the first call."""
         prompt = self._probe.generation_prompt()
         rest = one[len(prompt) :] if prompt is not None and one.startswith(prompt) else ""
-        return rest[: len(rest) - len(rest.lstrip())]
+        is_behind = self._masked(rest).lstrip().startswith(first)
+        return rest[: len(rest) - len(rest.lstrip())] if is_behind else ""
 
     def _between(self, two: str, arguments: Mapping[str, Any]) -> str | None:
         first = _find_arguments(two, arguments)

@@ -84,13 +84,17 @@ def find_formats(template: ChatTemplate) -> ModelFormats:
     return ModelFormats(calls, reasoning, takes_system)
 
 
-def fitted_calls(call_format: CallFormat, tokenizer: Tokenizer) -> CallFormat:
-    """Returns the format without a token at its end that ends the text anyway.
+def fitted_calls(formats: ModelFormats, tokenizer: Tokenizer, *, with_json_answer: bool) -> CallFormat:
+    """Returns the format of calls for a tokenizer: without a token at its end that ends the text anyway, and a generic
+    format if calls begin with such a token, as GigaChat 3's do.
 
-    A format that opens a call with such a token cannot be written by the model.
+    with_json_answer: see `ModelFormats.calls_beside`.
     """
-    ends = [tokenizer.control_texts[token] for token in tokenizer.eos_ids if token in tokenizer.control_texts]
-    for end in filter(None, ends):
+    ends = [tokenizer.control_texts[token] for token in tokenizer.eos_ids if tokenizer.control_texts.get(token)]
+    call_format = formats.calls_beside(with_json_answer=with_json_answer)
+    if any(end in call_format.begin + call_format.head for end in ends):
+        return replace(formats, calls=None).calls_beside(with_json_answer=with_json_answer)
+    for end in ends:
         if call_format.end.rstrip().endswith(end):
             call_format = replace(call_format, end=call_format.end.rstrip().removesuffix(end))
         elif not call_format.end and call_format.tail.rstrip().endswith(end):

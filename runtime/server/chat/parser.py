@@ -196,7 +196,7 @@ class OutputParser:
     def _after_call(self) -> bool:
         """Behind a call of a list or section: another call, or the end."""
         assert self._format is not None
-        end, more = self._format.end, self._format.separator + self._format.head.partition("{")[0]
+        end, more = self._format.end, self._format.separator + self._format.head_start
         if end and self._buffer.startswith(end) and not (len(more) > len(end) and self._buffer.startswith(more)):
             self._buffer, self._state = self._buffer[len(end) :], self._in_text
         elif self._buffer.startswith(more):
@@ -238,8 +238,10 @@ def _head_pattern(head: str, names: Mapping[str, Any]) -> re.Pattern[str]:
     """Returns the pattern of a call's head, with the groups `name` and, if it has an id, `id`."""
     name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     first, *others = re.escape(head).split(re.escape("{name}"))
-    pattern = f"{first}(?P<name>{name}){'(?P=name)'.join(others)}" if others else first
-    return _id_pattern(pattern)
+    if not others:
+        return _id_pattern(first)
+    behind = "" if others[-1] else r"(?=[^A-Za-z0-9_.:-])"  # a longer name may follow
+    return _id_pattern(f"{first}(?P<name>{name}){'(?P=name)'.join(others)}{behind}")
 
 
 def _id_pattern(pattern: str) -> re.Pattern[str]:

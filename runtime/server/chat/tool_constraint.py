@@ -95,8 +95,7 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        typed: dict[str, Any] = {"types": form.types} if form.types else {}
-        return Elements(schema, form.open, form.close, form.separator, **typed)
+        return Elements(schema, form.open, form.close, form.separator, types=form.types)
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 from call_templates import CALL_TEMPLATES
@@ -14,7 +15,7 @@ from plait.runtime.server.chat.call_format import CallFormat, ElementArguments, 
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.messages import tool_instructions
-from plait.runtime.server.chat.model_formats import ModelFormats, find_formats
+from plait.runtime.server.chat.model_formats import ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.server.errors import ApiError
@@ -192,3 +193,38 @@ def test_template_without_a_system_turn_gets_the_tools_in_the_first_user_turn() 
 def test_template_that_shows_no_calls_has_the_generic_format(source) -> None:
     formats = find_formats(ChatTemplate(source, "", ""))
     assert formats.calls is None and formats.calls_beside(with_json_answer=False) is GENERIC_FORMAT
+
+
+def test_tokens_that_end_the_text_are_no_part_of_a_call() -> None:
+    tokenizer = SimpleNamespace(eos_ids=(1, 2), control_texts={1: "<|end|>", 2: "<|sep|>"})
+    call_format = CallFormat("<call>{name} ", "</call><|end|>")
+    fitted = fitted_calls(ModelFormats(call_format, None), tokenizer, with_json_answer=False)
+    assert fitted.tail == "</call>"
+    opened = CallFormat("<|sep|>call {name} ", "")
+    assert fitted_calls(ModelFormats(opened, None), tokenizer, with_json_answer=False) is GENERIC_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("source", "begin", "end"),
+    [
+        ("<think>{{ m.reasoning_content }}</think>{{ m.content }}", "<think>", "</think>"),
+        ("[THINK]{{ m.thinking }}[/THINK]{{ m.content }}", "[THINK]", "[/THINK]"),
+        ("{{ m.content.split('</think>') | last }}", "<think>", "</think>"),
+    ],
+)
+def test_reasoning_marks_are_found_where_the_template_writes_or_removes_them(source, begin, end) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}@{% else %}{{ m.content }}{% endif %}"
+    )
+    reasoning = find_formats(ChatTemplate(template.replace("@", source) + "{% endfor %}", "", "")).reasoning
+    assert reasoning is not None and (reasoning.begin, reasoning.end) == (begin, end)
+
+
+def test_reasoning_marks_are_found_in_the_generation_prompt() -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>"
+        "{% if enable_thinking is defined and not enable_thinking %}<mm:think></mm:think>{% endif %}{% endif %}"
+    )
+    reasoning = find_formats(ChatTemplate(template, "", "")).reasoning
+    assert reasoning is not None and (reasoning.begin, reasoning.end) == ("<mm:think>", "</mm:think>")
+    assert find_formats(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "")).reasoning is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
 import jsonschema
 import pytest
 from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
+
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.engine import ChatOutput, prepare_chat
 
 LIGHT = {
     "type": "object",
@@ -21,9 +26,15 @@ LIGHT = {
 }
 TOOLS = [
     {"type": "function", "function": {"name": "set_light", "description": "Sets a light", "parameters": LIGHT}},
-    {"type": "function", "function": {"name": "set_light_off", "description": "Turns it off"}},
+    {"type": "function", "function": {"name": "lights_off", "description": "Turns all off"}},
 ]
-SCHEMAS = {"set_light": LIGHT, "set_light_off": {"type": "object", "maxProperties": 0}}
+# Few texts of such a call have more than one tokenization, so the model writes the tokenizer's own.
+LEVEL = {
+    "type": "object",
+    "properties": {"level": {"type": "integer", "minimum": 0, "maximum": 9}, "room": {"const": 7}},
+    "required": ["level", "room"],
+}
+SCHEMAS = {"set_light": LIGHT, "lights_off": {"type": "object", "maxProperties": 0}}
 ASK = [{"role": "user", "content": "Set the light in the hall to level 7."}]
 TEMPLATES = CALL_TEMPLATES | {"control tokens": CONTROL_TEMPLATE}
 
@@ -73,9 +84,33 @@ def test_required_call_is_valid_and_the_next_turn_reuses_it(post, kind) -> None:
     assert calls == [(name, arguments)] and not content
     result = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
     following = post(kind, "/v1/chat/completions", body | {"messages": [*ASK, message, result], "tool_choice": "none"})
-    usage, before = following.json()["usage"], answer["usage"]
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= before["prompt_tokens"] + before["completion_tokens"] - 1
+    cached = following.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > 0.9 * answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_next_prompt_begins_with_the_generated_tokens(engine, kind) -> None:
+    client, own = engine.client, engine.client.tokenizer.chat_template.source
+    client.tokenizer.replace_chat_template(TEMPLATES[kind].source)
+    try:
+        tools = (ToolDefinition("set_level", "", LEVEL),)
+        turns = (Turn("user", "Set the light in the hall to level 7."),)
+        prepared = asyncio.run(prepare_chat(client, Conversation(turns, tools, must_call=True, one_call=True)))
+        session = client.open_session()
+        session.append_tokens(prepared.prompt_ids)
+        call = session.generate(SamplingParams(max_tokens=120, temperature=0), prepared.constraint)
+        result = call.result(60)
+        session.close()
+        begin, *rest = ChatOutput(prepared, client, call).parse_result(result)
+        made = ToolCall(f"call_0{begin.call_id}", begin.text, "".join(part.text for part in rest))
+        turns = (*turns, Turn("assistant", "", (made,)), Turn("tool", "done", call_id=made.id))
+        following = asyncio.run(prepare_chat(client, Conversation(turns, tools)))
+    finally:
+        client.tokenizer.replace_chat_template(own)
+    written = [*prepared.prompt_ids, *result.token_ids]
+    if kind == "counted calls":  # an untrained model counts wrongly
+        written = written[: len(prepared.prompt_ids)]
+    assert list(following.prompt_ids[: len(written)]) == written
 
 
 @pytest.mark.parametrize("kind", ["elements", "list with ids", "control tokens"])
@@ -101,20 +136,12 @@ def test_optional_calls_beside_free_text(post, kind) -> None:
     assert [name for name, _ in calls] == [c["function"]["name"] for c in choice["message"].get("tool_calls", ())]
 
 
-def test_untagged_call_is_marked_in_the_warnings(post) -> None:
-    """The model copies the example's form; the same text in an earlier message makes it no call."""
-    example = '{"name": "set_light_off", "arguments": {}}'
-    body = {"messages": ASK, "tools": TOOLS[1:], "max_tokens": 40, "untagged_tool_calls": True}
-    answer = post("json in tags", "/v1/chat/completions", body | {"messages": [{"role": "user", "content": example}]})
-    assert "tool_calls" not in answer.json()["choices"][0]["message"] or not answer.json().get("warnings")
-
-
 def test_broken_arguments_in_an_earlier_call_are_named(engine, serve) -> None:
     tokenizer, own = engine.client.tokenizer, engine.client.tokenizer.chat_template.source
     tokenizer.replace_chat_template(CALL_TEMPLATES["elements"].source)
     try:
         address, _ = serve()
-        call = {"id": "c", "type": "function", "function": {"name": "set_light_off", "arguments": '{"a": '}}
+        call = {"id": "c", "type": "function", "function": {"name": "lights_off", "arguments": '{"a": '}}
         messages = [*ASK, {"role": "assistant", "tool_calls": [call]}]
         messages.append({"role": "tool", "tool_call_id": "c", "content": "x"})
         body = {"model": "default", "messages": messages, "max_tokens": 1}

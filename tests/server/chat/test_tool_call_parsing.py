@@ -43,7 +43,7 @@ COUNT = {
     "required": ["n"],
     "additionalProperties": False,
 }
-TOOLS = (ToolDefinition("weather", "", WEATHER), ToolDefinition("count", "", COUNT))
+TOOLS = (ToolDefinition("count_on", "", WEATHER), ToolDefinition("count", "", COUNT))
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 THINK = ReasoningFormat("<think>", "</think>")
 NATIVE_FORMATS = {

@@ -31,6 +31,8 @@ FUNCTION = {"name": "f", "parameters": PARAMETERS}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 CLAUDE_TOOL = {"name": "f", "input_schema": PARAMETERS}
 TAG = '{"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}'
+UNTAGGED = '{"name": "f", "arguments": {}}'  # a call without marks, the answer to ASK_UNTAGGED
+ASK_UNTAGGED = [{"role": "user", "content": "untagged"}]
 NO_EFFECT = "none"
 REFUSED = "refused"
 
@@ -109,6 +111,7 @@ CHAT = OPENAI | {
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
     "reasoning_effort": Effect("low", "constraint"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CHAT_TOOL]}),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
@@ -145,6 +148,7 @@ RESPONSES = {
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
@@ -163,6 +167,7 @@ CLAUDE_PROMPT = {
 MESSAGES = CLAUDE_PROMPT | {
     "max_tokens": Effect(3, "max_tokens"),
     "stream": Effect(True, "answer"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CLAUDE_TOOL]}),
     "metadata": Effect({"user_id": "u"}, NO_EFFECT),
     **sampling({"stop_sequences": "stop"}, stop_sequences=["x"], temperature=0.5, top_p=0.5, top_k=3),
 }
@@ -338,7 +343,7 @@ LISTED = [
 @pytest.fixture(scope="module")
 def server() -> ScriptedServer:
     server = ScriptedServer()
-    server.scheduler.answer = lambda prompt, request: ANSWER
+    server.scheduler.answer = lambda prompt, request: UNTAGGED if "untagged" in prompt else ANSWER
     return server
 
 

@@ -81,6 +81,10 @@ CALL_TEMPLATES = {
         _list("<|calls:begin|>", "<|call:begin|>" + NAME + "<|sep|>" + ARGUMENTS + "<|call:end|>", "", "<|calls:end|>"),
         r"<|calls:begin|>(<|call:begin|>{name}<|sep|>{json}<|call:end|>)*<|calls:end|>",
     ),
+    "lines in a section": CallTemplate(
+        _list("<calls>\n", '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}\n", "", "</calls>"),
+        r'<calls>\n({"name": "{name}", "arguments": {json}}\n)*</calls>',
+    ),
     "name as a key": CallTemplate(
         _list("<calls>[", '{"' + NAME + '": ' + ARGUMENTS + "}", ", ", "]</calls>"),
         r'<calls>[({"{name}": {json}})*, ]</calls>',
@@ -115,6 +119,10 @@ CALL_TEMPLATES = {
             + "</tool_call>"
         ),
         r"(<tool_call>{name}\n{<key>{name}</key>\n<value>{value}</value>\n}</tool_call>)*\n",
+    ),
+    "keys and values in one line": CallTemplate(
+        _each("<tool_call>" + NAME + _items("<key>{{ k }}</key><value>" + _VALUE + "</value>") + "</tool_call>"),
+        r"<tool_call>{name}{<key>{name}</key><value>{value}</value>}</tool_call>",
     ),
     "typed elements": CallTemplate(
         _list(

@@ -157,7 +157,7 @@ class Metadata(StrictStruct):
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The prompt's fields: all of a `count_tokens` request, and part of a messages request.
 
-    `chat_template_kwargs` and `untagged_tool_calls` are extensions.
+    `chat_template_kwargs` is an extension.
     """
 
     field_table: ClassVar[str] = "count_tokens"
@@ -170,7 +170,6 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    untagged_tool_calls: bool | None = None
 
 
 if TYPE_CHECKING:
@@ -180,11 +179,12 @@ else:
 
 
 class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's messages request."""
+    """Anthropic's messages request. `untagged_tool_calls` is an extension."""
 
     field_table: ClassVar[str] = "messages"
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
+    untagged_tool_calls: bool | None = None
     stream: bool | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
