@@ -6,6 +6,7 @@ The cost grows with the text. References to other documents are never fetched.
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ _decoder = json.JSONDecoder()
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A part of a structural text: JSON between `begin` and `end` that must match `schema`, a JSON text."""
+    """A part of a structural text: JSON between the patterns `begin` and `end`; `schema` is a JSON text."""
 
     begin: str
     schema: str
@@ -34,26 +35,26 @@ def segments_validation_error(segments: tuple[Segment, ...], text: str) -> str |
     """
     at = 0
     while True:
-        places = [(text.find(segment.begin, at), segment) for segment in segments]
-        opened = [(place, segment) for place, segment in places if place >= 0]
+        places = [(re.compile(segment.begin).search(text, at), segment) for segment in segments]
+        opened = [(begin, segment) for begin, segment in places if begin is not None]
         if not opened:
             return None
-        place, segment = min(opened, key=lambda pair: pair[0])
-        first = place + len(segment.begin)
+        begin, segment = min(opened, key=lambda pair: pair[0].start())
         try:
-            _, end = _decoder.raw_decode(text, first)
+            _, last = _decoder.raw_decode(text, begin.end())
         except (ValueError, RecursionError) as error:
-            return _segment_error(f"not JSON: {error}"[:MAX_REASON], segment, place)
-        if not text.startswith(segment.end, end):
-            return _segment_error(f"no {segment.end[:50]} follows the value", segment, place)
-        reason = json_validation_error(segment.schema, text[first:end])
+            return _segment_error(f"not JSON: {error}"[:MAX_REASON], begin)
+        end = re.compile(segment.end).match(text, last)
+        if end is None:
+            return _segment_error("its end does not follow the value", begin)
+        reason = json_validation_error(segment.schema, text[begin.end() : last])
         if reason is not None:
-            return _segment_error(reason, segment, place)
-        at = end + len(segment.end)
+            return _segment_error(reason, begin)
+        at = end.end()
 
 
-def _segment_error(reason: str, segment: Segment, place: int) -> str:
-    return f"behind the {segment.begin[:50]} at {place}: {reason}"
+def _segment_error(reason: str, begin: re.Match[str]) -> str:
+    return f"behind the {begin.group()[:50]} at {begin.start()}: {reason}"
 
 
 def validation_error(spec: Spec, text: str) -> str | None:

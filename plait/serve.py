@@ -31,10 +31,13 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     memory = server.add_argument_group("memory and batches")
     for option in MODEL_OPTIONS.values():
         add_model_option(memory if option.is_memory else server, option.name)
+    text = "an answer that is nothing but JSON of a tool's name and arguments is a call; see docs/server.md"
+    server.add_argument("--untagged-tool-calls", action="store_true", help=text)
     _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
     _add_files(server.add_argument_group("files and batches"))
+    _add_responses(server.add_argument_group("stored responses"))
     text = "refuse fields that have no effect here, instead of listing them in the answer's warnings"
     server.add_argument("--strict-fields", action="store_true", help=text)
     log = server.add_argument_group("log")
@@ -114,6 +117,15 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         ("--max-batch-calls", "calls of batches that are in flight at once; default: the rows of the batch"),
     ):
         group.add_argument(flag, type=int, metavar="N", help=text)
+
+
+def _add_responses(group: argparse._ArgumentGroup) -> None:
+    text = "seconds for which /v1/responses keeps what it answers, in memory; default: 0, nothing is stored"
+    group.add_argument("--store-responses", type=float, metavar="S", help=text)
+    text = "of the stored responses of all keys; default: 268435456"
+    group.add_argument("--max-response-bytes", type=int, metavar="N", help=text)
+    text = "of the stored responses of one key; default: 67108864"
+    group.add_argument("--max-response-bytes-per-key", type=int, metavar="N", help=text)
 
 
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
@@ -197,6 +209,7 @@ def serve_command(options: argparse.Namespace) -> int:
         page=not options.no_page,
         log_prompts=options.log_prompts,
         strict_fields=options.strict_fields,
+        untagged_tool_calls=options.untagged_tool_calls,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
         max_queue_bytes=options.max_queue_bytes,
@@ -208,6 +221,9 @@ def serve_command(options: argparse.Namespace) -> int:
         max_stored_bytes_per_key=options.max_stored_bytes_per_key,
         max_files_per_key=options.max_files_per_key,
         max_batch_calls=options.max_batch_calls,
+        store_responses_s=options.store_responses,
+        max_response_bytes=options.max_response_bytes,
+        max_response_bytes_per_key=options.max_response_bytes_per_key,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,

@@ -29,6 +29,7 @@ class Walker(Protocol):
 
     def forced_tokens(self) -> list[int]: ...
     def is_allowed(self, token: int) -> bool: ...
+    def closing_mark(self, text_token: int | None) -> list[int]: ...
     def advance(self, tokens: Sequence[int]) -> bool: ...
     def any_allowed_token(self) -> int | None: ...
     @property
@@ -72,7 +73,8 @@ class CompletionSearch:
         for _ in range(MAX_STEPS):
             if walker.is_complete:
                 return tokens
-            next_tokens = walker.forced_tokens() or self._choose_token(walker, order, use_counts)
+            next_tokens = walker.forced_tokens() or walker.closing_mark(self._string_only_token)
+            next_tokens = next_tokens or self._choose_token(walker, order, use_counts)
             if not next_tokens or len(tokens) + len(next_tokens) > limit or not walker.advance(next_tokens):
                 return None
             tokens += next_tokens

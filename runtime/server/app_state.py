@@ -20,6 +20,7 @@ from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.http.response import COMMENT_INTERVAL_S, cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
+from plait.runtime.server.protocols.openai.responses.store import ResponseStore
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.similar_names import did_you_mean
 
@@ -46,6 +47,10 @@ class AppState:
         has_replicas = any(model.may_have_replicas for model in self.models)
         self.metrics = Metrics(has_replicas=has_replicas, has_models=self.pool is not None)
         self.batches: BatchService | None = None  # None: the server keeps no files and batches
+        self.responses: ResponseStore | None = None  # None: the server stores no responses
+        if settings.store_responses_s:
+            limits = settings.max_response_bytes, settings.max_response_bytes_per_key
+            self.responses = ResponseStore(settings.store_responses_s, *limits, settings.key_weights)
 
     @property
     def only_model(self) -> ServedModel | None:

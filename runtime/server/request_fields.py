@@ -97,8 +97,6 @@ REFUSED = (
     Row("input_type prompt_name task truncate_prompt_tokens", "embeddings", "the text is embedded as it is"),
     Row("n", f"responses messages {OLLAMA}", "a request has one answer", (1,)),
     Row("background", "responses generate", "", (False,)),
-    Row("store", "responses", "", (False,)),
-    Row("previous_response_id", "responses"),
     Row("access_programs background_options conversation image prompt", "responses"),
     Row("container inference_geo", "messages"),
     Row("thread", CLAUDE, "threads are not kept", (),

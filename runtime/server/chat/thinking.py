@@ -14,7 +14,7 @@ from typing import Any
 
 from plait.constrained.specs import Reasoning, Regex, Spec
 from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking
-from plait.runtime.server.chat.formats import REASONING_FORMATS, ReasoningFormat
+from plait.runtime.server.chat.reasoning_format import GENERIC_REASONING, ReasoningFormat
 from plait.runtime.server.chat.template_settings import THINKING
 from plait.runtime.server.request_warnings import warn
 from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -54,7 +54,7 @@ def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint:
     if own is not None or not thinking.is_wanted:
         return own
     if thinking.is_constrained and constraint is not None:
-        return REASONING_FORMATS[0]
+        return GENERIC_REASONING
     warn(thinking.param, "this model does not mark reasoning")
     return None
 

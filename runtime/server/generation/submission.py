@@ -99,14 +99,15 @@ class RequestHandle:
         """
         return stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
 
-    def warnings(self, calls: Sequence[Call] | None = None) -> list[str] | UnsetType:
-        """Returns the warnings of the request's fields and of `calls`, which must be done; by default of all calls.
+    def warnings(self, calls: Sequence[Call] | None = None, more: Sequence[str] = ()) -> list[str] | UnsetType:
+        """Returns the warnings of the request's fields and of `calls`, which must be done, by default of all calls; and
+        `more`.
 
         Each warning is returned once: the events of a stream have those that no earlier one has. See
         `request_warnings.py` and `Grammar.warnings`.
         """
         of_calls = [text for call in (self.calls if calls is None else calls) for text in call.result(0).warnings]
-        texts = [text for text in (*self.request_warnings, *of_calls) if text not in self._given_warnings]
+        texts = [text for text in (*self.request_warnings, *of_calls, *more) if text not in self._given_warnings]
         self._given_warnings.update(texts)
         return list(dict.fromkeys(texts)) or UNSET
 

@@ -66,26 +66,35 @@ def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> 
 
 
 def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parameters") -> tuple[ToolDefinition, ...]:
-    """Tool definitions from a protocol's structs with `name`, `description`, `schema_field` and, if any, `strict`.
+    """Tool definitions from a protocol's structs; see `tool_definition`.
 
     `path`: JSON path of the struct of tool {}, such as "tools[{}].function". Raises ApiError 400 for a repeated name.
     """
-    tools: list[ToolDefinition] = []
-    for index, function in enumerate(functions):
-        place = path.format(index)
-        if any(tool.name == function.name for tool in tools):
-            raise invalid(f"two tools are called '{function.name}'", f"{place}.name")
-        schema = getattr(function, schema_field)
-        tools.append(
-            ToolDefinition(
-                function.name,
-                function.description or "",
-                NO_PARAMETERS if schema is None else schema,
-                f"{place}.{schema_field}",
-                bool(getattr(function, "strict", None)),
-            )
-        )
-    return tuple(tools)
+    places = [(path.format(index), function) for index, function in enumerate(functions)]
+    return distinct_tools([(place, tool_definition(function, place, schema_field)) for place, function in places])
+
+
+def tool_definition(function: Any, place: str, schema_field: str = "parameters") -> ToolDefinition:
+    """The definition of a function from a struct at `place` with `name`, `description`, `schema_field` and, if any,
+    `strict`."""
+    schema = getattr(function, schema_field)
+    return ToolDefinition(
+        function.name,
+        function.description or "",
+        NO_PARAMETERS if schema is None else schema,
+        f"{place}.{schema_field}",
+        bool(getattr(function, "strict", None)),
+    )
+
+
+def distinct_tools(tools: Iterable[tuple[str, ToolDefinition]]) -> tuple[ToolDefinition, ...]:
+    """The tools of pairs (place of a tool's struct, tool). Raises ApiError 400 for a repeated name."""
+    found: dict[str, ToolDefinition] = {}
+    for place, tool in tools:
+        if tool.name in found:
+            raise invalid(f"two tools are called '{tool.name}'", f"{place}.name")
+        found[tool.name] = tool
+    return tuple(found.values())
 
 
 def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], param: str) -> frozenset[str]:

@@ -103,7 +103,10 @@ def test_a_template_that_always_opens_reasoning_is_closed_where_none_is_wanted()
 
 def test_the_limit_holds_where_the_answer_is_free(small_model, tmp_path) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}{# <think></think> #}")
+    template.write_text(
+        "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
     with (
         Engine(small_model, chat_template=template, max_pages=2000) as engine,
         serve_app(create_app(engine, server_settings())) as address,

@@ -13,7 +13,7 @@ from plait.runtime.server.protocols.anthropic.messages import MessagesRequest
 from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
-from plait.runtime.server.protocols.openai.responses import ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
 from plait.runtime.server.protocols.programs.endpoint import ProgramRequest
 from plait.runtime.server.protocols.sglang.generate import GenerateRequest
 

@@ -49,7 +49,17 @@ ENDPOINTS = {
     "/v1/responses": (
         ResponseParams,
         {"model": "default", "input": "hi", "max_output_tokens": 2},
-        {"input", "instructions", "model", "include", "max_output_tokens", "metadata", "parallel_tool_calls", "user"}
+        {
+            "input",
+            "instructions",
+            "model",
+            "store",
+            "include",
+            "max_output_tokens",
+            "metadata",
+            "parallel_tool_calls",
+            "user",
+        }
         | {"safety_identifier", "prompt_cache_key", "temperature", "text", "tool_choice", "tools", "top_logprobs"}
         | {"top_p", "reasoning", "stream_options"},
     ),

@@ -19,7 +19,8 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.protocols.anthropic import types as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import types as ollama
-from plait.runtime.server.protocols.openai import chat_types, completions, embeddings, responses_types
+from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
+from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
 from plait.runtime.server.request_fields import rows_of
 
@@ -30,6 +31,8 @@ FUNCTION = {"name": "f", "parameters": PARAMETERS}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 CLAUDE_TOOL = {"name": "f", "input_schema": PARAMETERS}
 TAG = '{"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}'
+UNTAGGED = '{"name": "f", "arguments": {}}'  # a call without marks, the answer to ASK_UNTAGGED
+ASK_UNTAGGED = [{"role": "user", "content": "untagged"}]
 NO_EFFECT = "none"
 REFUSED = "refused"
 
@@ -110,6 +113,7 @@ CHAT = OPENAI | {
     "enable_thinking": Effect(False, "prompt"),
     "reasoning_effort": Effect("low", "constraint"),
     "include_reasoning": Effect(False, "answer"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CHAT_TOOL]}),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
@@ -148,6 +152,7 @@ RESPONSES = {
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
@@ -166,6 +171,7 @@ CLAUDE_PROMPT = {
 MESSAGES = CLAUDE_PROMPT | {
     "max_tokens": Effect(3, "max_tokens"),
     "stream": Effect(True, "answer"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CLAUDE_TOOL]}),
     "metadata": Effect({"user_id": "u"}, NO_EFFECT),
     **sampling({"stop_sequences": "stop"}, stop_sequences=["x"], temperature=0.5, top_p=0.5, top_k=3),
 }
@@ -342,7 +348,7 @@ LISTED = [
 @pytest.fixture(scope="module")
 def server() -> ScriptedServer:
     server = ScriptedServer()
-    server.scheduler.answer = lambda prompt, request: ANSWER
+    server.scheduler.answer = lambda prompt, request: UNTAGGED if "untagged" in prompt else ANSWER
     return server
 
 

@@ -60,7 +60,7 @@ class ContentBlocks:
     def _begin(self, part: ParsedPart) -> Event:
         block: AnswerBlock
         if part.kind == "call":
-            block = AnswerToolUse(f"toolu_{secrets.token_hex(12)}", part.text, {})
+            block = AnswerToolUse(f"toolu_{secrets.token_hex(12)}{part.call_id}", part.text, {})
         elif part.kind == "reasoning":
             block = AnswerThinking("", "")
         else:

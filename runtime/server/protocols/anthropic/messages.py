@@ -83,7 +83,8 @@ async def count_tokens(request: Request) -> Response:
 
 async def _check(body: MessagesRequest, model: ServedModel, request: Request) -> CheckedMessage:
     client, sampling = model.client, sampling_of(body)
-    prepared = await prepare_chat(client, conversation_of(body))
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(client, conversation_of(body), untagged_tool_calls=untagged)
     remaining_context(client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
@@ -102,7 +103,7 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
-            warnings=handle.warnings(),
+            warnings=handle.warnings(more=checked.prepared.warnings),
             cache_miss=cache_miss_report(client, result, checked.submission.prompt_ids),
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
@@ -126,8 +127,9 @@ class _MessageStream(StreamWriter):
     def finish(self) -> bytes:
         result = self._handle.calls[0].result(0)
         stop = _stop_reason(self._checked, self._output, result)
+        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
         miss = cache_miss_report(self._client, result, self._checked.submission.prompt_ids)
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings(), miss)
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), warnings, miss)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

@@ -58,6 +58,7 @@ def conversation_of(body: PromptFields) -> Conversation:
         one_call=one_call,
         constraint=constraint,
         constraint_param=SCHEMA_PARAM if constraint is not None else None,
+        untagged_calls=body.untagged_tool_calls if isinstance(body, MessagesRequest) else None,
         continue_final=isinstance(body.messages[-1], AssistantMessage),
         template_variables=template_variables(body.chat_template_kwargs),
         thinking=_thinking(body),

@@ -179,11 +179,12 @@ else:
 
 
 class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's messages request."""
+    """Anthropic's messages request. `untagged_tool_calls` is an extension."""
 
     field_table: ClassVar[str] = "messages"
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
+    untagged_tool_calls: bool | None = None
     stream: bool | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None

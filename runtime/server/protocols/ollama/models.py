@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from plait.runtime.errors import ModelError
 from plait.runtime.server.app_state import state_of, use_model
-from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.chat.model_formats import formats_in_thread
 from plait.runtime.server.engines.model_names import OLLAMA_TAG
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import ServedModel
@@ -25,6 +25,7 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.ollama.model_description import UNREADABLE, ModelDescription, describe
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 router = APIRouter()
 
@@ -172,10 +173,11 @@ async def show(request: Request) -> Response:
     info = model.info
     assert info is not None
     about, source = await _description(model), model.template_source
+    formats = await formats_in_thread(ChatTemplate(source, "", ""))
     supported = {
         "completion": info.can_generate,
         "tools": bool(source) and info.can_generate,
-        "thinking": reasoning_format(source) is not None,
+        "thinking": formats.reasoning is not None,
         "embedding": info.embeddings is not None,
     }
     capabilities = [name for name, is_supported in supported.items() if is_supported]

@@ -35,11 +35,11 @@ from plait.runtime.server.protocols.openai.chat_response import (
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    DeltaBuilder,
     MessageBuilder,
     ResponseHead,
-    delta_of,
 )
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
     DrawnWeight,
@@ -55,13 +55,14 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class CheckedChat:
-    """A checked request."""
+    """A checked request. `custom_tools`: names of tools with freeform input."""
 
     submission: Submission
     prepared: PreparedChat
     head: ResponseHead
     with_logprobs: bool
     includes_usage: bool
+    custom_tools: frozenset[str]
 
 
 @router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True))
@@ -91,7 +92,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
     )
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "messages")
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=context_left)
@@ -102,7 +104,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
     head = ResponseHead(completion_id, int(time.time()), body.model)
-    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
+    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage, custom_tools)
 
 
 def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> ChoiceLogprobs | None:
@@ -128,7 +131,8 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
         choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
-        return ChatCompletion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings(more=checked.prepared.warnings)
+        return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 
 
 def _choices(
@@ -139,7 +143,7 @@ def _choices(
 
 
 def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
-    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder()
+    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder(checked.custom_tools)
     for part in output.parse_result(result):
         message.add(part)
     assert output.finish_reason is not None
@@ -156,11 +160,12 @@ class _ChunkWriter:
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle, index: int) -> None:
         self._checked, self._client, self._handle, self._index = checked, client, handle, index
         self._output = ChatOutput(checked.prepared, client, handle.calls[index])
+        self._deltas = DeltaBuilder(checked.custom_tools)
         self._has_begun = False
 
     def chunks(self, update: CallUpdate) -> bytes:
         """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
-        deltas = [delta_of(part) for part in self._output.parse_update(update)]
+        deltas = [delta for part in self._output.parse_update(update) for delta in self._deltas.deltas(part)]
         if not deltas and not update.finished:
             return b""
         if not self._has_begun:
@@ -183,7 +188,8 @@ class _ChunkWriter:
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
         extensions = () if result is None else _extensions(self._checked, self._client, result)
-        warnings = UNSET if result is None else self._handle.warnings([self._output.call])
+        more = self._checked.prepared.warnings
+        warnings = UNSET if result is None else self._handle.warnings([self._output.call], more)
         choice = ChunkChoice(self._index, delta, logprobs, reason, *extensions)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))

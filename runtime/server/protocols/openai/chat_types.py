@@ -12,6 +12,7 @@ from msgspec import Meta
 from plait.constrained.specs import MAX_REASONING_TOKENS
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.protocols.openai.custom_tools import Grammar, TextInput
 from plait.runtime.server.protocols.openai.fields import SamplingRequest
 from plait.runtime.server.protocols.shared import StrictStruct
 
@@ -34,13 +35,19 @@ class FunctionCall(StrictStruct):
     arguments: str
 
 
+class CustomCall(StrictStruct):
+    name: str
+    input: str
+
+
 class AssistantToolCall(StrictStruct):
-    """A tool call of an earlier answer."""
+    """A tool call of an earlier answer, with what its type names."""
 
     id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    function: FunctionCall | None = None
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
+    custom: CustomCall | None = None
 
 
 class SystemMessage(StrictStruct, tag_field="role", tag="system"):
@@ -100,6 +107,24 @@ class FunctionTool(StrictStruct, tag_field="type", tag="function"):
     function: Function
 
 
+class GrammarFormat(StrictStruct, tag_field="type", tag="grammar"):
+    """A text of the grammar."""
+
+    grammar: Grammar
+
+
+class Custom(StrictStruct):
+    """A tool with freeform input, which `format` constrains."""
+
+    name: ToolName
+    description: str | None = None
+    format: TextInput | GrammarFormat | None = None
+
+
+class CustomTool(StrictStruct, tag_field="type", tag="custom"):
+    custom: Custom
+
+
 class FunctionName(StrictStruct):
     name: str
 
@@ -108,13 +133,13 @@ class NamedToolChoice(StrictStruct, tag_field="type", tag="function"):
     function: FunctionName
 
 
-class AllowedTool(StrictStruct, tag_field="type", tag="function"):
-    function: FunctionName
+class NamedCustomChoice(StrictStruct, tag_field="type", tag="custom"):
+    custom: FunctionName
 
 
 class AllowedTools(StrictStruct):
     mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
+    tools: list[NamedToolChoice | NamedCustomChoice]
 
 
 class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
@@ -139,13 +164,16 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=128)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
+    ) = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
+    untagged_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None

@@ -27,7 +27,7 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest, FunctionTool, Message
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool, FunctionTool, Message
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
 from plait.runtime.server.request_warnings import request_warnings
 
@@ -57,7 +57,7 @@ class TokenizeRequest(StrictStruct):
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=128)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
 

@@ -14,8 +14,11 @@ from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_types import ToolName
+from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, TextInput
 from plait.runtime.server.protocols.openai.fields import StreamOptions
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
+
+MAX_TOOLS = 128
 
 
 class InputText(StrictStruct, tag_field="type", tag="input_text"):
@@ -49,14 +52,18 @@ class MessageItem(StrictStruct, tag_field="type", tag="message"):
     phase: str | None = None
 
 
+class DirectCaller(StrictStruct, tag_field="type", tag="direct"):
+    """The model itself called."""
+
+
 class CallItem(StrictStruct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
     id: str | None = None
     status: str | None = None
-    caller: None = None
-    namespace: None = None
+    caller: DirectCaller | None = None
+    namespace: str | None = None
 
 
 class CallOutputItem(StrictStruct, tag_field="type", tag="function_call_output"):
@@ -64,21 +71,45 @@ class CallOutputItem(StrictStruct, tag_field="type", tag="function_call_output")
     output: str | list[Content]
     id: str | None = None
     status: str | None = None
+    caller: DirectCaller | None = None
+    name: str | None = None
+    namespace: str | None = None
+
+
+class CustomCallItem(StrictStruct, tag_field="type", tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: str | None = None
+    caller: DirectCaller | None = None
+    namespace: str | None = None
+
+
+class CustomCallOutputItem(StrictStruct, tag_field="type", tag="custom_tool_call_output"):
+    call_id: str
+    output: str | list[Content]
+    id: str | None = None
+    status: str | None = None
+    caller: DirectCaller | None = None
 
 
 class ReasoningText(StrictStruct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
+class SummaryText(StrictStruct, tag_field="type", tag="summary_text"):
+    text: str
+
+
 class ReasoningItem(StrictStruct, tag_field="type", tag="reasoning"):
+    """`content` is read. `encrypted_content` is another server's, which nobody else can read, and so is `summary`."""
+
     id: str | None = None
     content: list[ReasoningText] | None = None
-    summary: list[Any] | None = None
+    summary: list[SummaryText] | None = None
     encrypted_content: str | None = None
     status: str | None = None
-
-
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -128,13 +159,64 @@ class FunctionTool(StrictStruct, tag_field="type", tag="function"):
     description: str | None = None
 
 
+class CustomTool(StrictStruct, tag_field="type", tag="custom"):
+    """A tool with freeform input, which `format` constrains."""
+
+    name: ToolName
+    description: str | None = None
+    format: TextInput | GrammarInput | None = None
+
+
+class NamespaceTool(StrictStruct, tag_field="type", tag="namespace"):
+    """Tools whose names are their own within the namespace."""
+
+    name: ToolName
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
+Tool = FunctionTool | CustomTool | NamespaceTool
+
+
+class AdditionalToolsItem(StrictStruct, tag_field="type", tag="additional_tools"):
+    """Further tools of the request, as Codex sends them."""
+
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+    role: Literal["developer"] = "developer"
+    id: str | None = None
+
+
+class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
+    """A stored item."""
+
+    id: str
+
+
+Item = (
+    MessageItem
+    | CallItem
+    | CallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+    | AdditionalToolsItem
+    | ItemReference
+)
+
+
 class NamedToolChoice(StrictStruct, tag_field="type", tag="function"):
     name: str
+    namespace: str | None = None
+
+
+class NamedCustomChoice(StrictStruct, tag_field="type", tag="custom"):
+    name: str
+    namespace: str | None = None
 
 
 class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: list[NamedToolChoice]
+    tools: list[NamedToolChoice | NamedCustomChoice]
 
 
 if TYPE_CHECKING:
@@ -154,15 +236,19 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
     reasoning: ReasoningConfig | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     text: TextConfig | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
+    ) = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     top_p: float | None = None
     user: str | None = None
@@ -173,3 +259,4 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
     strict_formats: bool | None = None
+    untagged_tool_calls: bool | None = None

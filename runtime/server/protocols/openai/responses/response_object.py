@@ -39,7 +39,7 @@ ContentPart = OutputTextPart | ReasoningTextPart
 
 
 class OutputItem(msgspec.Struct):
-    """An item of the answer; `type` is message, reasoning or function_call."""
+    """An item of the answer; `type` is message, reasoning, function_call or custom_tool_call."""
 
 
 class MessageOutput(OutputItem, kw_only=True):
@@ -71,9 +71,22 @@ class CallOutput(OutputItem, kw_only=True):
     status: ItemStatus = "in_progress"
     id: str
     call_id: str
+    namespace: str | UnsetType = UNSET
 
 
-AnyOutput = MessageOutput | ReasoningOutput | CallOutput
+class CustomCallOutput(OutputItem, kw_only=True):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    name: str
+    input: str = ""
+    status: ItemStatus = "in_progress"
+    id: str
+    call_id: str
+    namespace: str | UnsetType = UNSET
+
+
+AnyOutput = MessageOutput | ReasoningOutput | CallOutput | CustomCallOutput
 
 # -- the response object --------------------------------------------------------------------------
 
@@ -116,7 +129,7 @@ class ResponseError(msgspec.Struct):
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
-    """OpenAI's response object. `output` has items of type message, reasoning and function_call.
+    """OpenAI's response object; its `output` has items of `AnyOutput`.
 
     `warnings`, `weight` and `cache_miss` are extensions.
     """
@@ -135,10 +148,10 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     model: str
     output: Sequence[OutputItem] = ()
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: ReasoningEcho = ReasoningEcho()
     service_tier: str = "default"
-    store: Literal[False] = False
+    store: bool = False
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]

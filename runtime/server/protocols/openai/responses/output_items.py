@@ -2,41 +2,55 @@
 
     output_item.added  content_part.added  *.delta ...  *.done  content_part.done  output_item.done
 
+Calls have no content parts.
+
 A response that is not streamed has the same items without the events.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Literal
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.openai.responses_events import (
+from plait.runtime.server.protocols.openai.custom_tools import InputReader
+from plait.runtime.server.protocols.openai.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
+    InputDelta,
+    InputDone,
     ItemEvent,
     PartEvent,
     TextDelta,
     TextDone,
 )
-from plait.runtime.server.protocols.openai.responses_object import (
+from plait.runtime.server.protocols.openai.responses.response_object import (
     AnyOutput,
     CallOutput,
+    CustomCallOutput,
     MessageOutput,
     OutputTextPart,
     ReasoningOutput,
     ReasoningTextPart,
 )
+from plait.runtime.server.protocols.openai.responses.tools import CalledTool
 from plait.runtime.server.protocols.shared import ContentLogprob
 
 
 class OutputItems:
-    """The items of one response. `add` and `close` return stream events; `output` has the items so far."""
+    """The items of one response. `add` and `close` return stream events; `output` has the items so far.
 
-    def __init__(self) -> None:
+    tools: the name that the model writes -> the tool.
+    """
+
+    def __init__(self, tools: Mapping[str, CalledTool]) -> None:
+        self._tools = tools
+        self._input = InputReader()  # of the open call of a custom tool
         self.output: list[AnyOutput] = []
         self._open: AnyOutput | None = None  # the last item, while it can grow
 
@@ -48,12 +62,9 @@ class OutputItems:
     def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
         """Adds a part of the answer; `logprobs` belong to a part that is text."""
         if part.kind == "call":
-            return self._begin(CallOutput(name=part.text, id=_new_id("fc"), call_id=_new_id("call")))
+            return self._begin(self._new_call(part))
         if part.kind == "arguments":
-            call = self._open
-            assert isinstance(call, CallOutput)
-            call.arguments += part.text
-            return [ArgumentsDelta(item_id=call.id, output_index=self._index, delta=part.text)]
+            return self._add_arguments(part.text)
         if part.kind == "text":
             return self._add_text(part.text, logprobs or [])
         return self._add_reasoning(part.text)
@@ -68,6 +79,8 @@ class OutputItems:
             events = [
                 ArgumentsDone(item_id=item.id, output_index=self._index, arguments=item.arguments, name=item.name)
             ]
+        elif isinstance(item, CustomCallOutput):
+            events = [InputDone(item_id=item.id, output_index=self._index, input=item.input)]
         else:
             events = self._end_content(item)
         item.status = status
@@ -93,6 +106,24 @@ class OutputItems:
             return events
         kind: Literal["response.content_part.added"] = "response.content_part.added"
         return [*events, PartEvent(type=kind, item_id=item.id, output_index=self._index, part=part)]
+
+    def _new_call(self, part: ParsedPart) -> CallOutput | CustomCallOutput:
+        tool = self._tools.get(part.text, CalledTool(part.text))
+        namespace, call_id = tool.namespace or UNSET, _new_id("call") + part.call_id
+        if not tool.is_custom:
+            return CallOutput(name=tool.name, id=_new_id("fc"), call_id=call_id, namespace=namespace)
+        self._input = InputReader()
+        return CustomCallOutput(name=tool.name, id=_new_id("ctc"), call_id=call_id, namespace=namespace)
+
+    def _add_arguments(self, text: str) -> list[Event]:
+        call, index = self._open, self._index
+        if isinstance(call, CallOutput):
+            call.arguments += text
+            return [ArgumentsDelta(item_id=call.id, output_index=index, delta=text)]
+        assert isinstance(call, CustomCallOutput)
+        new = self._input.add(text)
+        call.input += new
+        return [InputDelta(item_id=call.id, output_index=index, delta=new)] if new else []
 
     def _add_text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
         item, events = self._open, list[Event]()

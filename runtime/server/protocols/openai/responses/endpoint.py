@@ -1,11 +1,11 @@
-"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation. Nothing is stored."""
+"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
+from plait.runtime.server.app_state import use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
@@ -27,9 +27,11 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.responses_events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses_items import OutputItems
-from plait.runtime.server.protocols.openai.responses_object import (
+from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
+from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items
+from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
+from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
     OutputItem,
     ReasoningEcho,
@@ -37,8 +39,8 @@ from plait.runtime.server.protocols.openai.responses_object import (
     ResponseError,
     ResponseUsage,
 )
-from plait.runtime.server.protocols.openai.responses_request import conversation_of
-from plait.runtime.server.protocols.openai.responses_types import LOGPROBS, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.tools import ToolTable
+from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
     drawn_weight,
     remaining_context,
@@ -51,12 +53,14 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class CheckedResponse:
-    """A checked request. `started`: the response object while nothing is generated."""
+    """A checked request. `started`: the response object while nothing is generated. `keeper`: keeps the response."""
 
     submission: Submission
     prepared: PreparedChat
     started: ResponseBody
     with_logprobs: bool
+    tools: ToolTable
+    keeper: Keeper
 
 
 @router.post("/v1/responses", **documented(ResponsesRequest, ResponseBody, stream=True))
@@ -64,7 +68,7 @@ async def create_response(request: Request) -> Response:
     """The next turn of a conversation, as items. Streams events when `stream` is true."""
     body = await read_json(request, ResponsesRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body))
-    checked = await _check(body, model, tenant_of(request), "resp_" + request_id(request)[4:])
+    checked = await _check(body, model, *await all_items(request, body))
     return await respond(
         request,
         stream=bool(body.stream),
@@ -75,9 +79,12 @@ async def create_response(request: Request) -> Response:
     )
 
 
-async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, response_id: str) -> CheckedResponse:
-    conversation = conversation_of(body)
-    prepared = await prepare_chat(model.client, conversation)
+async def _check(
+    body: ResponsesRequest, model: ServedModel, items: Sequence[PlacedItem], keeper: Keeper
+) -> CheckedResponse:
+    conversation, tools = conversation_of(body, items)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
     with_logprobs = bool(LOGPROBS in (body.include or ()) or body.top_logprobs)
     sampling = read_sampling_params(
@@ -88,29 +95,36 @@ async def _check(body: ResponsesRequest, model: ServedModel, tenant: str, respon
     )
     sampling = with_json_completion(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
-    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
-    return CheckedResponse(submission, prepared, _started(body, response_id), with_logprobs)
+    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, keeper.tenant, salt, priority)
+    return CheckedResponse(submission, prepared, _started(body, keeper), with_logprobs, tools, keeper)
 
 
-def _started(body: ResponsesRequest, response_id: str) -> ResponseBody:
+def _started(body: ResponsesRequest, keeper: Keeper) -> ResponseBody:
     text = msgspec.to_builtins(body.text) if body.text else {}
     return ResponseBody(
-        id=response_id,
+        id=keeper.response_id,
         created_at=int(time.time()),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
         reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning else None),
+        store=keeper.store is not None,
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": text.get("format") or {"type": "text"}},
         tool_choice=msgspec.to_builtins(body.tool_choice) or "auto",
-        tools=[{"strict": None, "parameters": None, **tool} for tool in msgspec.to_builtins(body.tools or [])],
+        tools=[_shown(tool) for tool in msgspec.to_builtins(body.tools or [])],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
         user=body.user,
     )
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the response object shows it."""
+    return {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
 
 
 def _finished(
@@ -125,7 +139,7 @@ def _finished(
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
         usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=handle.warnings(),
+        warnings=handle.warnings(more=checked.prepared.warnings),
         weight=drawn_weight(output.call.result(0)),
         cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
     )
@@ -151,11 +165,12 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_aside(is_large, _complete, client, checked, handle, result)
+        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle, result))
 
 
 def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:
-    output, items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
+    output = ChatOutput(checked.prepared, client, handle.calls[0])
+    items = OutputItems(checked.tools.called)
     _delta_events(checked, client, output, items, output.parse_result(result))
     return _finished(checked, client, output, items, handle)
 
@@ -171,7 +186,8 @@ class _ResponseStream(StreamWriter):
 
     def __init__(self, client: Client, checked: CheckedResponse, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle = client, checked, handle
-        self._output, self._items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
+        self._items = OutputItems(checked.tools.called)
         self._count = 0
 
     def write(self, batch: Batch) -> bytes:
@@ -187,6 +203,7 @@ class _ResponseStream(StreamWriter):
 
     def finish(self) -> bytes:
         response = _finished(self._checked, self._client, self._output, self._items, self._handle)
+        response = self._checked.keeper.keep(response)
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
         if response.status == "incomplete":
             kind = "response.incomplete"

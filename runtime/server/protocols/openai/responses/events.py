@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from plait.runtime.server.protocols.openai.responses_object import AnyOutput, ContentPart, ResponseBody
+from plait.runtime.server.protocols.openai.responses.response_object import AnyOutput, ContentPart, ResponseBody
 from plait.runtime.server.protocols.shared import ContentLogprob
 
 
@@ -91,4 +91,34 @@ class ArgumentsDone(msgspec.Struct, kw_only=True):
     sequence_number: int = 0
 
 
-Event = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone
+class InputDelta(msgspec.Struct, kw_only=True):
+    """A new piece of a custom tool's input."""
+
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int = 0
+
+
+class InputDone(msgspec.Struct, kw_only=True):
+    """The complete input of a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    item_id: str
+    output_index: int
+    input: str
+    sequence_number: int = 0
+
+
+Event = (
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | InputDelta
+    | InputDone
+)
