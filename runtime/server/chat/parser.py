@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from plait.runtime.server.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
 from plait.runtime.server.chat.call_format import CallFormat
+from plait.runtime.server.chat.control_marks import without_control_tokens
 from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 
 _MAX_ID_CHARS = 64
@@ -108,7 +109,7 @@ class OutputParser:
         before, end, after = self._buffer.partition(self._reasoning.end)
         num_pending = 0 if end else partial_match_length(before, [self._reasoning.end])
         if len(before) > num_pending:
-            self._parts.append(ParsedPart("reasoning", before[: len(before) - num_pending]))
+            self._parts.append(ParsedPart("reasoning", without_control_tokens(before[: len(before) - num_pending])))
         self._buffer = after if end else before[len(before) - num_pending :]
         if end:
             self._state = self._after_reasoning
@@ -222,6 +223,7 @@ class OutputParser:
 
     def _emit_text(self, text: str) -> None:
         """Emits text. Where calls may follow, trailing white space waits until more text follows."""
+        text = without_control_tokens(text)
         if self._format is None:
             text, self._pending_whitespace = self._pending_whitespace + text, ""
             if text:

@@ -66,15 +66,6 @@ class TemplateProbe:
         """Returns what the template writes behind a user's text for an answer with calls."""
         return self.answer({"content": content, "tool_calls": [_call(*call) for call in calls]})
 
-    def calls_and_results(self, calls: Sequence[ProbeCall], content: str = "") -> str | None:
-        """The same where the calls' results follow, as in the prompt of the next turn."""
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": USER},
-            {"role": "assistant", "content": content, "tool_calls": [_call(*call) for call in calls]},
-        ]
-        messages += [{"role": "tool", "tool_call_id": id, "name": name, "content": "ok"} for id, name, _ in calls]
-        return _behind_user(self.render(messages, add_generation_prompt=True))
-
 
 def _behind_user(text: str | None) -> str | None:
     return None if text is None or USER not in text else text.partition(USER)[2]

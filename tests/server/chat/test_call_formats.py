@@ -7,19 +7,23 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from call_templates import CALL_TEMPLATES
+from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
+from plait.runtime.server.chat.control_marks import control_marks
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.messages import tool_instructions
 from plait.runtime.server.chat.model_formats import ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.prompt import render_chat
+from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 KINDS = list(CALL_TEMPLATES)
 FORMATS = {kind: find_formats(ChatTemplate(entry.source, "", "")) for kind, entry in CALL_TEMPLATES.items()}
@@ -228,3 +232,31 @@ def test_reasoning_marks_are_found_in_the_generation_prompt() -> None:
     reasoning = find_formats(ChatTemplate(template, "", "")).reasoning
     assert reasoning is not None and (reasoning.begin, reasoning.end) == ("<mm:think>", "</mm:think>")
     assert find_formats(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "")).reasoning is None
+
+
+def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:
+    tokenizer = load_tokenizer(locate_model())
+    call_format = find_formats(ChatTemplate(CONTROL_TEMPLATE.source, "", "")).calls
+    marks = control_marks(tokenizer, call_format, ReasoningFormat("<jupyter_start>", "<jupyter_text>"))
+    assert dict(marks.pairs) == {text: tokenizer.encode([(text, True)])[0] for text, _ in marks.pairs}
+    assert len(marks.pairs) == 7
+    written = call_format.render_calls([("", "f", {"a": "<repo_name>"})])
+    spelled = "<repo_name><reponame>f<file_sep>{}"
+    parts = [("hm<jupyter_text>", True), (f"{spelled} ", False), ("<jupyter_start>", True), ("so ", False)]
+    head, _, tail = written.partition('"<repo_name>"')
+    parts += [(head, True), ('"<repo_name>"', False), (tail, True)]
+    detokenizer = marks.detokenizer()
+    parser = OutputParser(
+        marks.mark_reasoning(ReasoningFormat("<jupyter_start>", "<jupyter_text>")),
+        True,
+        marks.mark_calls(call_format),
+        {"f": {}},
+    )
+    read = [part for token in tokenizer.encode(parts) for part in parser.push(detokenizer.push([token]))]
+    read += parser.finish()
+
+    def joined(kind):
+        return "".join(part.text for part in read if part.kind == kind)
+
+    assert (joined("reasoning"), joined("text"), joined("call")) == ("hm", f"{spelled} so", "f")
+    assert json.loads(joined("arguments")) == {"a": "<repo_name>"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema_rs
@@ -89,7 +90,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
 
 
 def call_text(call_format: CallFormat, name: str, arguments: dict[str, Any]) -> str:
-    return call_format.render_calls([("", name, arguments)])
+    return call_format.lead + call_format.render_calls([("", name, arguments)])
 
 
 ALL_TOOLS = {index: grammar_of(call_format, *TOOLS) for index, call_format in enumerate(FORMATS)}
