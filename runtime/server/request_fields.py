@@ -23,7 +23,7 @@ from msgspec import inspect as types
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid, unknown_field, unsupported
 from plait.runtime.server.field_hints import meant_field, struct_types
-from plait.runtime.server.hosted_tools import leave_out_hosted_tools
+from plait.runtime.server.protocols.hosted_tools import leave_out_hosted_tools
 from plait.runtime.server.request_warnings import UNKNOWN, warn
 
 MAX_LISTED = 20  # unknown names in the warnings of one answer
@@ -142,7 +142,7 @@ ADVICE = (
         "prefixes are always cached, while there is room", ("in_memory", True)),
     Row("models provider route transforms caching", OPENAI, "no gateway is between", ([], {})),
     Row("extra_body", f"{OPENAI} responses embeddings", "its fields stand beside 'model'", ({},)),
-    Row("nvext request_id include_reasoning reasoning_format", OPENAI, "it is another server's", ({}, True, "auto")),
+    Row("nvext request_id reasoning_format", OPENAI, "it is another server's", ({}, "auto")),
     Row("spaces_between_special_tokens", f"{OPENAI} sampling_params", "control tokens are no text", (True, False)),
     Row("include_obfuscation", "stream_options", "nothing is obfuscated", (False,)),
     Row("continuous_usage_stats", "stream_options", "the last chunk has the usage", (False,)),
@@ -221,14 +221,16 @@ def _take_row(name: str, row: Row, is_advice: bool, path: str) -> None:
 def _take_unknown(names: list[str], kind: Any) -> None:
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
+    refused = (name for name, (_, is_advice) in rows_of(kind.field_table).items() if not is_advice)
+    known = {*_DEFAULTS, *refused}
     for name in names:
-        known = rows_of(kind.field_table).keys() | _DEFAULTS.keys()
         if (hint := meant_field(kind, name[:MAX_NAME_CHARS], known)) is not None:
             raise unknown_field(name[:MAX_NAME_CHARS], hint)
     for name in names[:MAX_LISTED]:
         warn(name[:MAX_NAME_CHARS], "it is not known here", UNKNOWN)
     if len(names) > MAX_LISTED:
-        warn(names[MAX_LISTED][:MAX_NAME_CHARS], f"nor have {len(names) - MAX_LISTED - 1} further fields", UNKNOWN)
+        text = f"it and {len(names) - MAX_LISTED - 1} further fields are not known here"
+        warn(names[MAX_LISTED][:MAX_NAME_CHARS], text, UNKNOWN)
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

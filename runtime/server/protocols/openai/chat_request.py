@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
@@ -65,13 +66,14 @@ def conversation_of(body: ChatRequest) -> Conversation:
 
 
 def _thinking(body: ChatRequest) -> Thinking:
-    field, effort = body.reasoning, body.reasoning_effort
+    field, effort, is_shown = body.reasoning, body.reasoning_effort, body.include_reasoning is not False
     if field is None:
-        return Thinking() if effort is None else thinking_of("reasoning_effort", effort)
+        thinking = Thinking() if effort is None else thinking_of("reasoning_effort", effort)
+        return replace(thinking, is_shown=is_shown)
     if effort is not None and field.effort not in (None, effort):
         raise invalid("'reasoning.effort' and 'reasoning_effort' contradict each other", "reasoning_effort")
-    wanted = field.effort or effort if field.enabled else "none"
-    return thinking_of("reasoning", wanted, field.max_tokens, is_shown=not field.exclude, is_constrained=True)
+    wanted, is_shown = field.effort or effort if field.enabled else "none", is_shown and not field.exclude
+    return thinking_of("reasoning", wanted, field.max_tokens, is_shown=is_shown, is_constrained=True)
 
 
 def max_tokens_of(body: ChatRequest) -> int | None:

@@ -20,7 +20,10 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 
 
 class TextPart(StrictStruct, tag_field="type", tag="text"):
+    """`cache_control`: sent by gateways for Anthropic's models; ignored, since all prefixes are cached."""
+
     text: str
+    cache_control: dict[str, Any] | None = None
 
 
 class RefusalPart(StrictStruct, tag_field="type", tag="refusal"):
@@ -173,5 +176,6 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     untagged_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

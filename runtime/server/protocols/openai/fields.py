@@ -11,8 +11,8 @@ from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark,
 from plait.runtime.messages import Usage
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.openai.structured_outputs import StructuredOutputs, structured_constraints
 from plait.runtime.server.protocols.shared import Priority, StrictStruct, build_constraint
+from plait.runtime.server.protocols.structured_outputs import StructuredOutputs, structured_constraints
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
