@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema_rs
+import openai
 import pytest
 from call_templates import CALL_TEMPLATES
 from hypothesis import given, settings
@@ -142,3 +143,25 @@ def test_a_refused_schema_names_its_tool() -> None:
     with pytest.raises(GrammarError, match="tool 'bad': the reference points to nothing") as caught:
         grammar_of(FORMATS[0], TOOLS[0], bad)
     assert caught.value.where == "/triggers/1/content/properties/p/$ref"
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_server_calls_a_tool_of_each_schema(smollm, name: str) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"{name}_{number}", "parameters": SCHEMAS[name]}} for number in (1, 2)
+    ]
+    request = {"model": "default", "messages": [{"role": "user", "content": "go"}], "max_tokens": 40, "temperature": 0}
+    answer = smollm.chat.completions.create(**request, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert jsonschema_rs.validator_for(closed_arguments(SCHEMAS[name])).is_valid(arguments)
+
+
+def test_a_server_refuses_one_bad_schema_and_names_it(smollm) -> None:
+    bad = {"type": "object", "properties": {"p": {"$ref": "#/nowhere"}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("good", SCHEMAS["anchor"]), ("bad", bad))
+    ]
+    with pytest.raises(openai.BadRequestError, match="tool 'bad': the reference points to nothing"):
+        smollm.chat.completions.create(model="default", messages=[{"role": "user", "content": "go"}], tools=tools)
