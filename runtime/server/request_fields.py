@@ -136,6 +136,7 @@ ADVICE = (
     Row("truncate shift", OLLAMA, "a prompt that does not fit is refused", (False,)),
     Row("max_tool_calls", "responses", "it counts hosted tools, and none run here"),
     Row("verbosity", "chat text", "the model has no setting for it", ("medium",)),
+    Row("context", "reasoning", "the template decides which reasoning it renders"),
     Row("summary generate_summary", "reasoning", "reasoning is sent as it is, without a summary"),
     Row("prediction", "chat", "nothing is gained from it here"),
     Row("prompt_cache_options prompt_cache_retention cache_prompt", f"{OPENAI} responses",

@@ -140,6 +140,8 @@ RESPONSES = {
     "stream": Effect(True, "answer"),
     "stream_options": Effect({"include_obfuscation": True}, "answer", {"stream": True}),
     "reasoning": Effect({"effort": "low"}, "constraint"),
+    "previous_response_id": Effect("resp_1", REFUSED),  # see responses/test_stored_responses.py
+    "store": Effect(True, "answer"),
     "text": Effect({"format": {"type": "json_object"}}, "constraint"),
     "tool_choice": Effect("required", "constraint", {"tools": [{"type": "function", **FUNCTION}]}),
     "tools": Effect([{"type": "function", **FUNCTION}], "prompt"),
