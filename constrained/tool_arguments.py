@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plait.constrained.json_schema.embedding import embed_schema
+
+__all__ = ["closed_arguments", "embed_schema"]
+
 _OPENING = (  # keywords by which a schema says more about the properties of an object than `properties` does
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),
     *("allOf", "anyOf", "oneOf", "if", "not", "$ref", "$dynamicRef", "$recursiveRef"),

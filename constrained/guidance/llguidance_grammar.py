@@ -10,7 +10,6 @@ import llguidance
 import msgspec
 import numpy as np
 
-from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.grammar import Grammar, Matcher, mask_words
 from plait.constrained.guidance.call_tracker import CallTexts, CallTracker, spell_control
 from plait.constrained.guidance.inner_matcher import (
@@ -24,6 +23,7 @@ from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher, UniqueItemsMatcher
 from plait.constrained.guidance.mask_cache import MaskCache
 from plait.constrained.guidance.unique_items import UniqueItems
+from plait.constrained.json_schema.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.json_schema.unique_paths import UniquePaths
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary

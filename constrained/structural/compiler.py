@@ -15,11 +15,11 @@ import json
 import llguidance
 import msgspec
 
-from plait.constrained.full_validation import Segment
 from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import digit_limit
 from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.full_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
     NAME_PLACE,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from plait.constrained.json_schema.embedding import embed_schema
 from plait.constrained.specs import GrammarError
-from plait.constrained.tool_arguments import closed_arguments
+from plait.constrained.tool_arguments import closed_arguments, embed_schema
 from plait.lang.tools.tool import Tool
 
 _DEFINITIONS = "/$defs/"
