@@ -69,7 +69,11 @@ def _claude(server: Served, folder: Path) -> AgentSettings:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "API_TIMEOUT_MS": str(PATIENCE_MS),
     }
-    return AgentSettings(variables, {home / ".claude.json": json.dumps({"hasCompletedOnboarding": True})})
+    files = {
+        home / ".claude.json": json.dumps({"hasCompletedOnboarding": True}),
+        home / "settings.json": json.dumps({"disableDeepLinkRegistration": "disable"}),  # a file in ~/.local
+    }
+    return AgentSettings(variables, files)
 
 
 def _codex(server: Served, folder: Path) -> AgentSettings:
@@ -142,7 +146,7 @@ CODING_AGENTS: Mapping[str, CodingAgent] = {
         CodingAgent(
             command="claude",
             install="npm install -g @anthropic-ai/claude-code",
-            prompt_tokens=26_000,
+            prompt_tokens=23_500,
             measured="Claude Code 2.1.197",
             settings=_claude,
             removed=("ANTHROPIC_", "CLAUDE_CODE_USE_", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_SUBAGENT_MODEL"),

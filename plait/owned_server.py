@@ -12,7 +12,8 @@ import threading
 
 from plait.cli import main
 
-FLAGS = ("--port=0", "--log-format=text", "--drain-timeout=0")
+# An agent has dozens of tools, whose constraint may take longer than is good for a server of several users.
+FLAGS = ("--port=0", "--log-format=text", "--drain-timeout=0", "--compile-deadline=60")
 
 
 def _end_with_input() -> None:
@@ -23,4 +24,4 @@ def _end_with_input() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_input, daemon=True).start()
-    sys.exit(main(["serve", *sys.argv[1:], *FLAGS]))
+    sys.exit(main(["serve", *FLAGS, *sys.argv[1:]]))
