@@ -67,7 +67,7 @@ def _claude(server: Served, folder: Path) -> AgentSettings:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context_length),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(ANSWER_TOKENS, server.context_length // 8)),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "API_TIMEOUT_MS": str(PATIENCE_MS),
+        **dict.fromkeys(("API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"), str(PATIENCE_MS)),
     }
     files = {
         home / ".claude.json": json.dumps({"hasCompletedOnboarding": True}),
