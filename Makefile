@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LANGUAGE_CLIENTS := .venv-language-clients
 SERVER_CLIENTS := .venv-server-clients
+AGENTS := .venv-agents
 AUDIT := .venv-audit
 TRITON_OLDEST := .venv-triton-oldest
 TRITON_NEWEST := .venv-triton-newest
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test suite check schemathesis faults clients audit lint types kernels kernels-triton docs hooks clean
+.PHONY: help run test suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -53,6 +54,11 @@ clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## test
 	PLAIT_SERVER="$(CURDIR)/$(BIN)/python" LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
 	PLAIT="$(CURDIR)/$(BIN)/plait" $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
 
+# Coding agents, which need node: in a namespace whose only network is its loopback, so that none of them asks its maker.
+# PLAIT_TEST_MODEL=MODEL reports what a real model achieves, too.
+agents: $(VENV)/.test $(AGENTS)/.made  ## run coding agents (Claude Code, Codex, opencode, aider) on a server with a scripted model
+	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
+
 # Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
 audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
 	$(AUDIT)/bin/python tests/security/audit_dependencies.py $(AUDIT)/bin/pip-audit constraints.txt
@@ -85,7 +91,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -124,6 +130,16 @@ $(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.tom
 $(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/server/constraints.txt
 	$(PYTHON) -m venv $(SERVER_CLIENTS)
 	$(SERVER_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/server/constraints.txt -r $<
+	touch $@
+
+# The packages' own scripts put their programs in place: npm may be set up not to run them.
+$(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
+	mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
+	npm ci --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
+	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
+	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
+	$(PYTHON) -m venv $(AGENTS)/python
+	$(AGENTS)/python/bin/python -m pip --disable-pip-version-check --quiet install $(INSTALL_OPTIONS) -r tests/agents/requirements.txt
 	touch $@
 
 $(AUDIT)/.made: Makefile
