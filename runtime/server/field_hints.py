@@ -15,6 +15,7 @@ MAX_VALUES = 20
 MIN_SIMILARITY = 0.7
 MIN_SIMILARITY_OF_TYPOS = 0.85
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_RESOURCE = re.compile(r"(.*_)?(adapter|file|lora|path|template|uri|url)s?(_.*)?", re.DOTALL)
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 
 # Fields of other servers -> fields here. The first that the object has, or an object in it, is meant. vLLM's older
@@ -27,11 +28,12 @@ NAMES_ELSEWHERE = {
     "guided_decoding_backend": (),  # one engine compiles all constraints
     "structured_outputs": ("regex", "response_format", "format", "json_schema"),
     "grammar": ("ebnf",),
-    "schema": ("json_schema", "response_format", "format"),
+    **dict.fromkeys(("schema", "response_schema"), ("json_schema", "response_format", "format")),
+    **dict.fromkeys(("json_mode", "response_mime_type"), ("response_format", "format", "json_schema")),
     "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
     "max_tokens": ("max_output_tokens", "max_new_tokens", "num_predict"),
     "n_predict": ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens", "num_predict"),
-    "stop_sequences": ("stop",),
+    **dict.fromkeys(("stop_sequences", "stop_words"), ("stop", "stop_sequences")),
     "stop": ("stop_sequences",),
     "repeat_penalty": ("repetition_penalty",),
     "best_of": ("n",),
@@ -40,6 +42,7 @@ NAMES_ELSEWHERE = {
     "messages": ("input", "prompt"),
     "system": ("instructions", "messages"),
     "instructions": ("system", "messages"),
+    "thinking_budget": ("reasoning", "thinking", "think"),
     "reasoning": ("reasoning_effort", "thinking", "think"),
     "reasoning_effort": ("reasoning", "thinking", "think"),
     "thinking": ("reasoning", "think"),
@@ -76,7 +79,8 @@ def meant_field(kind: Any, name: str, known: Iterable[str]) -> str | None:
     """Returns the hint for the unknown field `name` of a body of a `kind`, if it must not pass as another server's.
 
     That is a field of the kind's objects, or another server's field of the same purpose, or resembles such a name or
-    one of `known`: it has a meaning, but for its place or spelling. Otherwise returns None. Compound names, such as
+    one of `known`: it has a meaning, but for its place or spelling. So has the name of a file or the like. Otherwise
+    returns None. Compound names, such as
     thread_id, do not resemble their parts.
     """
     own = {field.encode_name: field.type for struct in _structs_at(kind, "") for field in struct.fields}
@@ -87,7 +91,7 @@ def meant_field(kind: Any, name: str, known: Iterable[str]) -> str | None:
     plain = _plain(name)
     meant = spellings.get(similar_name(plain, spellings, MIN_SIMILARITY_OF_TYPOS) or "")
     if meant is None or set(plain.split("_")) > set(_plain(meant).split("_")):
-        return None
+        return "; a request names no files, addresses, adapters and templates" if _RESOURCE.fullmatch(plain) else None
     return unknown_field_hint(kind, "", meant if meant in NAMES_ELSEWHERE and meant not in own else name)
 
 

@@ -15,10 +15,11 @@ from plait.runtime.server.in_flight import current_request
 
 FieldClass = Literal["advice", "unknown"]
 UNKNOWN: FieldClass = "unknown"
+MAX_WARNINGS = 64  # fields that are listed: lists in a body may be long
 
 
 def warn(param: str, reason: str, kind: FieldClass = "advice") -> None:
-    """Adds a warning that the field `param` has no effect, once. `reason`: a clause.
+    """Adds a warning that the field `param` has no effect, once, and for the first MAX_WARNINGS. `reason`: a clause.
 
     Raises ApiError 400 with strict fields.
     """
@@ -28,8 +29,9 @@ def warn(param: str, reason: str, kind: FieldClass = "advice") -> None:
     if record.strict_fields:
         raise unknown_field(param) if kind == UNKNOWN else unsupported(param, f"has no effect here: {reason}")
     text = f"'{param}' has no effect: {reason}"
-    if text not in record.warnings:
-        record.warnings[text] = kind
+    if len(record.warnings) >= MAX_WARNINGS and text not in record.warnings:
+        text = "further fields have no effect, which are not listed"
+    record.warnings.setdefault(text, kind)
 
 
 def request_warnings() -> list[str] | UnsetType:

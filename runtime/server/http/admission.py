@@ -34,6 +34,7 @@ FORM_BYTES = 1 << 16  # of an upload beside its file
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
 MAX_UPLOADS = 64  # that are received at once, shared by key
+MAX_WITHOUT_PLACE = 1024  # requests that run no call, at once, shared by key
 
 
 class AdmissionControl:
@@ -48,7 +49,7 @@ class AdmissionControl:
         self.settings, self.in_flight = settings, in_flight
         self.queues = list(queues) or [CallQueue(settings)]
         self.body_bytes = TenantShares(settings.key_weights)  # of requests that wait; the units are bytes
-        self.uploads = TenantShares(settings.key_weights)
+        self.uploads, self.without_place = TenantShares(settings.key_weights), TenantShares(settings.key_weights)
         self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
@@ -126,11 +127,19 @@ class AdmissionControl:
 
     def receive_upload(self, record: RequestRecord) -> None:
         """Counts an upload, which begins. Raises ApiError 503 or 429."""
-        if self.uploads.ahead(record.tenant, 1) > MAX_UPLOADS:
-            is_own_share = any(name != record.tenant for name in self.uploads.holders())
-            raise self._queue_full(Refusal(f"{MAX_UPLOADS} uploads are being received", is_own_share))
-        self.uploads.take(record.tenant)
-        record.on_end.append(lambda: self.uploads.take(record.tenant, -1))
+        self._count(record, self.uploads, MAX_UPLOADS, f"{MAX_UPLOADS} uploads are being received")
+
+    def admit_without_place(self, record: RequestRecord) -> None:
+        """Counts a request that runs no call. Raises ApiError 503 or 429."""
+        text = f"{MAX_WITHOUT_PLACE} requests that run no call are being answered"
+        self._count(record, self.without_place, MAX_WITHOUT_PLACE, text)
+
+    def _count(self, record: RequestRecord, shares: TenantShares, limit: int, text: str) -> None:
+        """Counts a request in `shares` until it ends. Raises ApiError 503 or 429 with `text` above `limit`."""
+        if shares.ahead(record.tenant, 1) > limit:
+            raise self._queue_full(Refusal(text, any(name != record.tenant for name in shares.holders())))
+        shares.take(record.tenant)
+        record.on_end.append(lambda: shares.take(record.tenant, -1))
 
     def observe_body(self, record: RequestRecord, receive: Receive) -> Receive:
         """Returns a `receive` that counts the bytes of the body and, once it has arrived, gives the request a place.
@@ -277,6 +286,8 @@ class AdmissionMiddleware:
 
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
+        if not needs_place(record.path):
+            self.admission.admit_without_place(record)
         if scope["path"] == UPLOAD_PATH:
             self.admission.receive_upload(record)
         else:

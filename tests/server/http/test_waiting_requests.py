@@ -138,6 +138,20 @@ def test_small_bodies_that_run_no_call_are_taken_however_many_bytes_wait() -> No
     admission.check_capacity("", 10, needs_place=False)
 
 
+def test_what_runs_no_call_is_limited_by_itself(served, monkeypatch) -> None:
+    monkeypatch.setattr("plait.runtime.server.http.admission.MAX_WITHOUT_PLACE", 4)
+    app = served()
+    shares = app.state.plait.admission.without_place
+    shares.take("flood", 4)
+
+    async def work(ask):
+        return [await ask(key, "/tokenize", prompt="hi") for key in ("f-key", "v-key")]
+
+    flood, victim = run(app, work)
+    assert (flood.status_code, code_of(flood)) == (503, "queue_full") and victim.status_code == 200
+    assert [shares.held(key) for key in KEYS] == [4, 0]
+
+
 def test_with_a_queue_time_what_has_not_begun_is_refused_then(served) -> None:
     async def work(ask):
         async def timed(**body):

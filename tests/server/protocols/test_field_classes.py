@@ -10,6 +10,7 @@ from answer_warnings import warnings_of_stream
 from scripted_server import ScriptedServer
 
 from plait.runtime.messages import Append, Generate
+from plait.runtime.server.request_warnings import MAX_WARNINGS
 
 ASK = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "default", "messages": ASK}
@@ -103,6 +104,8 @@ def test_strict_fields_refuse_them_by_name(strict, path) -> None:
     "name",
     [
         *("respones_format", "guided_jsn", "guided_json", "stop_sequence", "maxTokens", "temprature", "grammar"),
+        *("response_schema", "responseSchema", "json_mode", "stop_words", "thinking_budget", "template_file"),
+        *("imageUrl", "file_ids", "adapter_id", "lora_name", "base_url"),
         *("chat_template", "chat_templates", "lora_path", "kv_transfer_params", "mcp_servers", "logits_processors"),
     ],
 )
@@ -266,6 +269,13 @@ def test_hosted_tools_that_are_needed_are_refused(server, path, tools, choice) -
     body = BODIES[path] | {"tools": tools} | ({} if choice is None else {"tool_choice": choice})
     answer = server.post(path, body)
     assert answer.status_code == 400 and ("tools[" in answer.text or "tool_choice" in answer.text), answer.text
+
+
+def test_long_lists_without_effect_are_listed_in_part(server) -> None:
+    function = {"type": "function", **FUNCTION}
+    body = BODIES["/v1/responses"] | {"tools": [function, *[{"type": "web_search"}] * 1000]}
+    (listed,) = ask(server, "/v1/responses", body)
+    assert len(listed) == MAX_WARNINGS + 1 and "not listed" in listed[-1]
 
 
 CODEX = {
