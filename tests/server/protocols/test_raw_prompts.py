@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.generation.raw_prompt import PromptPart
-from plait.runtime.server.protocols.openai.completions import CompletionRequest, _prompts
+from plait.runtime.server.protocols.openai.completion_prompts import read_prompts
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 TURN = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -139,9 +139,9 @@ def trained(request, tmp_path_factory) -> Any:
 def test_other_tokenizers_and_no_second_bos(trained, text) -> None:
     client, reference = trained
     ids, bos = reference.encode(text, add_special_tokens=False).ids, reference.token_to_id("<s>")
-    (prompt,) = asyncio.run(_prompts(CompletionRequest(model="m", prompt=text), client, True))
+    (prompt,) = asyncio.run(read_prompts(text, client, True))
     assert prompt.ids == (ids if ids[:1] == [bos] else [bos, *ids])
     parts = [PromptPart(text, special=False)]
-    (plain,) = asyncio.run(_prompts(CompletionRequest(model="m", prompt=parts), client, True))
+    (plain,) = asyncio.run(read_prompts(parts, client, True))
     assert plain.ids[0] == bos and not {reference.token_to_id(name) for name in PIECES[:4]} & set(plain.ids[1:])
     assert client.tokenizer.decode(plain.ids).lstrip() == text.lstrip()

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -27,20 +27,16 @@ from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, text_of_tokens, token_text
-from plait.runtime.server.generation.raw_prompt import PromptPart, parses_special
+from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import (
-    RequestHandle,
-    Submission,
-    submit,
-    tokenize,
-)
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import encoded, sse_event
 from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.chat_response import ResponseHead
+from plait.runtime.server.protocols.openai.completion_prompts import Prompts, num_prompts, read_prompts
 from plait.runtime.server.protocols.openai.fields import (
     FinishReason,
     SamplingRequest,
@@ -50,13 +46,11 @@ from plait.runtime.server.protocols.openai.fields import (
 )
 from plait.runtime.server.protocols.shared import (
     DrawnWeight,
-    check_token_ids,
     checked_count,
     drawn_weight,
     remaining_context,
     timeout_of,
 )
-from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
 router = APIRouter()
 
@@ -72,7 +66,7 @@ class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=Tru
     """
 
     field_table: ClassVar[str] = "completions"
-    prompt: str | list[str | int | PromptPart | list[int | PromptPart]] | None = None
+    prompt: Prompts | None = None
     parse_special: bool | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -156,9 +150,9 @@ async def create_completion(request: Request) -> Response:
 async def _check(body: CompletionRequest, model: ServedModel, tenant: str, completion_id: str) -> CheckedCompletion:
     n, best_of = _checked_counts(body, model.settings.max_choices)
     constraint, constraint_param = constraint_of(body)
-    if _num_prompts(body) * best_of > model.settings.max_choices:  # checked before the prompts are tokenized
+    if num_prompts(body.prompt) * best_of > model.settings.max_choices:  # checked before the prompts are tokenized
         raise invalid(f"prompts times choices must not exceed {model.settings.max_choices}", "prompt")
-    prompts = await _prompts(body, model.client, parses_special(model.settings, body.parse_special))
+    prompts = await read_prompts(body.prompt, model.client, parses_special(model.settings, body.parse_special))
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
     for index, prompt in enumerate(prompts):
@@ -198,57 +192,6 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise invalid(f"'logprobs' must be from 0 to {MAX_LOGPROBS}", "logprobs")
     return n, best_of
-
-
-def _num_prompts(body: CompletionRequest) -> int:
-    """Returns the number of prompts; 1 for a list of token ids or parts, and for an invalid mix of them and texts."""
-    prompts = body.prompt
-    is_one = not isinstance(prompts, list) or any(isinstance(item, int | PromptPart) for item in prompts)
-    return 1 if is_one else len(prompts or ())
-
-
-class _Prompt(NamedTuple):
-    """One prompt. plain_bytes: of text at its end that token healing may take back."""
-
-    ids: list[int]
-    text: str
-    plain_bytes: int
-
-
-async def _prompts(body: CompletionRequest, client: Client, parse_special: bool) -> list[_Prompt]:
-    """Returns the prompts. parse_special: whether control tokens in their texts are read."""
-    prompts: Any = body.prompt
-    if isinstance(prompts, str) or (prompts and any(_is_all(prompts, kind) for kind in (int, PromptPart))):
-        prompts = [prompts]
-    if not prompts:
-        raise invalid("'prompt' must not be empty", "prompt")
-    tokenized = []
-    for index, prompt in enumerate(prompts):
-        param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
-        if isinstance(prompt, str):
-            num_bytes = len(prompt.encode(errors="replace"))
-            read = _Prompt(await tokenize(client, [(prompt, parse_special)]), prompt, num_bytes)
-        elif _is_all(prompt, PromptPart):
-            parts = [(part.text, parse_special and part.special) for part in prompt]
-            read = _Prompt(await tokenize(client, parts), "".join(text for text, _ in parts), num_plain_bytes(parts))
-        elif _is_all(prompt, int):
-            # The length is checked first, since a body may have millions of tokens.
-            remaining_context(client.model.context_length, prompt, param)
-            check_token_ids(prompt, client.model.vocab_size, param)
-            text = text_of_tokens(client, prompt)
-            read = _Prompt(prompt, text, len(text.encode(errors="replace")))
-            await asyncio.sleep(0)  # the work on each prompt may take milliseconds
-        else:
-            raise invalid("'prompt' mixes token ids with texts, parts or lists", "prompt")
-        if not read.ids:
-            raise invalid(f"'{param}' is empty", param)
-        tokenized.append(read)
-    return tokenized
-
-
-def _is_all(items: Any, kind: type) -> bool:
-    """Whether `items` is a list of `kind` only."""
-    return isinstance(items, list) and all(isinstance(item, kind) for item in items)
 
 
 # -- the answer -----------------------------------------------------------------------------------
