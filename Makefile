@@ -134,7 +134,7 @@ $(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/ser
 # The packages' own scripts put their programs in place: npm may be set up not to run them.
 $(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
 	mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
-	npm ci --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
+	npm install --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
 	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
 	$(PYTHON) -m venv $(AGENTS)/python
