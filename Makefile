@@ -57,7 +57,7 @@ clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## test
 # Coding agents, which need node: in a namespace whose only network is its loopback, so that none of them asks its maker.
 # PLAIT_TEST_MODEL=MODEL reports what a real model achieves, too.
 agents: $(VENV)/.test $(AGENTS)/.made  ## run coding agents (Claude Code, Codex, opencode, aider) on a server with a scripted model
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
+	PLAIT_AGENTS=1 unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
 
 # Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
 audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
@@ -135,7 +135,7 @@ $(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/ser
 # The packages' own scripts put their programs in place: npm may be set up not to run them.
 $(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
 	mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
-	npm ci --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
+	npm install --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
 	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
 	$(PYTHON) -m venv $(AGENTS)/python
