@@ -30,7 +30,7 @@ def with_json_completion(
     if requested is None:
         may_be_cut = bool(sampling.stop or sampling.stop_token_ids or sampling.stop_regex)
         is_completed = isinstance(constraint, JsonSchema | JsonObject) or (
-            isinstance(constraint, Structural) and not any(_has_grammar(call.content) for call in constraint.triggers)
+            isinstance(constraint, Structural) and not any(_has_grammar(call.content) for call in constraint.calls)
         )
         requested = is_completed and not may_be_cut
         if_it_fits = True
