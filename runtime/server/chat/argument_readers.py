@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plait.runtime.server.chat.call_format import (
+from plait.runtime.server.chat.formats.call_format import (
     CDATA_BEGIN,
     CDATA_END,
     ArgumentsForm,
