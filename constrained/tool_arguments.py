@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.constrained.json_schema.embedding import embed_schema
+from plait.constrained.structural.elements import parameter_kinds
 
-__all__ = ["closed_arguments", "embed_schema"]
+__all__ = ["closed_arguments", "embed_schema", "parameter_kinds"]
 
 _OPENING = (  # keywords by which a schema says more about the properties of an object than `properties` does
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),

@@ -20,8 +20,8 @@ from plait.constrained.guidance.item_tracker import AFTER, OUTSIDE, VALUE, ItemT
 from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
 
 MAX_ID_BYTES = 200  # of an id of a call within a marker
-_BEGINS = (b"[", b"{", b'"', b" ", b"\t", b"\r", b"\n")  # of JSON that is followed byte by byte
-_CONTAINERS = (b"[", b"{")
+CONTAINERS = (b"[", b"{")
+BEGINS = (*CONTAINERS, b'"', b" ", b"\t", b"\r", b"\n")  # of JSON that is followed byte by byte
 _JSON = tuple(bytes([byte]) for byte in b'{["-0123456789tfn \t\r\n')  # with which a value begins
 
 
@@ -31,11 +31,12 @@ def spell_control(token: int) -> bytes:
 
 
 class ElementText(msgspec.Struct, frozen=True):
-    """A parameter of a call. `open`: a pattern of what begins it. `is_raw`: only its arrays and objects are JSON."""
+    """A parameter of a call. `open`: a pattern of what begins it. `begins`: the bytes with which its value begins where
+    it is JSON that is followed; a string that stands raw begins with none of them."""
 
     name: str
     open: bytes
-    is_raw: bool = False
+    begins: tuple[bytes, ...] = BEGINS
 
 
 class CallText(msgspec.Struct, frozen=True):
@@ -129,7 +130,7 @@ class CallTracker(ItemTracker):
     def _start_of(self, unique: str) -> Nodes:
         return self._paths.add(json.loads(unique)) if unique else ()
 
-    def _value(self, nodes: Nodes, behind: int, behind_other: int, begins: tuple[bytes, ...] = _BEGINS) -> State:
+    def _value(self, nodes: Nodes, behind: int, behind_other: int, begins: tuple[bytes, ...] = BEGINS) -> State:
         self._values.append(_Value(nodes, behind, behind_other, begins))
         return State(VALUE, node=len(self._values) - 1)
 
@@ -143,9 +144,7 @@ class CallTracker(ItemTracker):
             return self._value(self._start_of(call.unique), self._set(self._reserve(), [(call.end, ended)]), found)
         after, found, start = self._reserve(), self._reserve(), self._start_of(call.unique)
         values = [
-            self._value(
-                self._paths.property(start, element.name), after, found, _CONTAINERS if element.is_raw else _BEGINS
-            )
+            self._value(self._paths.property(start, element.name), after, found, element.begins)
             for element in call.elements
         ]
         more = [

@@ -9,7 +9,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_compiler import check_lark
-from plait.constrained.guidance.call_tracker import CallText
+from plait.constrained.guidance.call_tracker import BEGINS, CallText
 from plait.constrained.json_schema.compiler import json_rules, schema_rules
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.regex.python_syntax import to_plain_pattern
@@ -83,11 +83,8 @@ def _elements(
     content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
 ) -> ContentRules:
     if isinstance(content, Elements):
-        opening, behind = content.open, b""
-        if content.types:
-            opening, _, rest = content.open.partition(TYPE_PLACE)
-            behind = b"(?:" + b"|".join(marks.pattern(text + rest) for _, text in content.types) + b")"
-        form = ElementForm(opening, content.close, content.separator, trigger.end, behind=behind)
+        opening = content.open.partition(TYPE_PLACE)[0] if content.types else content.open
+        form = ElementForm(opening, content.close, content.separator, trigger.end)
         write = typed_value if content.types else element_value
         value: WriteValue = partial(write, content=content, marks=marks)
     else:
@@ -109,11 +106,13 @@ def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[s
     return f'"\\"" {name} "\\"" {end}', rules
 
 
-def _literal_value(schema: Schema, definitions: dict[str, Any], name: str, content: Keywords) -> ElementValue | None:
+def _literal_value(
+    schema: Schema, definitions: dict[str, Any], name: str, kinds: frozenset[str], content: Keywords
+) -> ElementValue | None:
     if schema is False:
         return None
     whole = {**({} if schema is True else schema), **({"$defs": definitions} if definitions else {})}
-    return ElementValue(name, schema_rules(whole, content, name), False)
+    return ElementValue(name, schema_rules(whole, content, name), ((b"", BEGINS),))
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

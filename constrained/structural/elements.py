@@ -12,9 +12,10 @@ these.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from plait.constrained.guidance.call_tracker import CallText, ElementText
 from plait.constrained.json_schema.compiler import rewritten_schema
@@ -24,6 +25,7 @@ from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
 from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.structural.value_kinds import value_kinds
 
 MAX_PARAMETERS = 256  # llguidance compiles a chain of optional ones by recursion
 FURTHER_NAME = "[A-Za-z0-9_.-]{1,64}"
@@ -35,7 +37,7 @@ _PLAIN = frozenset(
 @dataclass(frozen=True)
 class ElementForm:
     """How elements are written. `open` has {name} once. name: a pattern of names that are not listed, and with
-    `only_such_names` of all. behind: a pattern of what stands between `open` and a value."""
+    `only_such_names` of all."""
 
     open: str
     close: str
@@ -43,20 +45,64 @@ class ElementForm:
     end: str
     name: str = FURTHER_NAME
     only_such_names: bool = False
-    behind: bytes = b""
 
 
 @dataclass(frozen=True)
 class ElementValue:
-    """The expression of a value and its close, its rules, and whether it may stand raw."""
+    """The expression of a value and its close, and its rules. readings: pairs of a pattern of what stands between the
+    opening mark and the value, and the bytes with which the value begins where it is JSON; see ElementText."""
 
     expression: str
     rules: list[str]
-    is_raw: bool
+    readings: tuple[tuple[bytes, tuple[bytes, ...]], ...]
 
 
-WriteValue = Callable[[Schema, dict[str, Any], str], ElementValue | None]
-"""Returns the value of a schema with its definitions, None if there is none; its rules begin with the given name."""
+WriteValue = Callable[[Schema, dict[str, Any], str, frozenset[str]], ElementValue | None]
+"""Returns the value of a schema with its definitions, None if there is none; its rules begin with the given name. The
+types are those that a reader expects, which knows the parameter's name only."""
+
+
+class _Objects(NamedTuple):
+    """The kinds of objects that a rewritten schema allows, with its definitions."""
+
+    cases: list[dict[str, Any]]
+    definitions: dict[str, Any]
+
+    def schemas(self, name: str | None) -> list[Schema]:
+        """The schemas of a listed parameter; with None those of parameters that are not listed."""
+        if name is None:
+            return [case.get("additionalProperties", True) for case in self.cases]
+        listed = [case for case in self.cases if name in case.get("properties", ()) or name in case.get("required", ())]
+        return [property_schema(case, name) for case in listed]
+
+    def kinds(self, name: str | None) -> frozenset[str]:
+        """The types that the values of a parameter have in any of the objects."""
+        return frozenset(kind for schema in self.schemas(name) for kind in value_kinds(schema, self.definitions))
+
+    @property
+    def listed(self) -> set[str]:
+        """The names of all parameters that are listed."""
+        return {name for case in self.cases for name in (*case.get("properties", ()), *case.get("required", ()))}
+
+
+def _objects(schema: dict[str, Any]) -> _Objects:
+    whole = schema if schema.keys() <= _PLAIN else combine_conjunctions(schema)
+    cases = whole.get("anyOf", [whole])
+    objects = [case for case in cases if "object" in kinds_of([case]) and "enum" not in case]
+    return _Objects(objects, whole.get("$defs", {}))
+
+
+@lru_cache(maxsize=256)
+def parameter_kinds(schema: str) -> Mapping[str | None, frozenset[str]]:
+    """Returns {name of a parameter: the JSON types that its values have} of a schema of elements, for their reader.
+
+    None stands for a parameter that is not listed. Raises GrammarError, as the constraint does.
+
+    >>> parameter_kinds('{"properties": {"a": {"$ref": "#x"}}, "$defs": {"b": {"$anchor": "x", "type": "null"}}}')["a"]
+    frozenset({'null'})
+    """
+    found = _objects(rewritten_schema(JsonSchema(schema, annotations=True)).schema)
+    return {name: found.kinds(name) for name in (*found.listed, None)}
 
 
 class ElementRules:
@@ -68,17 +114,13 @@ class ElementRules:
         self.unchecked, self.warnings = rewritten.unchecked, rewritten.warnings
         self.unique = extract_unique_items(rewritten.schema)
         self.rules: list[str] = []
-        self._elements: dict[str, ElementText] = {}
-        self._others: list[ElementText] = []
+        self._elements: dict[ElementText, None] = {}
+        self._others: dict[ElementText, None] = {}
         self._num_values = 0
-        whole = rewritten.schema if rewritten.schema.keys() <= _PLAIN else combine_conjunctions(rewritten.schema)
-        self._definitions: dict[str, Any] = whole.get("$defs", {})
-        cases = whole.get("anyOf", [whole])
-        objects = [case for case in cases if "object" in kinds_of([case]) and "enum" not in case]
-        if not objects:
+        self._objects = _objects(rewritten.schema)
+        if not self._objects.cases:
             raise GrammarError("it allows no object that can be written as elements")
-        self._listed = {name for case in objects for name in case.get("properties", {})}
-        starts = [self._sequence(case, f"{name}c{index}") for index, case in enumerate(objects)]
+        starts = [self._sequence(case, f"{name}c{index}") for index, case in enumerate(self._objects.cases)]
         if not any(starts):
             raise GrammarError("no value of a required parameter can be written as an element")
         self.expression = f"({' | '.join(start for start in starts if start)}) {marks.literal(form.end, with_id=True)}"
@@ -86,7 +128,7 @@ class ElementRules:
     def text(self) -> CallText:
         """Returns how the content is followed; the call's own marks and schema are added to it."""
         close, separator = self._marks.pattern(self._form.close), self._marks.pattern(self._form.separator)
-        elements = (*self._elements.values(), *self._others)
+        elements = (*self._elements, *self._others)
         return CallText(b"", b"", elements=elements, close=close, separator=separator)
 
     def _sequence(self, case: dict[str, Any], name: str) -> str | None:
@@ -122,12 +164,14 @@ class ElementRules:
             raise GrammarError(f"more than {MAX_PARAMETERS} parameters in elements")
         members: list[tuple[str, ElementValue, bool]] = []
         for name in names:
-            value = self._value(property_schema(case, name)) if self._can_hold(name) else None
+            value = self._value(property_schema(case, name), name) if self._can_hold(name) else None
             if value is not None:
                 members.append((name, value, name in required))
-                known = self._elements.get(name)
-                text = ElementText(name, self._open_pattern(name), value.is_raw or (known is not None and known.is_raw))
-                self._elements[name] = text
+                before, after = self._form.open.split(NAME_PLACE)
+                opening = self._marks.pattern(before, name, after)
+                self._elements |= {
+                    ElementText(name, opening + behind, begins): None for behind, begins in value.readings
+                }
             elif name in required:
                 return None
         return self._within_counts(case, members)
@@ -156,18 +200,13 @@ class ElementRules:
         schema = case.get("additionalProperties", True)
         if schema is False or "patternProperties" in case or "maxProperties" in case:
             return None
-        value = self._value(schema)
+        value = self._value(schema, None)
         if value is None:
             return None
         before, after = self._form.open.split(NAME_PLACE)
-        pattern = (
-            self._marks.pattern(before)
-            + f"(?:{self._form.name})".encode()
-            + self._marks.pattern(after)
-            + self._form.behind
-        )
-        self._others.append(ElementText("", pattern, value.is_raw))
-        listed = "|".join(map(regex_literal, sorted(self._listed)))
+        opening = self._marks.pattern(before) + f"(?:{self._form.name})".encode() + self._marks.pattern(after)
+        self._others |= {ElementText("", opening + behind, begins): None for behind, begins in value.readings}
+        listed = "|".join(map(regex_literal, sorted(self._objects.listed)))
         names = f"/{self._form.name}/" + (f" & ~/{listed}/" if listed else "")
         name = f"{self._name.upper()}N{len(self.rules)}"
         first = self._marks.around(before, names, after, f"{name}F")
@@ -175,9 +214,10 @@ class ElementRules:
         self.rules += [*first[1], *more[1]]
         return f"{first[0]} {value.expression}", f"{more[0]} {value.expression}"
 
-    def _value(self, schema: Schema) -> ElementValue | None:
+    def _value(self, schema: Schema, name: str | None) -> ElementValue | None:
         self._num_values += 1
-        value = self._write_value(schema, self._definitions, f"{self._name}v{self._num_values}")
+        kinds = self._objects.kinds(name)
+        value = self._write_value(schema, self._objects.definitions, f"{self._name}v{self._num_values}", kinds)
         if value is not None:
             self.rules += value.rules
         return value
@@ -191,7 +231,3 @@ class ElementRules:
     def _opening(self, name: str, *, is_first: bool) -> str:
         before, after = self._form.open.split(NAME_PLACE)
         return self._marks.literal(("" if is_first else self._form.separator) + before, name, after)
-
-    def _open_pattern(self, name: str) -> bytes:
-        before, after = self._form.open.split(NAME_PLACE)
-        return self._marks.pattern(before, name, after) + self._form.behind

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plait.runtime.server.chat.call_format import (
+from plait.constrained.specs import GrammarError
+from plait.constrained.tool_arguments import parameter_kinds
+from plait.runtime.server.chat.formats.call_format import (
     CDATA_BEGIN,
     CDATA_END,
     ArgumentsForm,
@@ -15,10 +17,11 @@ from plait.runtime.server.chat.call_format import (
     JsonArguments,
     json_type,
 )
+from plait.runtime.tokenizer.json_text import json_text
 
 ALL_TYPES = frozenset(("string", "integer", "number", "boolean", "null", "array", "object"))
 _STRING = frozenset(("string",))
-_MAX_REFS = 16
+_CONTAINERS = frozenset(("array", "object"))
 
 
 class ReadArguments(NamedTuple):
@@ -122,7 +125,8 @@ class ElementsReader:
     """
 
     def __init__(self, form: ElementArguments, schema: Mapping[str, Any], follower: str) -> None:
-        self._form, self._schema, self._follower = form, schema, follower
+        self._form, self._follower = form, follower
+        self._types_by_name = {} if form.types else _parameter_types(schema)
         before, _, behind = form.open.partition("{name}")
         self._before = before
         types = "|".join(re.escape(text) for text in sorted({text for _, text in form.types}, key=len, reverse=True))
@@ -165,7 +169,8 @@ class ElementsReader:
     def _types_of(self, match: re.Match[str]) -> frozenset[str]:
         if self._form.types and match.lastindex == 2:
             return frozenset(name for name, text in self._form.types if text == match[2])
-        return value_types(_property_schema(self._schema, match[1]), self._schema)
+        named = self._types_by_name
+        return named.get(match[1], named.get(None, ALL_TYPES))
 
     def _value(self, text: str) -> ReadArguments | None:
         """Within an element's value."""
@@ -174,7 +179,7 @@ class ElementsReader:
         start = 0
         if self._form.has_cdata and (text.startswith(CDATA_BEGIN) or CDATA_BEGIN.startswith(text)):
             return self._cdata_value(text)
-        if "string" not in self._types and text[:1] in ("{", "[", '"'):  # its strings may contain the closing mark
+        if self._types & _CONTAINERS and text[:1] in ("{", "["):  # JSON, whose strings may contain the closing mark
             json_end = self._json_value.end_in(text)
             if json_end is None:
                 return None
@@ -256,55 +261,19 @@ def _json_of(text: str, types: frozenset[str]) -> str:
         value_type = json_type(json.loads(value))
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)  # a string, or a value that was cut off
+    if value_type == "integer" and "number" in types:
+        return value
     if "string" in types and (value_type == "string" or value_type not in types):
         return json.dumps(text, ensure_ascii=False)
     return value
 
 
-def _property_schema(schema: Mapping[str, Any], name: str) -> Any:
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and name in properties:
-        return properties[name]
-    return schema.get("additionalProperties", True)
-
-
-def value_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Returns the JSON types that the values of a schema may have.
-
-    >>> value_types({"enum": ["a", "b"]}, {}) == {"string"}
-    True
-    """
-    if not isinstance(schema, Mapping) or depth > _MAX_REFS:
-        return ALL_TYPES
-    types = ALL_TYPES
-    named = schema.get("type")
-    if isinstance(named, str | list):
-        given = {named} if isinstance(named, str) else set(named)
-        types &= given | ({"integer"} if "number" in given else set())
-    if "enum" in schema or "const" in schema:
-        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
-        types &= {json_type(value) for value in values}
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            types &= frozenset().union(*(value_types(option, root, depth + 1) for option in schema[keyword]))
-    for option in schema.get("allOf") or ():
-        types &= value_types(option, root, depth + 1)
-    if isinstance(schema.get("$ref"), str):
-        types &= value_types(_resolve(schema["$ref"], root), root, depth + 1)
-    return types
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema of a local reference; True (any value) if it is none."""
-    place: Any = root
-    if not reference.startswith("#"):
-        return True
-    for key in reference[1:].split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if not isinstance(place, Mapping) or key not in place:
-            return True
-        place = place[key]
-    return place
+def _parameter_types(schema: Mapping[str, Any]) -> Mapping[str | None, frozenset[str]]:
+    """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one."""
+    try:
+        return parameter_kinds(json_text(schema))
+    except GrammarError:  # no constraint holds these arguments
+        return {None: ALL_TYPES}
 
 
 def partial_match_length(text: str, markers: Sequence[str]) -> int:

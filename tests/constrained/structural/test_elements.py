@@ -145,3 +145,14 @@ def test_a_name_with_a_control_token_is_text() -> None:
 def test_open_has_the_name_once_and_a_text_behind_it(open_: str) -> None:
     with pytest.raises(GrammarError, match="open must have"):
         Elements({}, open_, "</p>")
+
+
+def test_listed_values_of_a_type_stand_behind_the_text_of_that_type() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", 1, 2.5, None]}}, "additionalProperties": False}
+    types = (("string", "text"), ("integer", "number"), ("number", "number"), ("null", "null"))
+    content = Elements(schema, "<p={name} {type}>", "</p>", types=types)
+    spec = Structural([Trigger("<f>", content, "</f>")], at_least=1, free_text=False)
+    good = ["text>x", "number>1", "number>2.5", "null>null"]
+    bad = ["text>1", "text>null", "number>x", "number>null", "null>x"]
+    assert accepts(spec, *(f"<f><p=a {text}</p></f>" for text in good)) == [True] * len(good)
+    assert accepts(spec, *(f"<f><p=a {text}</p></f>" for text in bad)) == [False] * len(bad)

@@ -13,7 +13,7 @@ from matchers import allowed_tokens, compile_in_process
 from schema_strategies import BYTE_VOCABULARY, EOS_ID
 
 from plait.constrained import Structural
-from plait.constrained.specs import JsonSchema
+from plait.constrained.specs import Elements, JsonSchema, Trigger
 
 UNIQUE = {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", 1]}}
 TAGS = {"type": "object", "properties": {"t": UNIQUE}, "additionalProperties": False}
@@ -98,3 +98,26 @@ def test_a_call_can_be_completed(limit: int) -> None:
     assert all(matcher.accept(1 + byte) for byte in b'<x>{"t": ["a", ')
     completion = matcher.completion(limit)
     assert completion is not None and all(map(matcher.accept, completion)) and matcher.is_accepting
+
+
+def test_a_raw_string_beside_unique_arrays_is_no_json() -> None:
+    """A string that only looks like JSON is not followed as such, in elements without and with their types."""
+    properties = {"s": {"type": "string"}, "t": UNIQUE, "n": {"type": ["string", "array"], "uniqueItems": True}}
+    schema = {"type": "object", "properties": properties, "required": ["s", "t"], "additionalProperties": False}
+    types = (("string", "string"), ("array", "json"))
+    plain, typed = (
+        Structural([Trigger("<f>", content, "</f>")], at_least=1, free_text=False)
+        for content in (
+            Elements(schema, "<p={name}>", "</p>"),
+            Elements(schema, "<p={name} {type}>", "</p>", types=types),
+        )
+    )
+    text = '<p=s>{"a" "b": [1, 1]</p><p=t>["a", "b"]</p>'
+    assert accepts(plain, f"<f>{text}</f>", f"<f>{text}<p=n>[1, 2]</p></f>", f"<f>{text}<p=n>[1, 1]</p></f>") == [
+        True,
+        True,
+        False,
+    ]
+    text = text.replace("=s", "=s string").replace("=t", "=t json")
+    texts = [f"<f>{text}<p=n {kind}>{value}</p></f>" for kind in ("json", "string") for value in ("[1]", "[1, 1]")]
+    assert accepts(typed, *texts) == [True, False, True, True]
