@@ -10,6 +10,8 @@ from answer_warnings import warnings_of_stream
 from scripted_server import ScriptedServer
 
 from plait.runtime.messages import Append, Generate
+from plait.runtime.server.request_fields import ADVICE as ADVICE_ROWS
+from plait.runtime.server.request_fields import ENDPOINTS, PARTS, REFUSED
 from plait.runtime.server.request_warnings import MAX_WARNINGS
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -245,6 +247,12 @@ def test_effort_is_advice_to_a_model_without_reasoning(without_reasoning, path, 
     assert warning.endswith("has no effect: this model does not mark reasoning")
 
 
+def test_tokens_of_a_body_for_messages_can_be_counted(server) -> None:
+    body = CHAT | {"max_tokens": 9, "stream": True, "temperature": 0.5, "stop_sequences": ["x"]}
+    (listed,) = ask(server, "/v1/messages/count_tokens", body)
+    assert len(listed) == 4 and all("nothing is generated" in text for text in listed)
+
+
 def test_the_refusal_of_threads_has_the_details_that_the_client_looks_for(server) -> None:
     for body in (CLAUDE | {"thread": {"type": "create"}}, CLAUDE | {"thread": {"type": "create"}, "stream": True}):
         answer = server.post("/v1/messages", body)
@@ -409,3 +417,11 @@ def test_the_classes_are_counted(server) -> None:
     before = dict(counts)
     ask(server, "/v1/completions", {"model": "default", "prompt": "hi", "xyzzy": 1, "trace_id": 2, "store": True})
     assert {label: counts[label] - before.get(label, 0) for label in counts} == {("advice",): 1, ("unknown",): 2}
+
+
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, *PARTS])
+def test_a_field_has_one_row(endpoint) -> None:
+    names = [
+        name for row in (*ADVICE_ROWS, *REFUSED) if endpoint in row.endpoints.split() for name in row.names.split()
+    ]
+    assert len(names) == len(set(names))
