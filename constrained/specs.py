@@ -304,6 +304,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     trigger together start with one of them. By default they are the begins themselves. With openers, begins may
     contain each other, but none may start with another.
 
+    `at_start`: calls begin the text, and it ends with them; other text does not begin with an opener.
+
     `begin`, `separator`, `end`: written before the first call, between two and behind the last one. With any of them
     all calls stand together, with free text before and behind; otherwise it may also stand between them.
 
@@ -331,6 +333,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     end: str = ""
     control_tokens: ControlTokens = ()
     call_id: str = ""
+    at_start: bool = False
 
     def __post_init__(self) -> None:
         _check_style(self)
@@ -341,6 +344,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
         msgspec.structs.force_setattr(self, "openers", _openers(self.openers, self.begin, triggers))
         if self.otherwise is not None and (self.free_text or self.at_least):
             raise GrammarError("otherwise cannot be combined with free text or with required calls")
+        if self.at_start and (not self.free_text or self.at_least or self.control_tokens):
+            raise GrammarError("at_start is for free text with optional calls, and marks without control tokens")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
                 raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")

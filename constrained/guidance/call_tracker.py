@@ -57,13 +57,15 @@ class CallText(msgspec.Struct, frozen=True):
 class CallTexts(msgspec.Struct, frozen=True):
     """The calls of a text: patterns of what precedes the first one and divides two.
 
-    `is_section`: all stand together. `otherwise`: the schema of a JSON value that the whole text may be; None: no.
+    `is_section`: all stand together. `at_start`: the first one begins the text. `otherwise`: the schema of a JSON value
+    that the whole text may be; None: no.
     """
 
     calls: tuple[CallText, ...]
     begin: bytes = b""
     separator: bytes = b""
     is_section: bool = False
+    at_start: bool = False
     otherwise: str | None = None
 
 
@@ -102,7 +104,9 @@ class CallTracker(ItemTracker):
         start, behind, end = (self._reserve() for _ in range(3))
         entries = [self._entry(call, behind) for call in texts.calls]
         first = [texts.begin + call.begin for call in texts.calls]
-        self._set(start, list(zip(first, entries, strict=True)), is_search=texts.otherwise is None)
+        self._set(
+            start, list(zip(first, entries, strict=True)), is_search=texts.otherwise is None and not texts.at_start
+        )
         if texts.is_section:
             more = [texts.separator + call.begin for call in texts.calls]
             self._set(behind, list(zip(more, entries, strict=True)))

@@ -91,6 +91,7 @@ def _call_texts(
         marks.pattern(spec.begin),
         marks.pattern(spec.separator),
         spec.is_section,
+        spec.at_start,
         None if otherwise is None else json.dumps(otherwise.unique) if otherwise.unique else "",
     )
 
@@ -165,9 +166,14 @@ class _Layout:
 
     def rules(self) -> list[str]:
         spec = self._spec
-        calls = self._section() if spec.is_section else self._blocks(1 if spec.otherwise is not None else spec.at_least)
+        needs_call = spec.otherwise is not None or spec.at_start
+        calls = self._section() if spec.is_section else self._blocks(1 if needs_call else spec.at_least)
         may_miss = spec.is_section and spec.at_least == 0 and spec.otherwise is None
-        if spec.free_text:
+        if spec.at_start:
+            openers = "|".join(map(regex_literal, self._openers))
+            self._rules.append(f"TEXT: /(?s:.*)/ & ~/[ \\t\\r\\n]*({openers})(?s:.*)/")
+            start = f"{calls} | TEXT"
+        elif spec.free_text:
             self._rules.append(f"TAIL: {self._free}{self._not_another_call()}")
             start = f"{calls} TAIL" + (" | TAIL" if may_miss else "")
         else:
@@ -198,7 +204,7 @@ class _Layout:
         for call, content in zip(self._spec.calls, self._contents, strict=True):
             whole = self._spec.begin + call.begin
             opener = next(opener for opener in self._openers if whole.startswith(opener))
-            opener = opener if self._spec.free_text else ""
+            opener = opener if self._spec.free_text and not self._spec.at_start else ""
             rest = self._marks.literal(whole[len(opener) :], with_id=True)
             grouped.setdefault(opener, []).append(f"{rest} {content.expression}")
         return " | ".join(f"{self._opening(opener)} ({' | '.join(calls)})" for opener, calls in grouped.items())

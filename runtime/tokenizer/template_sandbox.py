@@ -110,6 +110,31 @@ def _wrap_in_filter(node: nodes.Expr, name: str, line: int) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=line)
 
 
+class _QueueTransformer(NodeTransformer):
+    """Rewrites `set x = ns.a.append(y)` and `set x = ns.a.pop(0)` of a list in a namespace to assignments to `ns.a`.
+
+    A list that grows in place would escape the check of all values that contain it, so the sandbox refuses its methods.
+    """
+
+    def visit_Assign(self, node: nodes.Assign) -> Any:
+        call = node.node
+        if not (isinstance(call, nodes.Call) and isinstance(call.node, nodes.Getattr) and len(call.args) == 1):
+            return node
+        place = call.node.node
+        if not (isinstance(place, nodes.Getattr) and isinstance(place.node, nodes.Name)):
+            return node
+        stored, argument = nodes.NSRef(place.node.name, place.attr, lineno=node.lineno), call.args[0]
+        if call.node.attr == "append":
+            result, left = nodes.Const(None), nodes.Add(place, nodes.List([argument]))
+        elif call.node.attr == "pop" and isinstance(argument, nodes.Const) and argument.value == 0:
+            behind_first = nodes.Slice(nodes.Const(1), None, None)
+            result, left = nodes.Getitem(place, argument, "load"), nodes.Getitem(place, behind_first, "load")
+        else:
+            return node
+        rewritten = nodes.Assign(node.target, result), nodes.Assign(stored, left)
+        return [assignment.set_lineno(node.lineno) for assignment in rewritten]
+
+
 class _GenerationExtension(Extension):
     """Renders the content of `{% generation %}...{% endgeneration %}`, which marks model output for training."""
 
@@ -140,6 +165,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        _QueueTransformer().visit(tree)
         _SizeCheckTransformer().visit(tree)
         return tree
 

@@ -51,7 +51,7 @@ class OutputParser:
         is_json: bool = False,
     ) -> None:
         self._reasoning = reasoning
-        self._is_json = is_json
+        self._begins_with_call = is_json or (call_format is not None and call_format.is_whole_answer)
         self._format = call_format if tools else None
         self._tools = dict(tools or {})
         if self._format is not None:
@@ -123,8 +123,12 @@ class OutputParser:
         return bool(self._buffer)
 
     def _in_text(self) -> bool:
-        if self._format is not None and self._is_json and not self._may_be_call(self._format):
-            self._format = None
+        if self._format is not None and self._begins_with_call:
+            starts = self._starts(self._format)
+            if not self._buffer.startswith(starts):
+                if any(start.startswith(self._buffer) for start in starts):
+                    return False
+                self._format = None
         opener = self._format.opener if self._format is not None else ""
         index = self._buffer.find(opener) if opener else -1
         if index < 0:
@@ -136,12 +140,11 @@ class OutputParser:
         self._buffer, self._state = self._buffer[index:], self._in_first_head
         return True
 
-    def _may_be_call(self, call_format: CallFormat) -> bool:
-        """Whether the buffer may begin with a call."""
-        starts = [call_format.opener]
-        if "{id}" not in call_format.head:
-            starts = [call_format.begin + call_format.call_head(name) for name in self._tools]
-        return any(self._buffer.startswith(start) or start.startswith(self._buffer) for start in starts)
+    def _starts(self, call_format: CallFormat) -> tuple[str, ...]:
+        """The texts with one of which a first call begins."""
+        if "{id}" in call_format.head:
+            return (call_format.opener,)
+        return tuple(call_format.begin + call_format.call_head(name) for name in self._tools)
 
     def _in_first_head(self) -> bool:
         """Before the head of an answer's or a section's first call is complete."""

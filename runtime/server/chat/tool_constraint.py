@@ -36,20 +36,25 @@ def tool_constraint(
     tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
     strict = any(tool.strict for tool in tools)
     lead = call_format.lead if conversation.must_call else ""
+    triggers = [_trigger(call_format, tool) for tool in tools]
+    at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
     return Structural(
-        [_trigger(call_format, tool) for tool in tools],
+        triggers,
         at_least=1 if conversation.must_call else 0,
         at_most=1 if conversation.one_call or call_format.is_single else None,
         free_text=not conversation.must_call and otherwise is None,
         annotations=not strict,
         strict_formats=conversation.strict_formats or strict,
         otherwise=otherwise,
-        openers=(lead + call_format.opener,),
+        openers=tuple(call_format.begin + trigger.begin for trigger in triggers)
+        if at_start
+        else (lead + call_format.opener,),
         begin=lead + call_format.begin,
         separator=call_format.separator,
         end=call_format.end,
         control_tokens=control_tokens,
         call_id=call_format.id_pattern,
+        at_start=at_start,
     )
 
 

@@ -50,3 +50,32 @@ def test_rendering_restores_the_trace_hook_of_a_debugger() -> None:
         assert sys.gettrace() is hook
     finally:
         sys.settrace(before)
+
+
+QUEUE = """{% set q = namespace(ids=[]) %}{% macro add(x) %}{% set _ = q.ids.append(x) %}{{ _ }}{% endmacro %}
+{%- for m in messages %}{{ add(m.content) }};{% endfor %}{{ q.ids | length }}
+{%- for m in messages[1:] %}{% set first = q.ids.pop(0) %} {{ first }}{% endfor %} {{ q.ids }}"""
+
+
+def test_lists_of_a_namespace_are_queues() -> None:
+    """As Kimi K2's template has the ids of calls."""
+    rendered = template(QUEUE).render(messages(["user", "assistant", "user"], ["a", "b", "c"]))
+    assert rendered == "None;None;None;3 a b ['c']"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set q = namespace(a=[], b=[]) %}{% set _ = q.b.append([q.a]) %}{% set _ = q.a.append(7) %}{{ q.b }}",
+        "{% set a = [] %}{% set q = namespace(b=a) %}{% set _ = q.b.append(7) %}{{ a }}",
+    ],
+)
+def test_values_that_contain_a_queue_do_not_grow(source: str) -> None:
+    assert "7" not in template(source).render(messages(["user"], ["a"]))
+
+
+@pytest.mark.parametrize("call", ["q.a.insert(0, 1)", "q.a.pop()", "q['a'].append(1)", "messages.append(1)"])
+def test_other_changes_of_lists_are_refused(call: str) -> None:
+    source = f"{{% set q = namespace(a=[3]) %}}{{% set _ = {call} %}}"
+    with pytest.raises(UnsupportedModel, match="unsafe"):
+        template(source).render(messages(["user"], ["a"]))

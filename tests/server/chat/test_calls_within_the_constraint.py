@@ -122,3 +122,29 @@ def test_a_text_is_no_string_in_one_case_and_json_in_another() -> None:
         matcher = grammar.matcher()
         text = call_format.lead + call_format.render_calls([("", "f", arguments)])
         assert all(matcher.accept(1 + byte) for byte in text.encode()) == expected
+
+
+@pytest.mark.parametrize("tool_count", [1, 2])
+def test_bare_json_is_a_call_only_where_it_begins_the_answer(tool_count: int) -> None:
+    """Elsewhere the text quotes or explains JSON, and no constraint turns it into a call."""
+    call_format = find_formats(ChatTemplate(CALL_TEMPLATES["bare json"].source, "", "")).calls
+    assert call_format is not None and call_format.is_whole_answer
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}}}
+    tools = tuple(ToolDefinition(name, "", schema) for name in ("f", "f_x")[:tool_count])
+    conversation = Conversation((Turn("user", "go"),), tools)
+    grammar = compile_in_process(tool_constraint(call_format, conversation), BYTE_VOCABULARY)
+
+    def accepts(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.accept(1 + byte) for byte in text.encode()) and matcher.is_accepting
+
+    call = call_format.render_calls([("", "f", {"a": [1]})])
+    texts = ["", "hm", '{"name": "John"}', f"Write {call}", f'So: {{"name": "x"}}, or `{call}` [1, 1]', '{"na']
+    for text in texts:
+        assert accepts(text)
+        for pieces in ([text], list(text)):
+            parser = OutputParser(None, False, call_format, {tool.name: schema for tool in tools})
+            parts = [*itertools.chain(*map(parser.push, pieces)), *parser.finish()]
+            assert "".join(part.text for part in parts) == text and not parser.num_calls
+    assert accepts(call) and read(call_format, schema, list(call)) == ['{"a": [1]}']
+    assert not any(map(accepts, (call[:-1], call.replace("[1]", "[1, 1]"), " " + call, call.replace("[1]", "3"))))

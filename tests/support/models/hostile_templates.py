@@ -18,6 +18,7 @@ HARMFUL = {
     "repeat from the right": "{{ 1000000000 * 'a' }}",
     "tilde": repeat_doubling("{% set ns.s = ns.s ~ ns.s %}"),
     "plus": repeat_doubling("{% set ns.s = ns.s + ns.s %}"),
+    "append": repeat_doubling("{% set _ = ns.s.append(ns.s) %}").replace("'ab'", "[1]"),
     "join filter": repeat_doubling("{% set ns.s = [ns.s, ns.s] | join %}"),
     "join method": repeat_doubling("{% set ns.s = ''.join([ns.s, ns.s]) %}"),
     "join separator": repeat_doubling("{% set ns.s = range(100) | join(ns.s) %}"),

@@ -85,6 +85,7 @@ class CallFormat:
     takes_text: the template writes arguments that are given as JSON text without a change, so they are rendered as the
     model wrote them. values_as_text: the template is given arguments other than strings as their JSON text, since it
     would not write them as JSON.
+    is_whole_answer: calls without a mark, JSON only, are the whole of their answer; other text may quote such JSON.
     is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
     calls have it, too.
     is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
@@ -103,6 +104,7 @@ class CallFormat:
     id_form: str = ""
     takes_text: bool = False
     values_as_text: bool = False
+    is_whole_answer: bool = False
     is_single: bool = False
     has_long_opener: bool = False
     is_native: bool = True

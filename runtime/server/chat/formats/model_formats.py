@@ -81,6 +81,8 @@ def find_formats(template: ChatTemplate) -> ModelFormats:
         reasoning = reasoning or derive_reasoning_format(probe)
     except ProbeTimeout:
         pass  # what was found until then is kept
+    if calls is not None and calls.opener.startswith(("{", "[{")) and reasoning is None:
+        calls = replace(calls, is_whole_answer=True)
     return ModelFormats(calls, reasoning, takes_system)
 
 
