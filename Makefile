@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LANGUAGE_CLIENTS := .venv-language-clients
 SERVER_CLIENTS := .venv-server-clients
+AGENTS := .venv-agents
 OLDER_CLIENTS := .venv-older-clients
 AI_SDK := tests/clients/server/ai_sdk
 AUDIT := .venv-audit
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test suite check schemathesis faults clients audit lint types kernels kernels-triton docs hooks clean
+.PHONY: help run test suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -57,6 +58,11 @@ clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made $(OLDER_
 	PLAIT="$(CURDIR)/$(BIN)/plait" $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server --ignore tests/clients/server/older tests/clients/server
 	PLAIT="$(CURDIR)/$(BIN)/plait" $(OLDER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server/older
 
+# Coding agents, which need node: in a namespace whose only network is its loopback, so that none of them asks its maker.
+# PLAIT_TEST_MODEL=MODEL reports what a real model achieves, too.
+agents: $(VENV)/.test $(AGENTS)/.made  ## run coding agents (Claude Code, Codex, opencode, aider) on a server with a scripted model
+	PLAIT_AGENTS=1 unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
+
 # Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
 audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
 	$(AUDIT)/bin/python tests/security/audit_dependencies.py $(AUDIT)/bin/pip-audit constraints.txt
@@ -79,8 +85,9 @@ types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy -p plait
 
 # The pages that are made: the language reference, and what the examples print.
-docs: $(VENV)/.test  ## regenerate docs/reference.md and docs/examples.md
+docs: $(VENV)/.test  ## regenerate docs/reference.md, docs/fields.md and docs/examples.md
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_fields.py
 	$(BIN)/python docs/make_examples.py
 
 hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
@@ -88,7 +95,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -133,6 +140,16 @@ $(SERVER_CLIENTS)/.made $(OLDER_CLIENTS)/.made:
 
 $(AI_SDK)/node_modules/.made: $(AI_SDK)/package.json $(AI_SDK)/package-lock.json
 	npm ci --prefix $(AI_SDK) --ignore-scripts --no-audit --no-fund --loglevel error
+	touch $@
+
+# The packages' own scripts put their programs in place: npm may be set up not to run them.
+$(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
+	mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
+	npm install --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
+	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
+	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
+	$(PYTHON) -m venv $(AGENTS)/python
+	$(AGENTS)/python/bin/python -m pip --disable-pip-version-check --quiet install $(INSTALL_OPTIONS) -r tests/agents/requirements.txt
 	touch $@
 
 $(AUDIT)/.made: Makefile

@@ -14,7 +14,7 @@ import sys
 
 import msgspec
 
-from plait.constrained.full_validation import validation_error
+from plait.constrained.json_schema.full_validation import validation_error
 from plait.constrained.specs import Spec
 
 TIMEOUT_S = 5.0  # by the clock; most of it is for the start of the process on a busy machine

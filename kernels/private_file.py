@@ -1,4 +1,7 @@
-"""Opens the files of a cache: regular files of this user, without waiting for what lies there in their place."""
+"""Opens files that plait wrote, without waiting for what lies there in their place: a FIFO, a device, a link.
+
+`open_regular` is for files beside the user's own, `open_private` for those of caches and of the server's state.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,40 @@ import os
 import stat
 from pathlib import Path
 
-_OPENED_AS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would be waited for
+PRIVATE_MODE, PUBLIC_MODE = 0o600, 0o666
 _NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # links, folders, FIFOs and sockets
 
 
 class OddFile(OSError):
-    """What has the name of a cached file is no regular file, belongs to another user, or others may write to it."""
+    """What has the name of a file is no regular file; of a private one, it belongs to another user, or others may
+    write to it."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.EPERM, "it is no regular file, belongs to another user, or others may write to it")
+    def __init__(self, text: str = "it is no regular file, belongs to another user, or others may write to it") -> None:
+        super().__init__(errno.EPERM, text)
 
 
 def is_private(status: os.stat_result) -> bool:
     """Returns whether a file or folder belongs to this user, and nobody else may write to it."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def open_regular(
+    path: Path | str, flags: int = os.O_RDONLY, mode: int = PUBLIC_MODE, folder_fd: int | None = None
+) -> int:
+    """Opens a regular file at once and returns its descriptor. Follows links, except with os.O_NOFOLLOW.
+
+    Raises OddFile for anything else, and OSErrors.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder_fd)  # a FIFO would be waited for
+    except OSError as error:
+        if error.errno in _NOT_REGULAR:
+            raise OddFile("it is no regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OddFile("it is no regular file")
+    return fd
 
 
 def open_private(path: Path | str, flags: int = os.O_RDONLY, folder_fd: int | None = None) -> int:
@@ -41,14 +64,8 @@ def open_private(path: Path | str, flags: int = os.O_RDONLY, folder_fd: int | No
 
 
 def _opened(path: Path | str, flags: int, folder_fd: int | None) -> int:
-    try:
-        fd = os.open(path, flags | _OPENED_AS, 0o600, dir_fd=folder_fd)
-    except OSError as error:
-        if error.errno in _NOT_REGULAR:
-            raise OddFile from error
-        raise
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or not is_private(status):
+    fd = open_regular(path, flags | os.O_NOFOLLOW, PRIVATE_MODE, folder_fd)
+    if not is_private(os.fstat(fd)):
         os.close(fd)
         raise OddFile
     return fd

@@ -19,6 +19,7 @@ import plait
 from plait.batch import add_batch_options, batch_command
 from plait.check import check
 from plait.deploy import add_deploy_options, deploy_command
+from plait.launch import add_launch_options, launch_command
 from plait.runtime.similar_names import did_you_mean
 from plait.serve import add_model_option, add_serve_options, serve_command
 
@@ -46,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plait 0.2.0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    end = given.index("--") if given[:1] == ["run"] and "--" in given else len(given)  # argparse drops some --
+    takes_rest = given[:1] in (["run"], ["launch"]) and "--" in given
+    end = given.index("--") if takes_rest else len(given)  # argparse drops some --
     options = _parser().parse_args(given[:end])
     if options.command is _run:
         _take_options_after_file(options)
-        options.arguments += given[end + 1 :]
+    if takes_rest:
+        options.arguments = [*options.arguments, *given[end + 1 :]]
     try:
         _take_model_option(options)
         _check_model_and_device(options)
@@ -105,6 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     deployment = commands.add_parser("deploy", help="serve the model on a Ray cluster, with several replicas")
     add_deploy_options(deployment)
     deployment.set_defaults(command=deploy_command, model=None)
+
+    agent = commands.add_parser(
+        "launch",
+        help="run a coding agent on a server of its own",
+        usage="plait launch AGENT [MODEL] [options] [-- arguments of the agent]",
+    )
+    add_launch_options(agent)
+    agent.set_defaults(command=launch_command, arguments=[])
 
     machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")

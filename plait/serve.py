@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.engines.model_options import MAX_GIGABYTES, MODEL_OPTIONS
+
+if TYPE_CHECKING:
+    from plait.runtime.server.engines.model_names import Alias
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -21,13 +24,22 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
+    text = "another name of the model, of its engine and its cache; repeatable"
+    server.add_argument("--alias", action="append", metavar="NAME=MODEL", help=text)
+    text = "whether raw prompts, as of /v1/completions, may hold control tokens; default: on"
+    server.add_argument("--completions-special", choices=("on", "off"), help=text)
     memory = server.add_argument_group("memory and batches")
     for option in MODEL_OPTIONS.values():
         add_model_option(memory if option.is_memory else server, option.name)
+    text = "an answer that is nothing but JSON of a tool's name and arguments is a call; see docs/server.md"
+    server.add_argument("--untagged-tool-calls", action="store_true", help=text)
     _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
     _add_files(server.add_argument_group("files and batches"))
+    _add_responses(server.add_argument_group("stored responses"))
+    text = "refuse fields that have no effect here, instead of listing them in the answer's warnings"
+    server.add_argument("--strict-fields", action="store_true", help=text)
     log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
@@ -107,6 +119,15 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         group.add_argument(flag, type=int, metavar="N", help=text)
 
 
+def _add_responses(group: argparse._ArgumentGroup) -> None:
+    text = "seconds for which /v1/responses keeps what it answers, in memory; default: 0, nothing is stored"
+    group.add_argument("--store-responses", type=float, metavar="S", help=text)
+    text = "of the stored responses of all keys; default: 268435456"
+    group.add_argument("--max-response-bytes", type=int, metavar="N", help=text)
+    text = "of the stored responses of one key; default: 67108864"
+    group.add_argument("--max-response-bytes-per-key", type=int, metavar="N", help=text)
+
+
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
     """Returns name -> weight of options NAME=W. Raises InputError unless each names a key and a number."""
     weights = {}
@@ -148,8 +169,26 @@ def _keep_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {"keep": options.keep, "keep_bytes": keep_bytes, "keep_alive_s": options.keep_alive}
 
 
+def _aliases_of_only_model(options: argparse.Namespace, aliases: Sequence[Alias]) -> tuple[str, ...]:
+    """Returns the checked names of --alias. Raises InputError, also for a --model-name that is a list of names."""
+    from plait.runtime.model_files.locate import locate_model
+    from plait.runtime.server.engines.model_names import resolve_aliases
+    from plait.runtime.server.engines.served_model import name_from_path
+
+    name, comma, other = (options.model_name or "").partition(",")
+    if comma:
+        raise InputError(f"--model-name takes one name; for further ones add --alias {other.partition(',')[0]}={name}")
+    if not aliases:
+        return ()
+    name = name or name_from_path(str(locate_model(options.model)))
+    return resolve_aliases(aliases, [name])[name]
+
+
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
+    import msgspec
+
+    from plait.runtime.server.engines.model_names import alias_options
     from plait.runtime.server.engines.models_file import read_models
     from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve, serve_models
@@ -162,12 +201,15 @@ def serve_command(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         model_name=options.model_name,
+        completions_special=options.completions_special != "off",
         api_keys=keys,
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,
         allowed_hosts=options.allowed_host,
         page=not options.no_page,
         log_prompts=options.log_prompts,
+        strict_fields=options.strict_fields,
+        untagged_tool_calls=options.untagged_tool_calls,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
         max_queue_bytes=options.max_queue_bytes,
@@ -179,6 +221,9 @@ def serve_command(options: argparse.Namespace) -> int:
         max_stored_bytes_per_key=options.max_stored_bytes_per_key,
         max_files_per_key=options.max_files_per_key,
         max_batch_calls=options.max_batch_calls,
+        store_responses_s=options.store_responses,
+        max_response_bytes=options.max_response_bytes,
+        max_response_bytes_per_key=options.max_response_bytes_per_key,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,
@@ -192,10 +237,12 @@ def serve_command(options: argparse.Namespace) -> int:
     if weights:
         engine["tenant_weights"] = weights
     keep = _keep_settings(options)
+    aliases = alias_options(options.alias or [])
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     if options.models is None:
+        settings = msgspec.structs.replace(settings, aliases=_aliases_of_only_model(options, aliases))
         return serve(options.model, settings, log_format, **engine)
     if options.model is not None or options.model_name is not None:
         raise InputError(f"{'--model-name' if options.model is None else 'MODEL'} cannot be given with --models")
-    specs = read_models(Path(options.models).expanduser(), engine)
+    specs = read_models(Path(options.models).expanduser(), engine, aliases)
     return serve_models(specs, settings, log_format, **keep)

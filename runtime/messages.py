@@ -20,7 +20,7 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 11  # incremented when the layout of any message changes
+PROTOCOL = 12  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -250,6 +250,22 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     reasoning_tokens: int = 0
 
 
+MissReason = Literal["new_prefix", "extended", "diverged", "evicted", "outputs"]
+
+
+class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
+    """Where a call's prompt parted from the prefix cache when its first step was scheduled, and why.
+
+    position: number of tokens that were cached; the first computed token has this index.
+    reason: "new_prefix": nothing of the prompt is cached. "extended": the cached text ends here. "diverged": the cached
+        texts go on with other tokens. "evicted": a text with this token was cached, but its pages were needed.
+        "outputs": what follows may be cached, but the call wants its logits or states, at least of the last token.
+    """
+
+    position: int
+    reason: MissReason
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """A token, its logprob, and the most likely tokens at its position with their logprobs."""
 
@@ -365,6 +381,7 @@ class Finished(Message, frozen=True):
     warnings: what the constraint does not enforce; see `Grammar.warnings`.
     exact: set if the value was drawn with `SamplingParams.exact`.
     particles: set if the value was drawn with `SamplingParams.particles`.
+    cache_miss: of a Generate or an Embed.
     """
 
     call: int
@@ -377,6 +394,7 @@ class Finished(Message, frozen=True):
     warnings: tuple[str, ...] = ()
     exact: ExactInfo | None = None
     particles: ParticlesInfo | None = None
+    cache_miss: CacheMiss | None = None
 
 
 class Failed(Message, frozen=True):

@@ -115,6 +115,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Divides the logit of a token that is in the prompt or the output, or multiplies it if it is negative; above 1 "
         "these tokens become less likely",
         "gen programs openai responses ollama=repeat_penalty sglang", 0.01, 100.0, stage="logits")] = 1.0
+    repeat_last_n: Annotated[int, Param(
+        "How many of the last tokens of prompt and output repetition_penalty applies to; -1: all of them, 0: none",
+        "openai ollama", -1, MAX_TOKENS_LIMIT, stage="logits")] = -1
     stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS), Param(
         "A string or a list of strings; the output ends before the first of them",
         "gen programs openai responses anthropic=stop_sequences ollama sglang openai_client anthropic_client",
@@ -204,7 +207,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def has_penalties(self) -> bool:
         """Whether a token's logit depends on the tokens before it."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+        return bool(self.frequency_penalty or self.presence_penalty or self.has_repetition_penalty)
+
+    @property
+    def has_repetition_penalty(self) -> bool:
+        """Whether the repetition penalty changes the logit of a token."""
+        return self.repetition_penalty != 1.0 and self.repeat_last_n != 0
 
     def for_sample(self, index: int) -> SamplingParams:
         """Returns the parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits."""
@@ -319,6 +327,8 @@ def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingPa
     for name, value in values.items():
         if name in _NUMBER_TYPES:
             values[name] = _checked_number(name, value, protocol)
+    if values.get("repetition_penalty", 1.0) == 1.0:
+        values.pop("repeat_last_n", None)  # the window of a penalty that there is not; the GPU's sampler has none
     params = SamplingParams(**values)
     check_sampling(params, protocol=protocol)
     return params

@@ -65,8 +65,8 @@ def direction_violations(name: str, importer: str) -> Iterator[str]:
     package = source[1] if len(source) > 1 and source[1] in MAY_IMPORT else "plait"
     if target[1] not in MAY_IMPORT[package]:
         yield f"imports {name} against the direction"
-    if package == "lang" and target[1] == "constrained" and target[2] not in ("specs", "captures"):
-        yield f"imports {name}: the language uses constrained.specs and constrained.captures only"
+    if package == "lang" and target[1] == "constrained" and target[2] not in ("specs", "captures", "tool_arguments"):
+        yield f"imports {name}: the language uses constrained.specs, captures and tool_arguments only"
     if package == target[1] == "runtime" and len(target) > 2 and len(source) > 2 and target[2] in RUNTIME_ORDER:
         if RUNTIME_ORDER.index(target[2]) > RUNTIME_ORDER.index(source[2]):
             yield f"imports {name} against the order of runtime/"
@@ -136,7 +136,7 @@ def test_file_violates_no_rule(path: Path) -> None:
         ("plait.lang.core.x", "import torch"),
         ("plait.cli", "import torch"),
         ("plait.lang.x", "from plait.constrained.compile_service.pool import CompilePool"),
-        ("plait.runtime.batch.x", "from plait.runtime.scheduler.fairness import Fairness"),
+        ("plait.runtime.batch.x", "from plait.runtime.scheduler.policy.fairness import Fairness"),
         ("plait.runtime.executor.x", "from plait.runtime.scheduler import engine_loop"),
         ("plait.runtime.client.x", "from plait.runtime.executor.runner import Runner"),
         ("plait.runtime.x", "import pickle"),

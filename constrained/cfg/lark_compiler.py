@@ -8,6 +8,7 @@ import llguidance
 
 from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.cfg.lark_errors import explain_error
+from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.specs import GrammarError, Lark
 from plait.constrained.vocabulary import Vocabulary
@@ -39,6 +40,14 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
         return ensure_compiles(source, vocabulary)
     except GrammarError as error:
         raise explain_error(error.reason, spec.grammar, _ATTRIBUTES) from None
+
+
+def check_lark(grammar: str) -> None:
+    """Raises GrammarError, with the character index if that is known, for a grammar that does not compile."""
+    check_notation(grammar)
+    check_depth(grammar)
+    if reason := grammar_refusal(llguidance.LLMatcher.grammar_from_lark(grammar)):
+        raise explain_error(reason, grammar, _ATTRIBUTES)
 
 
 def check_notation(grammar: str) -> None:

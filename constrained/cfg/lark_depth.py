@@ -26,7 +26,7 @@ def check_depth(grammar: str) -> None:
 
     >>> check_depth('start: r0\\nr0: "a"')
     """
-    references = _references(grammar)
+    references = references_of(grammar)
     entered = set[str]()
     for root in (_IGNORE, "start"):
         entered.add(root)
@@ -44,7 +44,7 @@ def check_depth(grammar: str) -> None:
             stack.append((iter(references[name]), depth + groups + 1))
 
 
-def _references(grammar: str) -> dict[str, list[_Reference]]:
+def references_of(grammar: str) -> dict[str, list[_Reference]]:
     """Returns the names to which each definition refers, in order; `%ignore` counts as one definition."""
     references: dict[str, list[_Reference]] = {_IGNORE: []}
     current, groups, braces = list[_Reference](), 0, 0

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import re
 
-from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark, Reasoning, Regex, Spec, Structural
+from plait.constrained.specs import (
+    Choices,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    JsonString,
+    Lark,
+    Reasoning,
+    Regex,
+    Spec,
+    Structural,
+)
 
 SMALL_COST = 8192
 _COUNTED_REPEAT = re.compile(r"(\)?)\{(\d{1,9})(?:,(\d{0,9}))?\}")
@@ -51,9 +62,15 @@ def is_small(spec: Spec) -> bool:
 
 
 def _structural_cost(spec: Structural) -> int:
-    schemas = [str(trigger.schema) for trigger in spec.triggers]  # type: ignore[union-attr]
-    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
-    return sum(map(_schema_cost, schemas))
+    cost = spec_cost(spec.otherwise) if spec.otherwise is not None else 0
+    for call in spec.calls:
+        if call.schema is not None:
+            cost += _schema_cost(call.schema)
+        elif isinstance(call.content, JsonString):
+            cost += 8 * spec_cost(call.content.of)
+        elif isinstance(call.content, Regex | Lark):
+            cost += spec_cost(call.content)
+    return cost
 
 
 def _schema_cost(text: str) -> int:

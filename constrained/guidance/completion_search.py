@@ -29,6 +29,7 @@ class Walker(Protocol):
 
     def forced_tokens(self) -> list[int]: ...
     def is_allowed(self, token: int) -> bool: ...
+    def closing_mark(self, text_token: int | None) -> list[int]: ...
     def advance(self, tokens: Sequence[int]) -> bool: ...
     def any_allowed_token(self) -> int | None: ...
     @property
@@ -50,6 +51,7 @@ class CompletionSearch:
         self._closing = {single_byte_tokens[byte] for byte in _CLOSING if byte in single_byte_tokens}
         self._quote, self._escape = single_byte_tokens.get(ord('"')), single_byte_tokens.get(ord("\\"))
         self._string_only_token = single_byte_tokens.get(ord("~"))
+        self._at = single_byte_tokens.get(ord("@"))
 
     def search(self, walker: Callable[[], Walker], limit: int) -> list[int] | None:
         """Returns the shortest completion that the preferences find, at most `limit` tokens; None if they find none.
@@ -71,12 +73,13 @@ class CompletionSearch:
         for _ in range(MAX_STEPS):
             if walker.is_complete:
                 return tokens
-            next_tokens = walker.forced_tokens() or self._choose_token(walker, order, use_counts)
+            next_tokens = walker.forced_tokens() or walker.closing_mark(self._string_only_token)
+            next_tokens = next_tokens or self._choose_token(walker, order, use_counts)
             if not next_tokens or len(tokens) + len(next_tokens) > limit or not walker.advance(next_tokens):
                 return None
             tokens += next_tokens
-            if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
-                use_counts.clear()  # a string ended; its characters must not influence the choices after it
+            if next_tokens == [self._at] or (next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]):
+                use_counts.clear()  # a string, or the name in an address, ended; its characters may come again
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:

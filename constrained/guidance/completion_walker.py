@@ -14,7 +14,10 @@ MAX_SKIPPED = 4  # bytes at the start of a known completion that a guess may dro
 
 
 class LlguidanceWalker:
-    """A copy of a matcher after `tokens`, for CompletionSearch. A number does not exceed its digit limit."""
+    """A copy of a matcher after `tokens`, for CompletionSearch. A number does not exceed its digit limit.
+
+    marks: the tokens of texts that begin and end calls, or parts of calls.
+    """
 
     def __init__(
         self,
@@ -22,8 +25,9 @@ class LlguidanceWalker:
         vocabulary: Vocabulary,
         tokens: Sequence[int],
         is_at_digit_limit: Callable[[Sequence[int]], bool],
+        marks: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._inner, self._vocabulary = inner, vocabulary
+        self._inner, self._vocabulary, self._marks = inner, vocabulary, marks
         self._tokens, self._is_at_digit_limit = list(tokens), is_at_digit_limit
 
     @property
@@ -37,6 +41,19 @@ class LlguidanceWalker:
         if self._inner.validate_tokens([token]) != 1:
             return False
         return not self._vocabulary.number_limiter.continues_number(token) or self._number_may_continue()
+
+    def closing_mark(self, text_token: int | None) -> list[int]:
+        """Returns the tokens of a mark that ends the text that stands here; [] if there is none.
+
+        text_token: a token that is allowed within any text; where it still is behind the mark, this did not end it.
+        """
+        for mark in self._marks:
+            if self._inner.validate_tokens(list(mark)) == len(mark):
+                after = self._inner.deep_copy()
+                after.consume_tokens(list(mark))
+                if text_token is None or after.is_accepting() or after.validate_tokens([text_token]) != 1:
+                    return list(mark)
+        return []
 
     def advance(self, tokens: Sequence[int]) -> bool:
         self._tokens += tokens

@@ -28,9 +28,10 @@ def compile_inner_matcher(text: str, vocabulary: Vocabulary) -> llguidance.LLMat
     return raise_on_error(llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=_limits()))
 
 
-def is_invalid_grammar(text: str) -> bool:
-    """Returns whether llguidance refuses a grammar in its notation, whatever the vocabulary."""
-    return bool(llguidance.LLMatcher.validate_grammar(text, limits=_limits()))
+def grammar_refusal(text: str) -> str:
+    """Returns why llguidance refuses a grammar in its notation, whatever the vocabulary; "" if it does not."""
+    error = llguidance.LLMatcher.validate_grammar(text, limits=_limits())
+    return _first_line(error) if error else ""
 
 
 def _limits() -> llguidance.LLParserLimits:

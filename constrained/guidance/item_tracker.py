@@ -10,14 +10,16 @@ immutable, so a text that is rolled back returns to an older one.
 from __future__ import annotations
 
 import json
+import re
 from typing import NamedTuple
 
 from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
 from plait.constrained.specs import GrammarError
 
-VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER = range(7)
+VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER, OUTSIDE = range(8)
 _SPACES = b" \t\r\n"
-_LITERALS = (b"true", b"false", b"null")
+_LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
+_STRING_OR_PYTHON = re.compile(rb'"(?:\\.|[^"\\])*"|True|False|None')
 
 
 class Frame(NamedTuple):
@@ -34,13 +36,21 @@ class Frame(NamedTuple):
 
 
 class State(NamedTuple):
-    """The place in a text of `length` bytes. `escaped`: a backslash precedes, in a string."""
+    """The place in a text of `length` bytes. `escaped`: a backslash precedes, in a string.
+
+    Outside of JSON, `node` is a place of a structure of calls (call_tracker.py), and `start` that from which it counts.
+    """
 
     mode: int = VALUE
     frame: Frame | None = None
     length: int = 0
     escaped: bool = False
     start: int = 0  # of the current scalar
+    node: int = 0
+
+    def at(self, mode: int, frame: Frame | None, length: int, start: int = 0) -> State:
+        """Returns a later state of the same value."""
+        return State(mode, frame, length, start=start, node=self.node)
 
 
 class ItemTracker:
@@ -49,6 +59,10 @@ class ItemTracker:
     def __init__(self, paths: UniquePaths) -> None:
         self._paths = paths
         self.with_many_items: set[Nodes] = set()  # arrays that were found to have many possible items
+
+    def first_state(self) -> State:
+        """Returns the state at the start of a text."""
+        return State()
 
     def advance(self, state: State, text: bytes) -> State | None:
         """Returns the state after all of `text`, of which `state` has read a beginning; None if an item is repeated.
@@ -59,8 +73,11 @@ class ItemTracker:
         """
         after: State | None = state
         while after is not None and after.length < len(text):
-            after = self._string(after, text) if after.mode in (STRING, NAME) else self._byte(after, text)
+            after = self._step(after, text)
         return after
+
+    def _step(self, state: State, text: bytes) -> State | None:
+        return self._string(state, text) if state.mode in (STRING, NAME) else self._byte(state, text)
 
     def _string(self, state: State, text: bytes) -> State | None:
         at, end = state.length, len(text)
@@ -76,59 +93,63 @@ class ItemTracker:
         if state.mode == NAME:
             assert state.frame is not None
             name = json.loads(text[state.start : quote + 1])
-            return State(COLON, state.frame._replace(name=name), quote + 1)
-        return self._end_value(state.frame, text, quote + 1)
+            return state.at(COLON, state.frame._replace(name=name), quote + 1)
+        return self._end_value(state, state.frame, text, quote + 1)
 
     def _byte(self, state: State, text: bytes) -> State | None:
         at, byte, frame = state.length, text[state.length : state.length + 1], state.frame
         if state.mode == SCALAR:
             if byte in b",]}" or byte in _SPACES:
-                return self._end_value(frame, text, at)
+                return self._end_value(state, frame, text, at)
             if text[state.start : at + 1] in _LITERALS:
-                return self._end_value(frame, text, at + 1)
+                return self._end_value(state, frame, text, at + 1)
             return state._replace(length=at + 1)
         if byte in _SPACES:
             return state._replace(length=at + 1)
         if byte in b"]}":
             assert frame is not None
-            return self._end_value(frame.outer, text, at + 1)
+            return self._end_value(state, frame.outer, text, at + 1)
         if byte == b",":
             assert frame is not None
             opened = frame._replace(position=frame.position + 1, start=-1)
-            return State(VALUE if frame.is_array else KEY, opened, at + 1)
+            return state.at(VALUE if frame.is_array else KEY, opened, at + 1)
         if byte == b":":
-            return State(VALUE, frame, at + 1)
+            return state.at(VALUE, frame, at + 1)
         if state.mode == KEY:
-            return State(NAME, frame, at + 1, start=at)
-        return self._begin_value(frame, byte, at)
+            return state.at(NAME, frame, at + 1, start=at)
+        return self._begin_value(state, frame, byte, at)
 
-    def _begin_value(self, frame: Frame | None, byte: bytes, at: int) -> State:
+    def _begin_value(self, state: State, frame: Frame | None, byte: bytes, at: int) -> State:
         if frame is not None and frame.is_array:
             frame = frame._replace(start=at)
         if byte in b"[{":
-            nodes = self._inner_nodes(frame)
+            nodes = self._inner_nodes(state, frame)
             seen = () if byte == b"[" and self._paths.is_unique(nodes) else None
-            return State(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
-        return State(STRING if byte == b'"' else SCALAR, frame, at + 1, start=at)
+            return state.at(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
+        return state.at(STRING if byte == b'"' else SCALAR, frame, at + 1, start=at)
 
-    def _inner_nodes(self, frame: Frame | None) -> Nodes:
+    def _inner_nodes(self, state: State, frame: Frame | None) -> Nodes:
         if frame is None:
-            return self._paths.start
+            return self._first_nodes(state)
         if frame.is_array:
             return self._paths.item(frame.nodes, frame.position)
         return self._paths.property(frame.nodes, frame.name)
 
-    def _end_value(self, frame: Frame | None, text: bytes, end: int) -> State | None:
+    def _first_nodes(self, state: State) -> Nodes:
+        """Returns the nodes of the whole value."""
+        return self._paths.start
+
+    def _end_value(self, state: State, frame: Frame | None, text: bytes, end: int) -> State | None:
         if frame is not None and frame.seen is not None:
             item = text[frame.start : end]
             try:
-                value = comparable(json.loads(item, parse_int=float))
+                value = comparable(json.loads(_as_json(item), parse_int=float))
             except RecursionError:
                 raise GrammarError("an item that may not be repeated is nested too deeply to be compared") from None
             if value in frame.values:
                 return None
             frame = frame._replace(seen=(*frame.seen, item), values=frame.values | {value}, start=-1)
-        return State(AFTER, frame, end)
+        return state.at(AFTER, frame, end)
 
 
 def unique_frame(state: State) -> Frame | None:
@@ -154,6 +175,14 @@ def rests_of_seen(state: State, text: bytes) -> list[bytes]:
             rests += [item[len(partial) :] for item in frame.seen if item.startswith(partial)]
         frame, is_inner = frame.outer, False
     return rests
+
+
+def _as_json(item: bytes) -> bytes:
+    """Returns an item with the literals of JSON, if it has those of Python."""
+    if not any(literal in item for literal in _LITERALS[3:]):
+        return item
+    as_json = {b"True": b"true", b"False": b"false", b"None": b"null"}
+    return _STRING_OR_PYTHON.sub(lambda found: as_json.get(found[0], found[0]), item)
 
 
 def comparable(value: object) -> object:

@@ -29,11 +29,12 @@ class JsonRegions(NamedTuple):
     """Where a text contains JSON: after each begin marker.
 
     Without `free_text`, a text that does not begin with a marker is JSON from its first byte. Without `delimiters` the
-    whole text is JSON.
+    whole text is JSON; with `is_unknown` it is not known where there is any.
     """
 
     delimiters: tuple[JsonDelimiters, ...] = ()
     free_text: bool = False
+    is_unknown: bool = False
 
 
 ALL_JSON = JsonRegions()
@@ -47,6 +48,8 @@ def ends_in_string(text: bytes, json_regions: JsonRegions = ALL_JSON) -> bool:
     >>> ends_in_string(b'["1'), ends_in_string(b'["1", 1')
     (True, False)
     """
+    if json_regions.is_unknown:
+        return False
     at, is_first = 0, True
     places = [text.find(call.begin) for call in json_regions.delimiters]
     while True:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 import llguidance
 import msgspec
 import numpy as np
 
-from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.grammar import Grammar, Matcher, mask_words
+from plait.constrained.guidance.call_tracker import CallTexts, CallTracker, spell_control
 from plait.constrained.guidance.inner_matcher import (
     DEAD_END,
     EMPTY_LANGUAGE,
@@ -22,6 +23,7 @@ from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher, UniqueItemsMatcher
 from plait.constrained.guidance.mask_cache import MaskCache
 from plait.constrained.guidance.unique_items import UniqueItems
+from plait.constrained.json_schema.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.json_schema.unique_paths import UniquePaths
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
@@ -39,10 +41,15 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     full_check_schemas: tuple[str, ...] = ()  # JSON schemas that the finished text is validated against
     segments: tuple[Segment, ...] = ()  # the parts of a structural text, each with its schema
     max_digits: int = 0  # digits of a number in JSON, unless the schema requires more; 0: no bound
-    json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON in the text
+    json_delimiters: (
+        tuple[tuple[bytes, bytes], ...] | None
+    ) = ()  # the markers around each kind of JSON; None: not known
     free_text: bool = False  # whether other text may surround the delimited JSON
     warnings: tuple[str, ...] = ()
+    control_tokens: tuple[tuple[str, int], ...] = ()  # (text in `marks`, id) of those that the grammar refers to
+    marks: tuple[str, ...] = ()  # texts that begin and end calls and their parts, for completions
     unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
+    calls: CallTexts | None = None  # the calls of a structural text, if their arrays must not repeat items
 
 
 class LlguidanceGrammar(Grammar):
@@ -68,11 +75,17 @@ class LlguidanceGrammar(Grammar):
         self._full_check_schemas = source.full_check_schemas
         self._segments = source.segments
         self._max_digits = source.max_digits
-        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in source.json_delimiters)
-        self._json_regions = JsonRegions(delimiters, source.free_text)
+        delimiters = tuple(JsonDelimiters(begin, end) for begin, end in source.json_delimiters or ())
+        self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
+        self.control_texts = {token: spell_control(token) for _, token in source.control_tokens}
+        self.marks = [_spelled(mark, source.control_tokens, vocabulary) for mark in source.marks]
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
-        self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items))) if source.unique_items else None
+        self._item_tracker: ItemTracker | None = None
+        if source.unique_items:
+            self._item_tracker = ItemTracker(UniquePaths(json.loads(source.unique_items)))
+        elif source.calls is not None:
+            self._item_tracker = CallTracker(source.calls)
         self._prototype = compile_inner_matcher(self._text, vocabulary)
         try:
             matcher = self.matcher()
@@ -91,7 +104,7 @@ class LlguidanceGrammar(Grammar):
     def matcher(self) -> Matcher:
         if self._item_tracker is None:
             return LlguidanceMatcher(self)
-        return UniqueItemsMatcher(self, UniqueItems(self._item_tracker, self.vocabulary))
+        return UniqueItemsMatcher(self, UniqueItems(self._item_tracker, self.vocabulary, self.control_texts))
 
     def check(self, text: str) -> str | None:
         if self.unchecked and self._segments:
@@ -104,7 +117,8 @@ class LlguidanceGrammar(Grammar):
         """Returns whether the text of `tokens` ends in a JSON number that has the maximum number of digits."""
         if not self._max_digits:
             return False
-        return self.vocabulary.number_limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions)
+        limiter = self.vocabulary.number_limiter
+        return limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions, self.control_texts)
 
     def new_inner_matcher(self) -> llguidance.LLMatcher:
         """Returns llguidance's matcher at the start of a text; it shares its lexer with the other matchers."""
@@ -117,6 +131,13 @@ class LlguidanceGrammar(Grammar):
         if tokens:
             inner.consume_tokens(tokens)
         return raise_on_error(inner)
+
+
+def _spelled(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
+    """Returns the tokens of a mark, in which some texts are control tokens."""
+    ids = dict(sorted(control_tokens, key=lambda pair: -len(pair[0])))
+    parts = re.split(f"({'|'.join(map(re.escape, ids))})", mark) if ids else [mark]
+    return [token for part in parts for token in ([ids[part]] if part in ids else vocabulary.encode(part))]
 
 
 def ensure_compiles(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
 T = TypeVar("T")
+CONTROL_TOKEN = b"\xff"  # before the id of a control token in what llguidance forces; no text has this byte
 RETOKENIZE_SLACK = 64  # tokens by which retokenizing may shorten a completion
 
 
@@ -59,7 +60,9 @@ class LlguidanceMatcher(Matcher):
                 return False
             self._num_eos += 1
             return True
-        if self._num_eos or not 0 <= token < len(grammar.vocabulary) or not grammar.vocabulary.token_bytes[token]:
+        if self._num_eos or not 0 <= token < len(grammar.vocabulary):
+            return False
+        if not grammar.vocabulary.token_bytes[token] and token not in grammar.control_texts:
             return False
         if self._continues_long_number(token):
             return False
@@ -114,7 +117,10 @@ class LlguidanceMatcher(Matcher):
                 self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
 
     def forced_bytes(self) -> bytes:
-        return b"" if self.is_accepting else self._query(lambda inner: bytes(inner.compute_ff_bytes()))
+        if self.is_accepting:
+            return b""
+        forced = self._query(lambda inner: bytes(inner.compute_ff_bytes()))
+        return forced.partition(CONTROL_TOKEN)[0] if self._grammar.control_texts else forced
 
     def forced_tokens(self) -> list[int]:
         return [] if self.is_accepting else self._query(lambda inner: list(inner.compute_ff_tokens()))
@@ -161,7 +167,8 @@ class LlguidanceMatcher(Matcher):
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar = self._grammar
-        return LlguidanceWalker(self._inner.deep_copy(), grammar.vocabulary, self._tokens, grammar.is_at_digit_limit)
+        inner = self._inner.deep_copy()
+        return LlguidanceWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, grammar.marks)
 
     def _continues_long_number(self, token: int) -> bool:
         """Returns whether the token would continue a number that must end here."""
@@ -175,6 +182,8 @@ class LlguidanceMatcher(Matcher):
     def _retokenize(self, tokens: list[int]) -> list[int]:
         """Returns the tokenizer's own tokens for the text of `tokens` if they are fewer and allowed; else `tokens`."""
         vocabulary = self._grammar.vocabulary
+        if not self._grammar.control_texts.keys().isdisjoint(tokens):
+            return tokens
         text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
         retokenized = list(vocabulary.encode(text))
         inner = self._inner.deep_copy()
@@ -255,4 +264,5 @@ class UniqueItemsMatcher(LlguidanceMatcher):
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar, inner = self._grammar, self._inner.deep_copy()
-        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, self._items.copy())
+        items, is_at_limit = self._items.copy(), grammar.is_at_digit_limit
+        return UniqueItemsWalker(inner, grammar.vocabulary, self._tokens, is_at_limit, items, grammar.marks)

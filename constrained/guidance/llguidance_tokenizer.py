@@ -26,8 +26,9 @@ class _TokenizerAdapter:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_ids[0]
-        self.tokens = vocabulary.token_bytes
-        self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
+        self.special_token_ids = [i for i, token in enumerate(vocabulary.token_bytes) if not token]
+        # Tokens without a text need one each, or a mask that has one of them has all.
+        self.tokens = [token or b"<%d>" % i for i, token in enumerate(vocabulary.token_bytes)]
         self._encode = vocabulary.encode
 
     def __call__(self, text: str) -> Sequence[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -41,11 +41,15 @@ class NumberLimiter:
         return bool(self._continues[token])
 
     def is_at_digit_limit(
-        self, tokens: Sequence[int], max_digits: int = MAX_DIGITS, json_regions: JsonRegions = ALL_JSON
+        self,
+        tokens: Sequence[int],
+        max_digits: int = MAX_DIGITS,
+        json_regions: JsonRegions = ALL_JSON,
+        control_texts: Mapping[int, bytes] | None = None,
     ) -> bool:
         """Returns whether the text of `tokens` ends in a number that has `max_digits` digits already.
 
-        `json_regions` says where the text contains JSON.
+        `json_regions` says where the text contains JSON; `control_texts`, what control tokens count as in it.
         """
         if not tokens or not self._ends_in_digit[tokens[-1]]:
             return False
@@ -56,7 +60,10 @@ class NumberLimiter:
                 break
         if _at_limit_pattern(max_digits).search(end) is None:
             return False
-        return not ends_in_string(b"".join(self._token_bytes[token] for token in tokens), json_regions)
+        texts = control_texts or {}
+        return not ends_in_string(
+            b"".join(texts.get(token) or self._token_bytes[token] for token in tokens), json_regions
+        )
 
     def forbid_continuation(self, mask: NDArray[np.int32]) -> None:
         """Removes the tokens that continue a number from `mask`, int32 [ceil(V/32)], if other tokens remain.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from weakref import WeakKeyDictionary
 
@@ -14,14 +14,22 @@ import numpy.typing as npt
 
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
-from plait.constrained.guidance.item_tracker import SCALAR, STRING, ItemTracker, State, rests_of_seen, unique_frame
+from plait.constrained.guidance.item_tracker import (
+    OUTSIDE,
+    SCALAR,
+    STRING,
+    ItemTracker,
+    State,
+    rests_of_seen,
+    unique_frame,
+)
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
 _DELIMITERS = re.compile(rb"[\[\]{},: \t\r\n]")
 _SCALAR_AND_SPACE = re.compile(rb'[^"]*[0-9el][ \t\r\n]')
-_LITERALS = (b"true", b"false", b"null")
+_LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
 _LITERAL_ENDS = frozenset(literal[at:] for literal in _LITERALS for at in range(len(literal)))
 
 Bits = npt.NDArray[np.uint32]  # of a mask
@@ -93,23 +101,29 @@ def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
 
 
 class UniqueItems:
-    """The items of one text so far. `text` and the states grow and shrink with the tokens of the matcher."""
+    """The items of one text so far. `text` and the states grow and shrink with the tokens of the matcher.
 
-    def __init__(self, tracker: ItemTracker, vocabulary: Vocabulary) -> None:
-        self._tracker, self._vocabulary = tracker, vocabulary
+    control_texts: what the control tokens of the grammar count as in the text.
+    """
+
+    def __init__(self, tracker: ItemTracker, vocabulary: Vocabulary, control_texts: Mapping[int, bytes]) -> None:
+        self._tracker, self._vocabulary, self._control_texts = tracker, vocabulary, control_texts
         self._tokens = item_tokens(vocabulary)
         self._text = b""
-        self._states = [State()]
+        self._states = [tracker.first_state()]
 
     def copy(self) -> UniqueItems:
         """Returns a copy that does not know how to go back."""
-        other = UniqueItems(self._tracker, self._vocabulary)
+        other = UniqueItems(self._tracker, self._vocabulary, self._control_texts)
         other._text, other._states = self._text, self._states[-1:]
         return other
 
+    def _spelled(self, token: int) -> bytes:
+        return self._control_texts.get(token) or self._vocabulary.token_bytes[token]
+
     def accept(self, token: int) -> None:
         """Appends a token that repeats no item."""
-        text = self._text + self._vocabulary.token_bytes[token]
+        text = self._text + self._spelled(token)
         state = self._tracker.advance(self._states[-1], text)
         assert state is not None, "the token was not checked"
         self._text = text
@@ -122,7 +136,7 @@ class UniqueItems:
 
     def repeats(self, tokens: Iterable[int]) -> bool:
         """Returns whether an item would be a repetition after these tokens."""
-        return self.repeats_text(b"".join(self._vocabulary.token_bytes[token] for token in tokens))
+        return self.repeats_text(b"".join(map(self._spelled, tokens)))
 
     def repeats_text(self, data: bytes) -> bool:
         """Returns whether an item would be a repetition after these bytes."""
@@ -133,7 +147,7 @@ class UniqueItems:
 
         The second is not searched in arrays that were seen to have many possible items, such as any strings.
         """
-        text = self._text + self._vocabulary.token_bytes[token]
+        text = self._text + self._spelled(token)
         state = self._tracker.advance(self._states[-1], text)
         if state is None:
             return True
@@ -162,7 +176,7 @@ class UniqueItems:
                     self._tracker.with_many_items.add(frame.nodes)
                 return True
             for token in tokens:
-                longer = text + self._vocabulary.token_bytes[token]
+                longer = text + self._spelled(token)
                 reached = self._tracker.advance(state, longer)
                 if reached is None:
                     continue
@@ -183,6 +197,8 @@ class UniqueItems:
     def _suspects(self, bits: Bits) -> Iterable[int]:
         """Returns the tokens that may be blocked here; all others are not. `bits`: those that the grammar allows."""
         state, known = self._states[-1], self._tokens
+        if state.mode == OUTSIDE:
+            return ()
         frame = unique_frame(state)
         if frame is None:
             return _tokens_of(bits & known.repeats)
@@ -234,8 +250,9 @@ class UniqueItemsWalker(LlguidanceWalker):
         tokens: Sequence[int],
         is_at_digit_limit: Callable[[Sequence[int]], bool],
         items: UniqueItems,
+        marks: Sequence[Sequence[int]] = (),
     ) -> None:
-        super().__init__(inner, vocabulary, tokens, is_at_digit_limit)
+        super().__init__(inner, vocabulary, tokens, is_at_digit_limit, marks)
         self._items = items
 
     def forced_tokens(self) -> list[int]:

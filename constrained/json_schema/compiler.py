@@ -1,4 +1,4 @@
-"""Compiles JsonSchema, JsonObject and Structural: rewrites schemas, then writes them as grammars for llguidance.
+"""Compiles JsonSchema and JsonObject: rewrites schemas, then writes them as grammars for llguidance.
 
 llguidance allows a property name that is not listed to be spelled with `\\u` escapes even if it then equals a listed
 name. So these escapes are not allowed at all, and every text has one spelling.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import llguidance
 
-from plait.constrained.full_validation import Segment
-from plait.constrained.guidance.inner_matcher import is_invalid_grammar
+from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
@@ -24,8 +23,11 @@ from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bo
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
-from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords
 from plait.constrained.vocabulary import Vocabulary
+
+Style: TypeAlias = JsonSchema | JsonObject | Elements | Keywords
+"""A spec that says how JSON is written."""
 
 _ESCAPES = 'nrbtf\\"'
 _WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
@@ -37,6 +39,7 @@ _NOT_COMBINED = (
     "Unsatisfiable schema",
     "patternProperty regexes",
 )
+_WITHIN = "failed to compile JSON schema: "  # how llguidance's reason begins for a schema within a Lark grammar
 
 
 def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlguidanceSource:
@@ -48,13 +51,13 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
         (grammar,) = _grammars(rewritten.schema, spec)
         return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
-    rewritten = _rewritten(spec)
+    rewritten = rewritten_schema(spec)
     reason = None
     if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
         try:
             return _compile_rewritten(rewritten, spec, vocabulary)
         except _CannotCombine as error:
-            reason, rewritten = error.reason, _rewritten(spec)
+            reason, rewritten = error.reason, rewritten_schema(spec)
     try:
         combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
         return _compile_rewritten(combined, spec, vocabulary, is_combined=True)
@@ -69,7 +72,8 @@ class _CannotCombine(GrammarError):
     """Raised if llguidance cannot combine the conjunctions of a schema; `combine_conjunctions` may."""
 
 
-def _rewritten(spec: JsonSchema) -> RewrittenSchema:
+def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
+    """Rewrites the schema of a spec; it keeps `uniqueItems`. Raises GrammarError."""
     return rewrite_schema(
         spec.text,
         annotations=spec.annotations,
@@ -119,99 +123,64 @@ def _first_compiled(
     raise error or AssertionError("every schema has a grammar")
 
 
-def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
-    """Compiles free text that contains calls.
+@dataclass(frozen=True)
+class JsonRules:
+    """The Lark rules of JSON values, from the rule `start` on. unchecked, warnings: as in RewrittenSchema. unique: what
+    `extract_unique_items` returned."""
 
-    A lazy terminal for each trigger matches the free text up to and including the first `begin` of any kind; the free
-    text after the last call is the complement of all texts that contain a `begin`.
+    start: str
+    rules: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unique: dict[str, Any] | None = None
 
-    >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
+
+def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
+    """Returns the rules of the values of a schema, as part of a larger grammar.
+
+    Raises GrammarError with the JSON pointer of a keyword that is not supported.
     """
-    triggers = [trigger for trigger in spec.triggers if isinstance(trigger, Trigger)]
-    rules, calls, unchecked, warnings = _call_rules(triggers, spec)
-    any_begin = "|".join(_regex_literal(trigger.begin) for trigger in triggers)
-    tail = " TAIL" if spec.free_text else ""
-    at_most = "" if spec.at_most is None else spec.at_most
-    if spec.otherwise is None:
-        rules.insert(0, f"start: call{{{spec.at_least},{at_most}}}{tail}")
-    else:
-        otherwise_rules, otherwise_unchecked, otherwise_warnings = _alternative_rules(spec.otherwise)
-        unchecked += otherwise_unchecked
-        warnings += otherwise_warnings
-        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", *otherwise_rules]
-    rules.append(f"call: {' | '.join(calls)}")
-    if spec.free_text:
-        rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
-    schemas = [str(trigger.schema) for trigger in triggers]
-    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
-    segments = tuple(Segment(trigger.begin, str(trigger.schema), trigger.end) for trigger in triggers)
-    return ensure_compiles(
-        LlguidanceSource(
-            llguidance.LLMatcher.grammar_from_lark("\n".join(rules)),
-            tuple(unchecked),
-            segments=segments if unchecked else (),
-            max_digits=max(map(digit_limit, schemas)),
-            json_delimiters=tuple((trigger.begin, trigger.end) for trigger in triggers),
-            free_text=spec.free_text,
-            warnings=tuple(dict.fromkeys(warnings)),
-        ),
-        vocabulary,
-    )
-
-
-def _call_rules(triggers: list[Trigger], spec: Structural) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Returns (Lark rules of the triggers, the call of each as a Lark expression, unchecked pointers, warnings).
-
-    Raises GrammarError with the pointer of the schema that is refused.
-    """
-    rules, calls, unchecked, warnings = list[str](), list[str](), list[str](), list[str]()
-    before = "/(?s:.*)/ " if spec.free_text else ""
-    for index, trigger in enumerate(triggers):
-        pointer = f"/triggers/{index}/schema"
-        try:
-            rewritten = rewrite_schema(
-                str(trigger.schema),
-                annotations=spec.annotations,
-                lenient=spec.lenient,
-                strict_formats=spec.strict_formats,
-            )
-        except GrammarError as error:
-            where = error.where if isinstance(error.where, str) else ""
-            raise GrammarError(error.reason, pointer + where) from None
-        unchecked += [pointer + inner for inner in rewritten.unchecked]
-        warnings += rewritten.warnings
-        rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules += _value_rules(rewritten.schema, spec, f"value{index}")
-        calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
-    return rules, calls, unchecked, warnings
-
-
-def _alternative_rules(spec: JsonSchema | JsonObject) -> tuple[list[str], list[str], tuple[str, ...]]:
-    """Returns the rules of the value that may replace the calls, the pointers that it leaves unchecked, and its
-    warnings."""
     if isinstance(spec, JsonObject):
-        return _value_rules({} if spec.any_value else {"type": "object"}, spec, "otherwise"), [], ()
+        return JsonRules(start, tuple(schema_rules({} if spec.any_value else {"type": "object"}, spec, start)))
+    rewritten = rewritten_schema(spec)
+    schema = rewritten.schema
+    unique = extract_unique_items(schema)
     try:
-        rewritten = rewrite_schema(
-            spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
-        )
+        rules = schema_rules(schema, spec, start)
     except GrammarError as error:
-        raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
-    unchecked = [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
-    return _value_rules(rewritten.schema, spec, "otherwise"), unchecked, rewritten.warnings
+        raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
+    return JsonRules(start, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)
 
 
-def _value_rules(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural, start: str) -> list[str]:
-    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`."""
-    for form in _forms(schema, spec):
-        if isinstance(form, dict):
-            return [f"{start}: %json {json.dumps(with_options(form, spec))}"]
-        if not is_invalid_grammar(str(llguidance.LLMatcher.grammar_from_lark("\n".join(form)))):
-            return [f"{start}: %lark {{", *form, "}"]
-    raise AssertionError("the last form is a JSON schema")
+def schema_rules(schema: dict[str, Any], style: Style, start: str) -> list[str]:
+    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`. Raises GrammarError."""
+    reason = ""
+    with_cases = any(name in json.dumps(schema) for name in ('"anyOf"', '"allOf"'))
+    if not (with_cases and is_large(schema)):
+        rules, reason = _first_valid(schema, style, start)
+        if rules is not None:
+            return rules
+        if not reason.startswith(_NOT_COMBINED):
+            raise GrammarError(reason)
+    rules, refusal = _first_valid(combine_conjunctions(schema), style, start)
+    if rules is None:
+        raise GrammarError(reason or refusal)
+    return rules
 
 
-def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
+def _first_valid(schema: dict[str, Any], style: Style, start: str) -> tuple[list[str] | None, str]:
+    """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
+    reason = "it has no form as literals of Python"
+    for form in _forms(schema, style):
+        body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
+        rules = [f"{start}: {body[0]}", *body[1:]]
+        reason = grammar_refusal(llguidance.LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules])))
+        if not reason:
+            return rules, ""
+    return None, reason.rpartition(_WITHIN)[2]
+
+
+def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:
     """Adds llguidance's options to a rewritten `schema`: white space as in `spec`, one spelling for each text."""
     options: dict[str, Any] = {
         "whitespace_flexible": spec.whitespace,
@@ -234,7 +203,7 @@ def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator
             yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(form, spec))))
 
 
-def _forms(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> Iterator[list[str] | dict[str, Any]]:
+def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str, Any]]:
     """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile."""
     for combine in (dict[str, Any], combine_conjunctions):
         try:
@@ -244,6 +213,7 @@ def _forms(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -
                 partial(with_options, spec=spec),
                 (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
                 has_space=spec.whitespace,
+                in_python=isinstance(spec, Keywords),
             )
         except (NotWritten, GrammarError):
             continue
@@ -251,17 +221,14 @@ def _forms(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -
         if rules is None:
             return
         break
-    yield with_closed_bounds(schema)
+    if not isinstance(spec, Keywords):
+        yield with_closed_bounds(schema)
 
 
 def _rejects(schema: Schema) -> bool:
     if isinstance(schema, bool):
         return not schema
-    return is_large(schema) or all(map(is_invalid_grammar, _grammars(schema, JsonObject())))
-
-
-def _regex_literal(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
+    return is_large(schema) or all(map(grammar_refusal, _grammars(schema, JsonObject())))
 
 
 def _clarify_reason(reason: str) -> str:

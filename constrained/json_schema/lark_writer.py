@@ -35,8 +35,10 @@ _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
 _OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
 _NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
+_ANY = ""  # the name of the rule of any value of Python
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
+_ZEROS = r"/\.0+/"  # behind an integer
 _PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
     "null": '"null"',
@@ -58,20 +60,22 @@ def write_lark(
     *,
     has_space: bool = False,
     wide_from: int = WIDE_FROM,
+    in_python: bool = False,
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
     with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
     array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
-    wide_from: the number of optional properties from which an object is wide. Raises NotWritten.
+    wide_from: the number of optional properties from which an object is wide. in_python: null, true and false are
+    written as None, True and False. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
     only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
     """
-    writer = _Writer(schema, with_options, separators, has_space, wide_from)
-    return writer.rules() if writer.is_needed else None
+    writer = _Writer(schema, with_options, separators, has_space, wide_from, in_python)
+    return writer.rules() if writer.is_needed or in_python else None
 
 
 def with_closed_bounds(schema: Any) -> Any:
@@ -115,10 +119,11 @@ class _Writer:
         separators: tuple[str, str],
         has_space: bool,
         wide_from: int,
+        in_python: bool,
     ) -> None:
         self._definitions: dict[str, Schema] = schema.get("$defs", {})
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
-        self._with_options, self._wide_from = with_options, wide_from
+        self._with_options, self._wide_from, self._in_python = with_options, wide_from, in_python
         self._gap = " SPACE? " if has_space else ""
         self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
         self._sequences = Sequences(self._separator, self._rule)
@@ -157,6 +162,8 @@ class _Writer:
 
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
+        if self._in_python:
+            return not _is_json_and_python(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
             for part in _parts(schema)
@@ -185,6 +192,8 @@ class _Writer:
             if key not in self._numbers:
                 self._numbers[key] = self._number([schema], is_integer=schema["type"] in ("integer", ["integer"]))
             return self._numbers[key]
+        if self._in_python and (schema is True or schema == {}):
+            return self._definition(_ANY)
         if schema is True or not self._leads(schema):
             return self._leaf(schema)
         if schema.keys() == {"$ref"}:
@@ -202,7 +211,7 @@ class _Writer:
     def _definition(self, name: str) -> str:
         if name not in self._names:
             self._names[name] = rule = f"d{len(self._names)}"
-            body = self._schema(self._definitions[name])
+            body = self._by_kind({}) if name == _ANY else self._schema(self._definitions[name])
             if body is None:
                 raise NotWritten
             self._rules.append(f"{rule}: {body}")
@@ -224,15 +233,20 @@ class _Writer:
         parts, rest = [schema, *schema.get("allOf", ())], kinds_of([schema])
         options: list[str | None] = []
         if any("enum" in part for part in parts):
-            return self._leaf(_listed(schema, parts))
+            listed = _listed(schema, parts)
+            return self._leaf(listed) if not self._in_python else self._literals(listed)
         number = next((kind for kind in rest if kind in ("integer", "number")), None)
         if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
             options.append(self._number(parts, is_integer=number == "integer"))
             rest.remove(number)
         for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
             about = {name: schema[name] for name in names if name in schema}
-            if kind in rest and (self._is_wide(schema) or self._leads(about)):
+            if kind in rest and (self._in_python or self._is_wide(schema) or self._leads(about)):
                 options.append(write(about))
+                rest.remove(kind)
+        for kind, texts in (("null", '"None"'), ("boolean", "/True|False/")) if self._in_python else ():
+            if kind in rest:
+                options.append(self._terminal(texts))
                 rest.remove(kind)
         if rest:
             left = {k: v for k, v in schema.items() if not (k in _OF_OBJECTS and "object" not in rest)}
@@ -240,6 +254,22 @@ class _Writer:
             left = {k: v for k, v in left.items() if not (k in BOUNDS and number not in rest)}
             options.append(self._leaf({**left, "type": rest}))
         return self._choice(options)
+
+    def _literals(self, schema: Schema) -> str | None:
+        """Returns the expression of listed values as literals of Python."""
+        if not isinstance(schema, dict):
+            return None
+        if schema.keys() - {"enum", "allOf", "type"} or schema.get("allOf"):
+            raise NotWritten
+        return self._choice([self._literal(value) for value in schema["enum"]])
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, dict):
+            members = [f"{_text(_text(name))} {self._colon} {self._literal(inner)}" for name, inner in value.items()]
+            return f'"{{" {self._gap} {f" {self._separator} ".join(members)} {self._gap} "}}"'
+        if isinstance(value, list):
+            return f'"[" {self._gap} {f" {self._separator} ".join(map(self._literal, value))} {self._gap} "]"'
+        return _text(repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False))
 
     def _leaf(self, schema: Schema) -> str | None:
         """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
@@ -276,7 +306,11 @@ class _Writer:
         multiples = multiples_of(step)
         if multiples is not None:
             return self._terminal(f"/{pattern}/ & /{multiples}/")
-        return self._leaf({"type": "integer" if is_integer else "number", "anyOf": multiples_within(numbers, step)})
+        has_integers_only = is_integer or step.denominator == 1
+        leaf = self._leaf(
+            {"type": "integer" if has_integers_only else "number", "anyOf": multiples_within(numbers, step)}
+        )
+        return self._rule(f"{leaf} {self._terminal(_ZEROS)}?") if has_integers_only and not is_integer else leaf
 
     def _array(self, schema: dict[str, Any]) -> str | None:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -356,13 +390,21 @@ def _simple_terminal(schema: dict[str, Any]) -> str | None:
     return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
 
 
+def _is_json_and_python(schema: Schema) -> bool:
+    """Returns whether a schema allows only strings and numbers, which JSON and Python write alike, without listing."""
+    if not isinstance(schema, dict) or not schema.keys().isdisjoint(("$ref", "anyOf")):
+        return schema is False
+    parts = [schema, *schema.get("allOf", ())]
+    return {"string", "number", "integer"}.issuperset(kinds_of(parts)) and all("enum" not in part for part in parts)
+
+
 def _is_bounded_number(schema: dict[str, Any]) -> bool:
     is_number = schema.get("type") in ("integer", "number", ["integer"], ["number"])
     return is_number and len(schema) > 1 and schema.keys() <= _NUMERIC
 
 
 def _has_own_pattern(schema: dict[str, Any]) -> bool:
-    if schema.keys().isdisjoint(BOUNDS):
+    if schema.keys().isdisjoint((*BOUNDS, "multipleOf")):
         return False
     kinds = ["number"] if schema.get("type") == "number" else kinds_of([schema])
     return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))

@@ -81,53 +81,56 @@ class UniquePaths:
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        self._definitions: dict[str, Any] = schema.get("$defs", {})
-        self._nodes: list[dict[str, Any]] = []
+        self._nodes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # a part of a schema, and its definitions
         self._indices: dict[int, int] = {}
-        self.start = self._nodes_of([schema])
+        self.start = self.add(schema)
         self.property = lru_cache(maxsize=4096)(self._property)
         self.item = lru_cache(maxsize=4096)(self._item)
 
+    def add(self, schema: dict[str, Any]) -> Nodes:
+        """Returns the nodes of a value of one more schema, which has definitions of its own."""
+        return self._nodes_of([schema], schema.get("$defs", {}))
+
     def is_unique(self, nodes: Nodes) -> bool:
-        return any("uniqueItems" in self._nodes[index] for index in nodes)
+        return any("uniqueItems" in self._nodes[index][0] for index in nodes)
 
     def _property(self, nodes: Nodes, name: str) -> Nodes:
         found: list[dict[str, Any]] = []
-        for part in (self._nodes[index] for index in nodes):
+        for part, _ in (self._nodes[index] for index in nodes):
             found += part.get("patternProperties", {}).values()  # whether or not it matches
             if name in part.get("properties", {}):
                 found.append(part["properties"][name])
             elif "additionalProperties" in part:
                 found.append(part["additionalProperties"])
-        return self._nodes_of(found)
+        return self._nodes_of(found, self._nodes[nodes[0]][1]) if nodes else ()
 
     def _item(self, nodes: Nodes, index: int) -> Nodes:
         found: list[dict[str, Any]] = []
-        for part in (self._nodes[at] for at in nodes):
+        for part, _ in (self._nodes[at] for at in nodes):
             listed = part.get("prefixItems", [])
             if index < len(listed):
                 found.append(listed[index])
             elif "items" in part:
                 found.append(part["items"])
-        return self._nodes_of(found)
+        return self._nodes_of(found, self._nodes[nodes[0]][1]) if nodes else ()
 
-    def _nodes_of(self, schemas: list[dict[str, Any]]) -> Nodes:
+    def _nodes_of(self, schemas: list[dict[str, Any]], definitions: dict[str, Any]) -> Nodes:
         """Returns the nodes of the schemas, of all that apply to the same value, and of no empty ones."""
         found: dict[int, None] = {}
         todo = list(schemas)
         while todo:
             part = todo.pop()
-            if not part or self._index(part) in found:
+            if not part or self._index(part, definitions) in found:
                 continue
-            found[self._index(part)] = None
+            found[self._index(part, definitions)] = None
             todo += [*part.get("allOf", ()), *part.get("anyOf", ())]
             if "$ref" in part:
-                todo.append(self._definitions[part["$ref"].removeprefix(_PREFIX)])
+                todo.append(definitions[part["$ref"].removeprefix(_PREFIX)])
         return tuple(sorted(found))
 
-    def _index(self, part: dict[str, Any]) -> int:
+    def _index(self, part: dict[str, Any], definitions: dict[str, Any]) -> int:
         index = self._indices.get(id(part))
         if index is None:
             index = self._indices[id(part)] = len(self._nodes)
-            self._nodes.append(part)
+            self._nodes.append((part, definitions))
         return index

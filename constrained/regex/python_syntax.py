@@ -78,17 +78,18 @@ class PlainPattern:
         return PlainPattern(before + self.pattern + after, self.length * times, self.weight * times)
 
 
-def to_plain_pattern(pattern: str) -> PlainPattern:
+def to_plain_pattern(pattern: str, writer: type[PlainPatternWriter] | None = None) -> PlainPattern:
     """Returns `pattern`, as `re.fullmatch` reads it, without flags, anchors or named classes.
 
-    Raises GrammarError, with the position, for what `re` refuses and for what is not regular or not supported.
+    `writer` writes the nodes. Raises GrammarError, with the position, for what `re` refuses and for what is not regular
+    or not supported.
 
     >>> to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
     """
     try:
         tree = parse_regex(pattern)
-        return PlainPatternWriter(pattern).sequence(list(tree), tree.state.flags, True, True)
+        return (writer or PlainPatternWriter)(pattern).sequence(list(tree), tree.state.flags, True, True)
     except re.error as error:
         raise GrammarError(error.msg, error.pos) from None
     except OverflowError:

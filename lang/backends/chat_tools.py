@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from plait.constrained.specs import Spec, Structural, Trigger
+from plait.constrained.specs import Spec, Structural
 from plait.lang.tools.call_format import CALL_END_MARKER
 from plait.runtime.errors import ConstraintFailed
 
@@ -43,10 +43,10 @@ def optional_tools(spec: Spec | None) -> OptionalTools | None:
     """The tools of a gen with `tool_choice="auto"`; None for any other constraint."""
     if not isinstance(spec, Structural) or len(spec.triggers) != 1:
         return None
-    trigger = spec.triggers[0]
-    if not isinstance(trigger, Trigger) or not trigger.end.endswith(CALL_END_MARKER):
+    (trigger,) = spec.calls
+    if not trigger.end.endswith(CALL_END_MARKER):
         return None
-    schema = json.loads(str(trigger.schema))
+    schema = json.loads(trigger.schema or "{}")
     calls = schema.get("anyOf") or [schema]
     name_key, arguments_key = calls[0]["required"]
     definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}

@@ -17,6 +17,7 @@ from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, Rem
 from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.lang.backends.sglang_format import (
     StreamedText,
+    is_structural_tag,
     logprob_fields,
     parse_logprob_entry,
     parse_logprobs,
@@ -340,7 +341,7 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
             return {"regex": "|".join(map(re.escape, choices))}
         case Ebnf(grammar):
             return {"ebnf": grammar}
-        case Structural(free_text=True, at_least=0) if spec.at_most is None or optional_tools(spec) is not None:
+        case Structural() if is_structural_tag(spec) and (spec.at_most is None or optional_tools(spec) is not None):
             return {"structural_tag": structural_tag(spec)}  # a stop string ends the text of optional tools
     raise InputError(f"RuntimeEndpoint: SGLang's protocol cannot express the constraint {type(spec).__name__}")
 

@@ -6,9 +6,9 @@ Source: SGLang's native API pages (/generate), 0.5.
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
-from plait.constrained.specs import Structural, Trigger
+from plait.constrained.specs import Structural
 from plait.lang.meta_info import Logprob
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
@@ -43,17 +43,30 @@ class StreamedText:
         return piece
 
 
+def is_structural_tag(spec: Structural) -> bool:
+    """Returns whether SGLang's `structural_tag` can say all of a spec, but for the number of calls."""
+    is_json = all(isinstance(call.content, str) for call in spec.calls)
+    return is_json and spec == Structural(
+        spec.triggers,
+        at_most=spec.at_most,
+        annotations=spec.annotations,
+        strict_formats=spec.strict_formats,
+        lenient=spec.lenient,
+        whitespace=spec.whitespace,
+        compact=spec.compact,
+    )
+
+
 def structural_tag(spec: Structural) -> str:
     """Returns calls in free text as SGLang's sampling parameter of that name.
 
     >>> structural_tag(Structural([("<f>", {"type": "null"}, "</f>")]))[:47]
     '{"type": "structural_tag", "structures": [{"beg'
     """
-    triggers = [cast(Trigger, trigger) for trigger in spec.triggers]
     structures = [
-        {"begin": trigger.begin, "schema": json.loads(str(trigger.schema)), "end": trigger.end} for trigger in triggers
+        {"begin": call.begin, "schema": json.loads(call.schema or "{}"), "end": call.end} for call in spec.calls
     ]
-    names = [trigger.begin for trigger in triggers]
+    names = [call.begin for call in spec.calls]
     return json.dumps({"type": "structural_tag", "structures": structures, "triggers": names}, ensure_ascii=False)
 
 

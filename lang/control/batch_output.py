@@ -16,7 +16,7 @@ from plait.lang.core.state import ProgramState
 from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
 from plait.runtime.results.json_lines import encode_json_line
-from plait.runtime.results.result_file import NotAResult, ResultFile, replacing
+from plait.runtime.results.result_file import NotAResult, ResultFile, read_written, replacing
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -146,7 +146,7 @@ class OutputFile:
 def _read_identity(path: Path) -> dict[str, Any]:
     """Returns what an output is a result of. Raises InputError for a file that says something else."""
     try:
-        saved = json.loads(path.read_bytes())
+        saved = json.loads(read_written(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError):

@@ -175,16 +175,16 @@ def _candidates(constraint: Spec | None, value: Any) -> list[str]:
 
 def _tool_text(constraint: Spec | None, value: ToolAnswer) -> str:
     """Returns the call as its constraint requires: the two keys, and the arguments in the order of the parameters."""
-    trigger = constraint.triggers[0] if isinstance(constraint, Structural) else None
-    schema = trigger.schema if trigger is not None else constraint.text if isinstance(constraint, JsonSchema) else ""  # type: ignore[union-attr]
-    root = json.loads(str(schema) or "{}")
+    trigger = constraint.calls[0] if isinstance(constraint, Structural) else None
+    schema = trigger.schema if trigger is not None else constraint.text if isinstance(constraint, JsonSchema) else ""
+    root = json.loads(schema or "{}")
     for call_schema in root.get("anyOf", [root]):
         keys = call_schema.get("required", [])
         if len(keys) == 2 and call_schema["properties"][keys[0]].get("const") == value.name:
             order = list(call_schema["properties"][keys[1]].get("properties", {}))
             ordered = {name: value.arguments[name] for name in order if name in value.arguments} | dict(value.arguments)
             text = msgspec.json.encode({keys[0]: value.name, keys[1]: ordered}).decode()
-            return text if trigger is None else f"{trigger.begin}{text}{trigger.end}"  # type: ignore[union-attr]
+            return text if trigger is None else f"{trigger.begin}{text}{trigger.end}"
     raise ScriptError(f"call({value.name!r}, ...) is an answer for a gen(..., tools=[...]) with a tool of that name")
 
 

@@ -147,10 +147,10 @@ def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
 def _call_constraint(
     tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice, value: JsonSchema | None = None
 ) -> Spec:
-    schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
     is_strict = any(tool.strict for tool in tools)
     rules: dict[str, Any] = {"annotations": not is_strict, "strict_formats": is_strict}
     try:
+        schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
         if value is not None:
             triggers = [(syntax.begin, schema, syntax.end)]
             return Structural(triggers, at_most=1, free_text=False, otherwise=value, **rules)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from plait.constrained.specs import GrammarError
+from plait.constrained.tool_arguments import closed_arguments, embed_schema
 from plait.lang.tools.tool import Tool
 
-_VALUES = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OPEN_OBJECT = (  # keywords that say more about the properties of an object than `properties` does
-    *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
-    *("allOf", "anyOf", "oneOf", "if", "not", "$ref"),
-)
+_DEFINITIONS = "/$defs/"
 
 
 def call_schema(tools: Iterable[Tool], name_key: str, arguments_key: str) -> dict[str, Any]:
-    """Returns the JSON schema of a call of one of `tools`: an object with these two keys."""
+    """Returns the JSON schema of a call of one of `tools`: an object with these two keys.
+
+    Raises GrammarError for a tool whose schema cannot be part of it.
+    """
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for tool in tools:
-        arguments = _arguments_schema(tool, definitions)
+        try:
+            arguments = _arguments_schema(tool, definitions)
+        except GrammarError as error:
+            raise GrammarError(f"tool {tool.name!r}: {error.reason}", error.where) from None
         calls.append(
             {
                 "type": "object",
@@ -35,52 +38,20 @@ def call_schema(tools: Iterable[Tool], name_key: str, arguments_key: str) -> dic
 
 def _arguments_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of the tool's arguments. What it refers to is added to `definitions` of the call's schema."""
-    schema = _closed(tool.parameters)
-    moved = _Relocation(tool.name)
-    definitions_of_tool = schema.pop("$defs", {})
-    arguments: dict[str, Any] = moved.apply(schema)
-    for name, definition in definitions_of_tool.items():
-        definitions[f"{tool.name}.{name}"] = moved.apply(definition)
-    if not moved.needs_root:
+    name = tool.name.replace("/", "~1")
+    root, needs_root = f"#/$defs/{name}", False
+
+    def place(pointer: str) -> str:
+        nonlocal needs_root
+        if pointer.startswith(_DEFINITIONS):
+            return f"{root}.{pointer.removeprefix(_DEFINITIONS)}"
+        needs_root = True  # it leads to another place than the tool's $defs
+        return root + pointer
+
+    arguments = embed_schema(closed_arguments(tool.parameters), place)
+    for key, definition in arguments.pop("$defs", {}).items():
+        definitions[f"{tool.name}.{key}"] = definition
+    if not needs_root:
         return arguments
     definitions[tool.name] = arguments
-    return {"$ref": moved.root}
-
-
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema of an object without further properties, if it does not say anything else about them: a
-    function takes no other arguments than those that its schema names."""
-    if any(keyword in schema for keyword in _OPEN_OBJECT):
-        return dict(schema)
-    return {**schema, "additionalProperties": False}
-
-
-class _Relocation:
-    """Adjusts the references of one tool's schema to their places in the schema of a call."""
-
-    def __init__(self, tool: str) -> None:
-        escaped = tool.replace("/", "~1")
-        self.root = f"#/$defs/{escaped}"
-        self.needs_root = False  # a reference leads to another place than the tool's $defs
-        self._tool = escaped
-
-    def apply(self, schema: Any) -> Any:
-        """Returns `schema` with its references adjusted."""
-        if isinstance(schema, list):
-            return [self.apply(item) for item in schema]
-        if not isinstance(schema, dict):
-            return schema
-        return {key: self._keyword(key, value) for key, value in schema.items()}
-
-    def _keyword(self, key: str, value: Any) -> Any:
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            return self._target(value)
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            return {name: self.apply(schema) for name, schema in value.items()}
-        return value if key in _VALUES else self.apply(value)
-
-    def _target(self, reference: str) -> str:
-        if reference.startswith("#/$defs/"):
-            return f"#/$defs/{self._tool}.{reference.removeprefix('#/$defs/')}"
-        self.needs_root = True
-        return self.root + reference[1:]
+    return {"$ref": root}

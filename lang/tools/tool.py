@@ -28,8 +28,8 @@ class Tool:
     the format of OpenAI's API.
 
     - `parameters`: the JSON schema of the arguments, which are an object. Without it the tool takes no arguments.
-      Arguments that the schema does not name are generated only if it says something about them, such as
-      `additionalProperties`.
+      If it lists `properties`, arguments that it does not name are generated only if it says something about them,
+      such as `additionalProperties`.
     - `function`: takes the arguments as keywords, as JSON data. It may be async. None: the program runs the call, and
       gives its result to `s.tool_result(name, value)`.
     - `strict`: unknown formats and misspelt keywords in the schema are errors. Otherwise they are annotations.

@@ -24,7 +24,7 @@ from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
-from plait.runtime.batch.seen_tokens import SeenTokens
+from plait.runtime.batch.seen_tokens import RecentTokens, SeenTokens
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import ExactInfo, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
@@ -112,7 +112,10 @@ class GenerationRequest(Request):
         self.num_sampled = 0  # sampling steps so far; with `seed` it determines the next random number
         self.needs_output_counts = bool(params.frequency_penalty or params.presence_penalty)
         self.output_counts: dict[int, int] = {}  # token id -> uses, for the penalties
-        self.seen_tokens = SeenTokens(seq.tokens.view()) if params.repetition_penalty != 1.0 else None
+        self.seen_tokens: SeenTokens | RecentTokens | None = None  # those that the repetition penalty applies to
+        if params.has_repetition_penalty:
+            tokens, last_n = seq.tokens.view(), params.repeat_last_n
+            self.seen_tokens = SeenTokens(tokens) if last_n < 0 else RecentTokens(tokens, last_n)
         self.unsent_logprobs: list[TokenLogprob] = []
         self.ngram_proposer: NgramProposer | None = None
         self.num_accepted_drafts = 0  # output tokens that were guessed correctly

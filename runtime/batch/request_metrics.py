@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from plait.runtime.messages import Usage
+from plait.runtime.messages import CacheMiss, Usage
 
 
 class RequestMetrics:
@@ -15,6 +15,7 @@ class RequestMetrics:
         self.computed_tokens = self.recomputed = 0
         self.arrival_time = time.monotonic()
         self.admission_time = self.first_token_time = self.compile_s = 0.0
+        self.cache_miss: CacheMiss | None = None  # None until the first step is scheduled
         self._high_water = 0  # tokens [0, high_water) were computed or cached for this request before
 
     def count_cached(self, num_computed: int) -> None:

@@ -1,6 +1,8 @@
-"""The distinct tokens of a request's prompt and output, which the repetition penalty applies to."""
+"""The distinct tokens of a text, or of its last tokens: what the repetition penalty applies to."""
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -31,3 +33,23 @@ class SeenTokens:
     def ids(self) -> npt.NDArray[np.int32]:
         """The token ids [N] int32, in no particular order. Valid until the next `add`."""
         return self._ids.view()
+
+
+class RecentTokens:
+    """The set of the last `count` token ids of a text that grows. `ids` costs time in proportion to `count`.
+
+    >>> recent = RecentTokens([7, 3, 7, 5], 2)
+    >>> recent.add(5), recent.ids().tolist()
+    (None, [5])
+    """
+
+    def __init__(self, prompt: IntArray | list[int], count: int) -> None:
+        self._last = deque(np.asarray(prompt[-count:], dtype=np.int32).tolist(), maxlen=count)
+
+    def add(self, token: int) -> None:
+        """Adds the next token of the text."""
+        self._last.append(token)
+
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The token ids [N] int32, rising."""
+        return np.array(sorted(set(self._last)), dtype=np.int32)

@@ -16,6 +16,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import (
+    CacheMiss,
     ChoiceScores,
     ExactInfo,
     Finished,
@@ -64,6 +65,7 @@ class CallResult:
     embedding_bytes: the vector of an embed call, float32, little-endian.
     warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
     exact, particles: how the value was drawn, for a call with `SamplingParams.exact` or `particles`.
+    cache_miss: where and why the prompt parted from the prefix cache.
     """
 
     text: str
@@ -79,6 +81,7 @@ class CallResult:
     warnings: tuple[str, ...] = ()
     exact: ExactInfo | None = None
     particles: ParticlesInfo | None = None
+    cache_miss: CacheMiss | None = None
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
@@ -100,7 +103,9 @@ class CallResult:
         """
         if self.lenient_constraint is None:
             return None
-        from plait.constrained.full_validation import validation_error  # imported on demand: few programs need it
+        from plait.constrained.json_schema.full_validation import (
+            validation_error,  # imported on demand: few programs need it
+        )
 
         return validation_error(self.lenient_constraint, self.text)
 
@@ -186,6 +191,7 @@ class Call:
                 warnings=message.warnings,
                 exact=message.exact,
                 particles=message.particles,
+                cache_miss=message.cache_miss,
             )
             self._notify()
 

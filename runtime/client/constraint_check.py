@@ -16,7 +16,16 @@ from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.reasoning import ReasoningGrammar
-from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Reasoning, Spec, Structural
+from plait.constrained.specs import (
+    Elements,
+    GrammarError,
+    JsonObject,
+    JsonSchema,
+    Keywords,
+    Reasoning,
+    Spec,
+    Structural,
+)
 from plait.constrained.vocabulary import Vocabulary
 
 COMPILE_TIMEOUT_S = 60.0
@@ -32,7 +41,7 @@ def constraint_error(spec: Spec) -> str | None:
     'no rule or terminal is named missing (at 7)'
     """
     try:
-        compile_grammar(spec, _byte_vocabulary(), COMPILE_TIMEOUT_S)
+        compile_grammar(_without_control_tokens(spec), _byte_vocabulary(), COMPILE_TIMEOUT_S)
     except GrammarError as error:
         return str(error)
     return None
@@ -78,15 +87,31 @@ def _grammar(spec: Spec) -> Grammar:
     """
     if isinstance(spec, Reasoning):
         return ReasoningGrammar(spec, _grammar(spec.then), _byte_vocabulary())
-    if isinstance(spec, JsonSchema | JsonObject | Structural):
-        spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
-    if isinstance(spec, Structural) and spec.otherwise is not None:
-        otherwise = msgspec.structs.replace(spec.otherwise, whitespace=True, compact=False)
-        spec = msgspec.structs.replace(spec, otherwise=otherwise)
-    source = compile_spec(spec, _byte_vocabulary(), _refuse_automaton)
+    source = compile_spec(_relaxed(spec), _byte_vocabulary(), _refuse_automaton)
     if isinstance(source, LlguidanceSource):
         source = msgspec.structs.replace(source, max_digits=0)
     return build_grammar(source, _byte_vocabulary())
+
+
+def _relaxed(spec: Spec) -> Spec:
+    """Returns `spec` with white space wherever JSON allows it."""
+    if isinstance(spec, JsonSchema | JsonObject | Elements | Keywords | Structural):
+        spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
+    if isinstance(spec, Structural):
+        triggers = [
+            call if isinstance(call.content, str) else msgspec.structs.replace(call, content=_relaxed(call.content))  # type: ignore[arg-type]
+            for call in spec.calls
+        ]
+        otherwise = None if spec.otherwise is None else _relaxed(spec.otherwise)
+        spec = msgspec.structs.replace(_without_control_tokens(spec), triggers=triggers, otherwise=otherwise)
+    return spec
+
+
+def _without_control_tokens(spec: Spec) -> Spec:
+    """Returns `spec` with the texts of its control tokens as text: single bytes are no control tokens."""
+    if isinstance(spec, Reasoning):
+        return msgspec.structs.replace(spec, then=_without_control_tokens(spec.then))
+    return msgspec.structs.replace(spec, control_tokens=()) if isinstance(spec, Structural) else spec
 
 
 def _refuse_automaton(pattern: str) -> NoReturn:

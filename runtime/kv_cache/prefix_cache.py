@@ -9,9 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from plait.runtime.kv_cache.page_pool import PagePool
+from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.messages import MissReason
 
 
 class PrefixCache:
@@ -80,8 +82,24 @@ class PrefixCache:
             return seq.num_computed
         return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
 
-    def num_locked_match(self, seq: Sequence, limit: int) -> int:
-        """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already."""
+    def miss_reason(self, seq: Sequence, limit: int) -> MissReason:
+        """Returns why tokens [num_computed, limit) are not cached, right after `extend_from_cache` at a call's first
+        step. Only the sequence's own root counts. Changes nothing."""
+        if seq.num_computed >= limit:
+            return "outputs"
+        assert seq.node is not None
+        if seq.tokens.at(seq.num_computed) in seq.node.evicted:
+            return "evicted"
+        if not seq.num_computed:
+            return "new_prefix"
+        return "diverged" if seq.node.children else "extended"
+
+    def num_locked_match(self, seq: Sequence, limit: int, released: PlannedRelease | None = None) -> int:
+        """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already.
+
+        released: sequences whose locks do not count.
+        """
+        released = released or PlannedRelease()
         start = seq.node if seq.node is not None else self.tree.find_root(seq.namespace)
         if start is None:
             return 0
@@ -89,18 +107,10 @@ class PrefixCache:
         node: RadixNode | None = match.node
         num_shared, num_in_node = 0, match.num_in_node
         while node is not None:
-            num_shared += num_in_node if node.lock_count else 0
+            num_shared += num_in_node if released.leaves_locked(node) else 0
             node = node.parent
             num_in_node = len(node.key) if node is not None else 0
         return num_shared
-
-    def num_releasable(self, seq: Sequence) -> int:
-        """Returns how many pages `release` would make available: those that no other running sequence uses."""
-        node, num_pages = seq.node, seq.num_computed - seq.num_in_tree
-        while node is not None and node.lock_count == 1:
-            num_pages += len(node.key)
-            node = node.parent
-        return num_pages
 
     def allocate(self, seq: Sequence, count: int) -> bool:
         """Adds `count` private pages to the sequence, evicting cache if needed. Returns False if that is not enough."""

@@ -9,6 +9,7 @@ import numpy as np
 from plait.runtime.arrays import IntArray
 
 CacheNamespace = tuple[str, str]  # (tenant, cache salt)
+MAX_EVICTED = 32  # evicted children that a node remembers
 EMPTY: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -37,13 +38,15 @@ class RadixNode:
 
     `lock_count` includes the locks of descendants. `end` is the number of tokens from the root to the end of this
     node; a split does not change it. `last_used` is the tree's clock at the last unlock. `block_hashes`: see
-    `block_events.py`; empty unless the tree has a listener.
+    `block_events.py`; empty unless the tree has a listener. `evicted`: first tokens of at most MAX_EVICTED children
+    that were evicted; only for `CacheMiss`.
     """
 
     __slots__ = (
         "block_hashes",
         "children",
         "end",
+        "evicted",
         "key",
         "last_used",
         "lock_count",
@@ -64,6 +67,7 @@ class RadixNode:
         self.last_used = 0
         self.pins: set[PinHolder] = set()
         self.block_hashes: tuple[int, ...] = ()
+        self.evicted: frozenset[int] = frozenset()
 
     @property
     def is_evictable(self) -> bool:

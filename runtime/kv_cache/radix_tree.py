@@ -23,7 +23,15 @@ import numpy as np
 
 from plait.runtime.arrays import IntArray
 from plait.runtime.kv_cache.eviction import EvictionQueue, eviction_key
-from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, Match, PinHolder, RadixNode, TreeListener
+from plait.runtime.kv_cache.radix_node import (
+    EMPTY,
+    MAX_EVICTED,
+    CacheNamespace,
+    Match,
+    PinHolder,
+    RadixNode,
+    TreeListener,
+)
 
 
 class RadixTree:
@@ -154,6 +162,8 @@ class RadixTree:
             self._clock += 1
             child.last_used = self._clock
             node.children[tokens.item(num_matched)] = child
+            if node.evicted:
+                node.evicted -= {tokens.item(num_matched)}
             self.num_cached += len(child.key)
             self._num_nodes += 1
             self._queue_if_evictable(child)
@@ -166,7 +176,7 @@ class RadixTree:
         """Evicts unlocked leaves until at least `count` pages are free or none is left; returns the freed pages."""
         freed = [EMPTY]
         while count > 0 and (leaf := self._eviction_queue.pop()) is not None:
-            self._remove_leaf(leaf)
+            self._evict_leaf(leaf)
             freed.append(leaf.pages)
             count -= len(leaf.pages)
         return np.concatenate(freed)
@@ -178,7 +188,7 @@ class RadixTree:
             nodes.extend(parent.children.values())
         for node in reversed(nodes):
             if node.is_evictable:
-                self._remove_leaf(node)
+                self._evict_leaf(node)
                 freed.append(node.pages)
         return np.concatenate(freed)
 
@@ -197,6 +207,14 @@ class RadixTree:
         if node.is_evictable:
             self._eviction_queue.push(node)
             self._eviction_queue.compact(self._num_nodes, self.nodes)
+
+    def _evict_leaf(self, leaf: RadixNode) -> None:
+        """Removes a leaf whose KV was written; its parent remembers how it began."""
+        parent = leaf.parent
+        assert parent is not None
+        if len(parent.evicted) < MAX_EVICTED:
+            parent.evicted |= {leaf.key.item(0)}
+        self._remove_leaf(leaf)
 
     def _remove_leaf(self, leaf: RadixNode) -> None:
         """Removes a leaf and moves its pins to its parent."""

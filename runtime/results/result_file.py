@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-PUBLIC_MODE, PRIVATE_MODE = 0o666, 0o600
+from plait.kernels.private_file import PRIVATE_MODE, open_regular
 
 
 class NotAResult(ValueError):
@@ -50,13 +50,11 @@ class ResultFile:
         self._place: tuple[int, int] | None = None  # device and inode
         self._lock = threading.Lock()
         try:
-            descriptor = self._open(os.O_RDONLY | os.O_NONBLOCK)  # a FIFO is not waited for
+            descriptor = self._open(os.O_RDONLY)
         except FileNotFoundError:
             return
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
             self._place = info.st_dev, info.st_ino
             self._read(file, take)
 
@@ -162,8 +160,14 @@ class ResultFile:
 
     def _open(self, flags: int) -> int:
         if self._is_durable:
-            return os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_MODE)
-        return os.open(self.path, flags | os.O_CLOEXEC, PUBLIC_MODE)
+            return open_regular(self.path, flags | os.O_NOFOLLOW, PRIVATE_MODE)
+        return open_regular(self.path, flags)
+
+
+def read_written(path: Path) -> bytes:
+    """Returns the bytes of a small file that stands beside results. Raises OSError, at once, for a FIFO and such."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
 
 
 @contextlib.contextmanager

@@ -33,23 +33,26 @@ from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware,
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
-from plait.runtime.server.ops import endpoints
+from plait.runtime.server.ops import endpoints, model_facts
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
 from plait.runtime.server.protocols.anthropic import messages
 from plait.runtime.server.protocols.batches import batches, files
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import generate as ollama_generate
 from plait.runtime.server.protocols.ollama import models as ollama_models
-from plait.runtime.server.protocols.openai import chat, completions, embeddings, models, responses, tokenize
+from plait.runtime.server.protocols.openai import chat, completions, embeddings, models, tokenize
+from plait.runtime.server.protocols.openai.responses import endpoint as responses
+from plait.runtime.server.protocols.openai.responses import stored as stored_responses
 from plait.runtime.server.protocols.programs import endpoint as program_route
 from plait.runtime.server.protocols.sglang import generate, server_info
 from plait.runtime.server.rerun import run_elsewhere
 from plait.runtime.server.settings import ServerSettings
 
 ROUTERS = (
-    *(endpoints.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
-    *(messages.router, generate.router, server_info.router, ollama_generate.router, ollama_models.router),
-    *(ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
+    *(endpoints.router, model_facts.router, models.router, completions.router, chat.router, responses.router),
+    *(embeddings.router, messages.router, generate.router, server_info.router, ollama_generate.router),
+    *(ollama_models.router, ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
+    stored_responses.router,
 )
 HANDLED_ERRORS = (ApiError, PlaitError, HTTPException, ClientDisconnected)  # answered by `_error_response`
 
@@ -169,7 +172,12 @@ def _limit_bodies(app: ASGIApp, settings: ServerSettings) -> BodyLimitMiddleware
 
 def _add_context(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     return RequestContextMiddleware(
-        app, in_flight=state.in_flight, metrics=state.metrics, paths=paths, log_prompts=state.settings.log_prompts
+        app,
+        in_flight=state.in_flight,
+        metrics=state.metrics,
+        paths=paths,
+        log_prompts=state.settings.log_prompts,
+        strict_fields=state.settings.strict_fields,
     )
 
 

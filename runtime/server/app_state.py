@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from starlette.requests import Request
 
 from plait.runtime.server.batches.batch_service import BatchService
 from plait.runtime.server.engines.engine_pool import EnginePool
+from plait.runtime.server.engines.model_names import DEFAULT_NAME
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
@@ -18,11 +20,11 @@ from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.http.response import COMMENT_INTERVAL_S, cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
+from plait.runtime.server.protocols.openai.responses.store import ResponseStore
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.similar_names import did_you_mean
 
 MAX_NAMES_IN_ERROR = 20
-DEFAULT = "default"  # the first model
 
 
 class AppState:
@@ -45,6 +47,10 @@ class AppState:
         has_replicas = any(model.may_have_replicas for model in self.models)
         self.metrics = Metrics(has_replicas=has_replicas, has_models=self.pool is not None)
         self.batches: BatchService | None = None  # None: the server keeps no files and batches
+        self.responses: ResponseStore | None = None  # None: the server stores no responses
+        if settings.store_responses_s:
+            limits = settings.max_response_bytes, settings.max_response_bytes_per_key
+            self.responses = ResponseStore(settings.store_responses_s, *limits, settings.key_weights)
 
     @property
     def only_model(self) -> ServedModel | None:
@@ -52,18 +58,18 @@ class AppState:
         return self.models[0] if self.pool is None else None
 
     def find_model(self, name: str | None) -> ServedModel:
-        """The model called `name`; None and "default" mean the first one. Raises ApiError 404 for another name."""
-        if name is None or name == DEFAULT:
+        """The model that `name` names or is an alias of; None and "default" mean the first one. Raises ApiError 404."""
+        if name is None or name == DEFAULT_NAME:
             return self.models[0]
         for model in self.models:
-            if model.name == name:
+            if name in model.names:
                 return model
         text = f"the model '{name[:100]}' is not served here{self.served_names(name)}"
         raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
 
     def served_names(self, name: str) -> str:
         """Continues an error about the name of a model with those that are served."""
-        names = [model.name for model in self.models]
+        names = [name for model in self.models for name in model.names]
         if len(names) == 1:
             return f"; '{names[0]}' is"
         rest = f" and {len(names) - MAX_NAMES_IN_ERROR} others" if len(names) > MAX_NAMES_IN_ERROR else ""
@@ -90,7 +96,8 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     start, is_waiting = time.monotonic(), not model.accepts_requests
     if record.is_background and is_waiting:
         record.reserve_calls(RequestSize(0))  # lines of other batches may run meanwhile
-    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background))
+    queue_time_s = record.place.latest_begin - start if record.place is not None else math.inf
+    await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background, queue_time_s))
     if is_waiting:
         record.wait_s += time.monotonic() - start
     record.on_end.append(partial(state.pool.release, model, record.is_background))

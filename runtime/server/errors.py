@@ -7,6 +7,7 @@ their own error body from these (`http/error_bodies.py`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime import errors
@@ -19,9 +20,16 @@ log = logging.getLogger("plait.server")
 INVALID, NOT_FOUND, TIMEOUT = "invalid_request_error", "not_found_error", "timeout_error"
 OVERLOADED, INTERNAL = "overloaded_error", "server_error"
 
+NO_RETRY = {"x-should-retry": "false"}  # for clients of OpenAI, Anthropic and plait, which repeat after a 503
+
 
 class ApiError(Exception):
-    """An error response. `param` is a path into the request's body, such as `messages[0].content`."""
+    """An error response. `param` is a path into the request's body, such as `messages[0].content`.
+
+    `details`: what clients of Anthropic's API look for in an error.
+    """
+
+    details: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -51,6 +59,11 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
 def unsupported(param: str, reason: str) -> ApiError:
     """400: a parameter of the protocol that this server does not support. `reason` completes "'param' ..."."""
     return ApiError(400, f"'{param}' {reason}", param=param, code="unsupported_parameter")
+
+
+def unknown_field(param: str, hint: str = "") -> ApiError:
+    """400: a field that the request's object does not have. `hint`: what the message adds."""
+    return invalid(f"unknown parameter: '{param}'{hint}", param, "unknown_parameter")
 
 
 def context_limit_message(num_tokens: int) -> str:

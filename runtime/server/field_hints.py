@@ -13,6 +13,8 @@ from plait.runtime.similar_names import similar_name
 
 MAX_VALUES = 20
 MIN_SIMILARITY = 0.7
+MIN_SIMILARITY_OF_TYPOS = 0.85
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 
 # Fields of other servers -> fields here. The first that the object has, or an object in it, is meant. vLLM's older
@@ -23,7 +25,7 @@ NAMES_ELSEWHERE = {
     "guided_choice": ("choices",),
     "guided_grammar": ("ebnf",),
     "guided_decoding_backend": (),  # one engine compiles all constraints
-    "structured_outputs": ("regex", "response_format"),
+    "structured_outputs": ("regex", "response_format", "format", "json_schema"),
     "grammar": ("ebnf",),
     "schema": ("json_schema", "response_format", "format"),
     "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
@@ -36,8 +38,17 @@ NAMES_ELSEWHERE = {
     "prompt": ("messages", "input", "text"),
     "input": ("messages", "prompt", "text"),
     "messages": ("input", "prompt"),
+    "system": ("instructions", "messages"),
+    "instructions": ("system", "messages"),
+    "reasoning": ("reasoning_effort", "thinking", "think"),
+    "reasoning_effort": ("reasoning", "thinking", "think"),
+    "thinking": ("reasoning", "think"),
+    "think": ("reasoning", "thinking"),
+    "response_format": ("format", "json_schema"),
+    "json_schema": ("format",),
+    "format": ("response_format",),
+    **dict.fromkeys(("regex", "ebnf", "lark", "choices", "structural_tag", "tools", "tool_choice"), ()),
 }
-_CONSTRAINTS = ("response_format", "json_schema", "regex", "choices", "ebnf", "lark")
 
 
 def unknown_field_hint(kind: Any, path: str, name: str) -> str:
@@ -48,8 +59,6 @@ def unknown_field_hint(kind: Any, path: str, name: str) -> str:
     ''
     """
     names = {field.encode_name: field.type for struct in _structs_at(kind, path) for field in struct.fields}
-    if name == "structured_outputs" and (constraints := [known for known in _CONSTRAINTS if known in names]):
-        return f"; write one of {', '.join(constraints)}"
     inner = {
         field.encode_name: f"{outer}.{field.encode_name}"
         for outer, field_type in names.items()
@@ -61,6 +70,33 @@ def unknown_field_hint(kind: Any, path: str, name: str) -> str:
             return f"; write '{known if known in names else inner[known]}'"
     meant = similar_name(name, names, MIN_SIMILARITY)
     return f"; did you mean '{meant}'?" if meant else ""
+
+
+def meant_field(kind: Any, name: str, known: Iterable[str]) -> str | None:
+    """Returns the hint for the unknown field `name` of a body of a `kind`, if it must not pass as another server's.
+
+    That is a field of the kind's objects, or another server's field of the same purpose, or resembles such a name or
+    one of `known`: it has a meaning, but for its place or spelling. Otherwise returns None. Compound names, such as
+    thread_id, do not resemble their parts.
+    """
+    own = {field.encode_name: field.type for struct in _structs_at(kind, "") for field in struct.fields}
+    inner = {field.encode_name for kind in own.values() for struct in _structs(kind) for field in struct.fields}
+    if name in NAMES_ELSEWHERE or name in inner or name in known:
+        return unknown_field_hint(kind, "", name)
+    spellings = {_plain(field): field for field in (*known, *NAMES_ELSEWHERE, *own)}
+    plain = _plain(name)
+    meant = spellings.get(similar_name(plain, spellings, MIN_SIMILARITY_OF_TYPOS) or "")
+    if meant is None or set(plain.split("_")) > set(_plain(meant).split("_")):
+        return None
+    return unknown_field_hint(kind, "", meant if meant in NAMES_ELSEWHERE and meant not in own else name)
+
+
+def _plain(name: str) -> str:
+    """
+    >>> _plain("maxTokens"), _plain("max-tokens")
+    ('max_tokens', 'max_tokens')
+    """
+    return _CAMEL_CASE.sub("_", name).replace("-", "_").lower()
 
 
 def allowed_values(kind: Any, path: str) -> str:
@@ -109,6 +145,12 @@ def _members(kind: types.Type) -> Iterable[types.Type]:
     if isinstance(kind, types.UnionType):
         return [member for one in kind.types for member in _members(one)]
     return [kind]
+
+
+def struct_types(kind: types.Type) -> list[types.StructType]:
+    """The structs that a value, or the items of a list, can be."""
+    items = [member.item_type for member in _members(kind) if isinstance(member, types.ListType)]
+    return [*_structs(kind), *(struct for item in items for struct in _structs(item))]
 
 
 def _structs(kind: types.Type) -> list[types.StructType]:

@@ -62,7 +62,9 @@ class RequestRecord:
     all other requests. num_runs: one more for each time that it was run again because its runtime ended. model: where
     it runs; None until that is known. place: in the model's queue; None until its body has arrived. wait_s: for its
     model and its turn. num_body_bytes: that have arrived and wait. on_end: called when it has ended. start_deadline: by
-    which its calls must end, from its own timeout.
+    which its calls must end, from its own timeout. warnings: of its fields, text -> "advice" or "unknown"; see
+    `request_warnings.py`. strict_fields: these are errors. wants_cache_miss: its answer has a `CacheMissReport`.
+    session_id: the client's own id of the conversation that it belongs to, for logs and spans.
     """
 
     method: str
@@ -94,6 +96,10 @@ class RequestRecord:
     wait_s: float = 0.0
     num_body_bytes: int = 0
     on_end: list[Callable[[], None]] = field(default_factory=list)
+    warnings: dict[str, str] = field(default_factory=dict)
+    strict_fields: bool = False
+    wants_cache_miss: bool = False
+    session_id: str = ""
 
     def begin_next_run(self) -> None:
         """Forgets the calls of the last run, whose runtime ended. What they reserved is kept for the next one."""

@@ -19,7 +19,7 @@ from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
 from plait.runtime.process.runtime import START_TIMEOUT_S
 from plait.runtime.server.app_state import AppState, state_of
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import OVERLOADED, ApiError
+from plait.runtime.server.errors import NO_RETRY, OVERLOADED, ApiError
 from plait.runtime.server.http.response import cancel_on_disconnect
 from plait.runtime.server.in_flight import RequestRecord, current_request
 
@@ -64,6 +64,8 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
                 if timeout_s < limit_s and model.replaces_runtime:
                     raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
                 _ = model.client  # raises NotRestarted, which says why there is no further runtime
+                if limit_s == MAX_WAIT_OF_LOST_S and model.replaces_runtime:
+                    raise _waited_too_long(limit_s) from error
                 raise
             if is_lost:
                 state.metrics.reruns.add(1)
@@ -73,8 +75,12 @@ async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -
 def _lost_too_often() -> ApiError:
     """The answer to a request that was in several runtimes when they ended, and is perhaps why they did."""
     text = f"the model's runtime process has ended {MAX_RUNS} times while it ran this request, which is not run again"
-    no_retry = {"x-should-retry": "false"}  # for clients of OpenAI, Anthropic and plait, which repeat after a 503
-    return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=no_retry)
+    return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=NO_RETRY)
+
+
+def _waited_too_long(seconds: float) -> ApiError:
+    text = f"the model's runtime process has ended, and there was none for {seconds:g} s"
+    return ApiError(503, text, type=OVERLOADED, code=RuntimeGone.kind, headers=NO_RETRY)
 
 
 class _ReplicaSilent(RuntimeGone):

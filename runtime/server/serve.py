@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plait.runtime.errors import InputError
 from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.engines.start import check_replicas, start_engine
 from plait.runtime.server.listener import bind_listener, is_loopback, url_of
@@ -96,6 +97,9 @@ def _listening(settings: ServerSettings, log_format: LogFormat) -> socket.socket
     set_up_log(log_format)
     export_spans()
     if not settings.api_keys and not is_loopback(listener):
+        if settings.store_responses_s:
+            listener.close()
+            raise InputError("--store-responses needs API keys, or an address that only this machine can reach")
         log.warning("the server has no API key: anyone who can reach its address can use it")
     return listener
 

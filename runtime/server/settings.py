@@ -29,7 +29,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings of one HTTP server. Build it with `server_settings(...)`, which checks every field.
 
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
-    page: serve the page at "/". log_prompts: log the beginning of each request's body.
+    aliases: further names of the only model. completions_special: whether names of control tokens in raw prompts become
+    control tokens. page: serve the page at "/". log_prompts: log the beginning of each request's body. strict_fields: a
+    field that would only be listed in an answer's warnings is refused. untagged_tool_calls: an answer that is nothing
+    but a call without marks counts as one; a request may say otherwise.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
     cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
     header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
@@ -41,6 +44,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Files and batches. files_dir: the directory that holds them ("": none are kept). max_file_bytes: of one upload.
     max_batch_lines: of one file. max_stored_bytes_per_key, max_files_per_key: results included. max_batch_calls: calls
     of batches that are in flight at once (0: max_running).
+    Stored responses. store_responses_s: for how long responses are kept in memory (0: none are). max_response_bytes: of
+    all keys; max_response_bytes_per_key: of one.
     Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: between two requests of a
     connection; a request line with its headers has as long, but at most 30. write_timeout_s: until a client has read
     what was sent. drain_timeout_s: for running requests to end at shutdown. stuck_after_s: without an answer from the
@@ -52,6 +57,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 30000
     model_name: str = ""
+    aliases: tuple[str, ...] = ()
+    completions_special: bool = True
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 << 20
     max_choices: Annotated[int, Meta(ge=1, le=4096)] = 128
     retry_after_s: Annotated[int, Meta(ge=1, le=3600)] = 1
@@ -72,6 +79,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_stored_bytes_per_key: Annotated[int, Meta(ge=1024, le=1 << 50)] = 4 << 30
     max_files_per_key: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     max_batch_calls: Annotated[int, Meta(ge=0, le=4096)] = 0
+    store_responses_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    max_response_bytes: Annotated[int, Meta(ge=1024, le=1 << 40)] = 256 << 20
+    max_response_bytes_per_key: Annotated[int, Meta(ge=1024, le=1 << 40)] = 64 << 20
     body_timeout_s: Seconds = 30.0
     idle_timeout_s: Seconds = 75.0
     write_timeout_s: Seconds = 15.0
@@ -79,6 +89,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stuck_after_s: Seconds = STUCK_AFTER_S
     max_restarts: Annotated[int, Meta(ge=0, le=1 << 20)] = MAX_RESTARTS
     log_prompts: bool = False
+    strict_fields: bool = False
+    untagged_tool_calls: bool = False
 
 
 def server_settings(**settings: Any) -> ServerSettings:

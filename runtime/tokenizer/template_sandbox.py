@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from jinja2 import filters, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
@@ -32,7 +32,7 @@ MAX_VALUE_SIZE = 4 * 2**20  # of one value: 1 per character, _ITEM_SIZE per item
 _ITEM_SIZE = 8
 MAX_EXECUTED_LINES = 2_000_000  # per rendering
 MAX_SECONDS = 1.0  # by the clock
-_MAX_INTEGER = 100_000  # as an argument of a call
+_MAX_INTEGER = 100_000  # as an argument of a call, other than of a macro, whose body is under the same limits
 
 
 class LimitReached(Exception):
@@ -160,7 +160,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        for argument in (*args, *kwargs.values()):
+        for argument in () if isinstance(obj, Macro) else (*args, *kwargs.values()):
             if isinstance(argument, int) and abs(argument) > _MAX_INTEGER:
                 raise LimitReached("it passes a number that is too large")
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from plait.constrained import JsonSchema, Regex
-from plait.constrained.full_validation import validation_error
+from plait.constrained.json_schema.full_validation import validation_error
 from plait.constrained.validation_process import validation_error_within
 
 DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)} | {"d60": {"type": "string"}}

@@ -24,6 +24,11 @@ def test_the_reference_page_equals_the_generated_one():
         assert len(re.findall(rf"^### {name}$", generated, flags=re.MULTILINE)) == 1, name
 
 
+def test_the_page_of_fields_equals_the_generated_one():
+    generated = runpy.run_path(str(DOCS / "make_fields.py"))["page"]()
+    assert (DOCS / "fields.md").read_text() == generated, "run: python docs/make_fields.py"
+
+
 def test_the_tutorial_runs(runtime, tmp_path, capsys):
     script = tmp_path / "tutorial.py"
     script.write_text("\n".join(python_blocks("tutorial.md")))

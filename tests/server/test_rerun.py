@@ -122,6 +122,7 @@ def test_request_that_lost_a_runtime_waits_as_long_as_a_start_may_take(lost, eng
     thread, answers = ask_in_thread(address, BODY)
     thread.join(60)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "runtime_gone"
+    assert answers[0].headers["x-should-retry"] == "false" and "retry-after" not in answers[0].headers
 
 
 def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:

@@ -19,7 +19,8 @@ PATHS += [
     ("DELETE", "/api/delete"),
 ]
 TYPES = ["application/json", "text/plain", ""]
-FLUSH = ("/flush_cache", "")  # clients of SGLang flush without a content type; a browser sends an Origin then
+# clients of SGLang flush, and those of Ollama generate, without a content type; a browser sends an Origin then
+UNTYPED = (("/flush_cache", ""), ("/api/generate", ""))
 CHANGES = ("/flush_cache", "/health_generate")
 
 
@@ -85,6 +86,11 @@ def bodies_of_forms(server: Server, own: str) -> Figure:
     failures = [
         f"{code} for {path} as {kind!r}"
         for (path, kind), code in codes.items()
-        if code != 415 and (path, kind) != FLUSH
+        if code != 415 and (path, kind) not in UNTYPED
     ]
+    marks = [f"referer: http://{own}/", "sec-fetch-site: none", "user-agent: Mozilla/5.0"]
+    blobs = {(mark, kind): status(server, "POST", "/api/generate", [f"host: {own}", mark], kind)
+             for mark in marks for kind in ("", "application/octet-stream")}  # fmt: skip
+    failures += [f"{code} for a blob with {mark!r} as {kind!r}" for (mark, kind), code in blobs.items() if code != 415]
+    codes |= blobs
     return none_of("a form's POST", failures, len(codes), "answered")

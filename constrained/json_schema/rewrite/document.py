@@ -143,17 +143,17 @@ class SchemaDocument:
         return self._targets[reference]
 
     def is_valid(self, schema: Schema, value: object) -> bool:
-        """Validates `value` against `schema`, which may be part of this document; formats are annotations."""
-        return bool(self.validator(schema, formats=False).is_valid(value))
+        """Validates `value` against `schema`, which may be part of this document; formats are asserted."""
+        return bool(self.validator(schema).is_valid(value))
 
-    def validator(self, schema: Schema, *, formats: bool) -> Any:
-        """Returns a validator with or without format assertions. Raises GrammarError if `schema` itself is invalid."""
+    def validator(self, schema: Schema) -> Any:
+        """Returns a validator that asserts formats. Raises GrammarError if `schema` itself is invalid."""
         try:
             if self._registry is None:
                 draft = _DRAFT_IDS[self.draft]
                 self._registry = jsonschema_rs.Registry([(ROOT, self.schema)], draft=draft, retriever=_fetch_nothing)
             make = _VALIDATORS[self.draft]
-            return make(schema, registry=self._registry, validate_formats=formats, offline=True)
+            return make(schema, registry=self._registry, validate_formats=True, offline=True)
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
             reason = getattr(error, "message", None) or str(error)
             raise GrammarError(

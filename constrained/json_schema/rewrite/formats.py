@@ -6,73 +6,155 @@ the forms that are refused.
 
 from __future__ import annotations
 
+# -- dates and times: RFC 3339 --------------------------------------------------------------------
+
 _YEAR = r"(?:[0-9]{4})"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _LONG, _SHORT = r"(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", r"(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 _DAYS = rf"(?:{_LONG}|{_SHORT}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 _DATE = rf"(?:{_YEAR}-{_DAYS}|{_LEAP}-02-29)"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_LABEL = r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,30}"
-_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
+_CLOCK_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_OFFSET = r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = rf"(?:{_CLOCK_TIME}(?:\.[0-9]{{1,9}})?{_OFFSET}|23:59:60(?:\.[0-9]{{1,9}})?(?:[Zz]|[+-]00:00))"
+_PERIOD = "(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
+_CLOCK = "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
+
+# -- hosts: RFC 1123, RFC 4291 with the grammar of RFC 3986 ---------------------------------------
+
+
+def _label(max_length: int) -> str:
+    """Returns a pattern of labels of letters, digits and hyphens. No hyphens are third and fourth, as in "xn--"."""
+    x, y = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+    return rf"{x}(?:{y}?{x}|{y}{y}{x}|{y}(?:{x}{y}|-{x}){y}{{0,{max_length - 5}}}{x})?"
+
+
+# At most 64 + 8 x 15 + 63 = 247 characters of the 253 that RFC 1035 allows.
+_HOST = rf"(?:{_label(63)}\.)?(?:{_label(14)}\.){{0,8}}{_label(63)}"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
-_H = r"[0-9a-fA-F]{1,4}"
-_CUT = [rf"(?:{_H}(?::{_H}){{0,{n - 1}}})?::(?:{_H}(?::{_H}){{0,{5 - n}}})?" for n in range(1, 6)]
-_IPV6 = f"(?:{'|'.join([rf'(?:{_H}:){{7}}{_H}', *_CUT])})"
-_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})"
-_TAIL = rf"(?:/{_CHAR}*)*(?:\?(?:{_CHAR}|[/?])*)?(?:#(?:{_CHAR}|[/?])*)?"
-_URI = rf"(?:[a-z][a-z0-9+.-]*://{_HOST}(?::[0-9]{{1,4}})?{_TAIL}|(?:mailto|urn|tel|data):{_CHAR}+)"
-_NO_COLON = _CHAR.replace("=:@", "=@")
-_QUERY = rf"(?:\?(?:{_CHAR}|[/?])*)?(?:#(?:{_CHAR}|[/?])*)?"
-_PATH = rf"//{_HOST}(?::[0-9]{{1,4}})?(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_NO_COLON}+(?:/{_CHAR}*)*"
-_URI_REFERENCE = rf"(?:{_URI}|(?:{_PATH})?{_QUERY})"
-_UCSCHAR = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"  # RFC 3987, without the planes above 0
-_LETTERS = r"\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0400-\u0481\u4e00-\u9fa5"  # of local parts of mail addresses
+_GROUP = r"[0-9a-fA-F]{1,4}"
+_LAST_32_BITS = rf"(?:{_GROUP}:{_GROUP}|{_IPV4})"
 
 
-def _international(pattern: str) -> str:
-    """Returns a pattern of URIs as one of IRIs, with international characters in paths, queries and fragments."""
-    plain = "[A-Za-z0-9._~!$&'()*+,;=:@-]", "[A-Za-z0-9._~!$&'()*+,;=@-]"
-    for characters in plain:
-        pattern = pattern.replace(characters, f"{characters[:-1].removesuffix('-')}{_UCSCHAR}-]")
-    return pattern
+def _ipv6() -> str:
+    """Returns RFC 3986's IPv6address: all eight groups, or "::" behind at most n groups and before the others."""
+    forms = [rf"(?:{_GROUP}:){{6}}{_LAST_32_BITS}"]
+    ends = [rf"(?:{_GROUP}:){{{n}}}{_LAST_32_BITS}" for n in range(5, -1, -1)] + [_GROUP, ""]
+    for max_before, end in enumerate(ends):
+        before = rf"(?:(?:{_GROUP}:){{0,{max_before - 1}}}{_GROUP})?" if max_before else ""
+        forms.append(f"{before}::{end}")
+    return f"(?:{'|'.join(forms)})"
 
+
+_IPV6 = _ipv6()
+
+# -- mail addresses: RFC 5321, RFC 6531 -----------------------------------------------------------
+
+_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+_UTF8_TEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef-]"
+
+
+def _mailbox(atext: str, host: str) -> str:
+    """Returns a pattern of mail addresses: a dot-string or a quoted string of at most 64 characters, and a host."""
+    quoted = atext.replace("[", "[ ()<>,:;@.").replace("-]", r"\[\]-]")
+    local = rf'(?:{atext}{{1,64}}|{atext}(?:\.?{atext}){{0,31}}|"(?:{quoted}|\\[ -~]){{0,31}}")'
+    return rf"{local}@(?:{host}|\[{_IPV4}\]|\[IPv6:{_IPV6}\])"
+
+
+# -- URIs: RFC 3986; IRIs: RFC 3987, without the planes above 0 -----------------------------------
+
+_UCSCHAR = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+_IPRIVATE = r"\ue000-\uf8ff"
+
+
+def _uri(further: str = "", private: str = "") -> tuple[str, str]:
+    """Returns the patterns of a URI and of a URI reference.
+
+    further: ranges of characters that stand where letters do, but not in the scheme; private: also in the query.
+    """
+    escape, plain = "%[0-9A-Fa-f]{2}", rf"A-Za-z0-9._~!$&'()*+,;={further}"
+    name = rf"(?:[{plain}-]|{escape})*"
+    info, char = rf"(?:[{plain}:-]|{escape})*", rf"(?:[{plain}:@-]|{escape})"
+    literal = rf"\[(?:{_IPV6}|v[0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"
+    authority = rf"(?:{info}@)?(?:{literal}|{name})(?::[0-9]*)?"
+    segments, rooted = rf"(?:/{char}*)*", rf"/(?:{char}+(?:/{char}*)*)?"
+    tail = rf"(?:\?(?:[{plain}{private}:@/?-]|{escape})*)?(?:#(?:[{plain}:@/?-]|{escape})*)?"
+    path = rf"(?://{authority}{segments}|{rooted}|{char}+{segments})?"
+    relative = rf"(?://{authority}{segments}|{rooted}|(?:[{plain}@-]|{escape})+{segments})?"
+    uri = rf"[A-Za-z][A-Za-z0-9+.-]*:{path}{tail}"
+    return uri, rf"(?:{uri}|{relative}{tail})"
+
+
+_URI, _URI_REFERENCE = _uri()
+_IRI, _IRI_REFERENCE = _uri(_UCSCHAR, _IPRIVATE)
+
+# -- URI templates: RFC 6570 ----------------------------------------------------------------------
 
 _VAR_CHAR = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
 _VAR = rf"{_VAR_CHAR}(?:\.?{_VAR_CHAR})*(?:\*|:[1-9][0-9]{{0,3}})?"
-_URI_TEMPLATE = rf"(?:[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=-]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&]?{_VAR}(?:,{_VAR}){{0,30}}\}})*"
-# Labels of precomposed letters that RFC 5892 allows, from left to right; the Punycode of 10 fits into 63 characters.
+_LITERAL = rf"[A-Za-z0-9._~:/?#\[\]@!$&()*+,;={_UCSCHAR}{_IPRIVATE}-]"
+_URI_TEMPLATE = rf"(?:{_LITERAL}|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&]?{_VAR}(?:,{_VAR}){{0,30}}\}})*"
+
+# -- international host names: RFC 5892 -----------------------------------------------------------
+
+# Labels of precomposed letters, from left to right; the Punycode of 10 fits into 63 characters.
 _IDN_LETTERS = (
     r"\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03ce\u0430-\u045f"
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
-_IDN_LABEL = rf"(?:{_LABEL}|[a-z0-9{_IDN_LETTERS}](?:-?[a-z0-9{_IDN_LETTERS}]){{0,9}})"
-# Regular expressions that ECMA 262 and Python allow alike: ASCII, groups nested up to two deep, simple lookbehind.
-_ESCAPE = r"\\[dDwWsSnrtfv^$.*+?()\[\]{}|/\\]"
-_RANGE = rf"(?:a-z|A-Z|0-9|[A-Za-z0-9_ .,:;=!@#%*+?/'()$]|{_ESCAPE})"
-_TIMES = r"(?:[*+?]|\{(?:[0-9]{1,2},?|[01],[1-9][0-9]?|2,(?:[2-9]|[1-9][0-9])|3,(?:[3-9]|[1-9][0-9]))\})\??"
-_ATOM = rf"(?:[A-Za-z0-9_ ,:;=!@#%&~'<>\"-]|\.|\[\^?{_RANGE}+-?\]|{_ESCAPE})"
+_IDN_LABEL = rf"(?:{_label(63)}|[a-z0-9{_IDN_LETTERS}](?:-?[a-z0-9{_IDN_LETTERS}]){{0,9}})"
+_IDN_HOST = rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,2}}"
+
+# -- regular expressions: ECMA 262, with groups nested up to two deep ------------------------------
+
+_NON_ASCII = r"\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+_HEX = "[0-9A-Fa-f]"
+_CATEGORY = "[CLMNPSZ]|C[cfnos]|L[lmotu]|M[cen]|N[dlo]|P[cdefios]|S[ckmo]|Z[lps]|Letter"
+_SCRIPT = "(?:Script|sc)=(?:Arabic|Cyrillic|Devanagari|Greek|Han|Hangul|Hebrew|Hiragana|Katakana|Latin|Thai)"
+_PROPERTY = rf"[pP]\{{(?:{_CATEGORY}|Emoji|ASCII|Any|{_SCRIPT})\}}"
+_CODE = rf"x{_HEX}{{2}}|u{_HEX}{{4}}|u\{{(?:10|{_HEX})?{_HEX}{{1,4}}\}}|c[A-Za-z]"
+_ESCAPE = rf"\\(?:[dDwWsSnrtfv^$.*+?()\[\]{{}}|/\\]|{_CODE}|{_PROPERTY})"
+
+
+def _ranges(characters: str) -> str:
+    """Returns a pattern of the ranges of two of `characters`, which are in order."""
+    return "|".join(f"{low}-[{characters[position:]}]" for position, low in enumerate(characters))
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LETTER_RANGES = f"{_ranges('0123456789')}|{_ranges(_LETTERS)}|{_ranges(_LETTERS.upper())}"
+_FURTHER_RANGES = r"à-ÿ|À-Þ|а-я|А-Я|ぁ-ん|ァ-ヶ|一-龥|\\u4e00-\\u9f(?:a5|ff)|\\u00c0-\\u00ff|\\u0400-\\u04ff"
+_SINGLE = rf"[A-Za-z0-9_ .,:;=!@#%*+?/'()$&{{}}|<>~\"{_NON_ASCII}]|{_ESCAPE}|\\-"
+_CLASS = rf"\[\^?-?(?:(?:{_LETTER_RANGES}|{_FURTHER_RANGES}|{_SINGLE})\^*)+-?\]"
+_COUNTS = "|".join(f"{low},(?:[{low}-9]|[1-9][0-9]{{1,2}})" for low in range(10))
+_COUNTS += "|" + "|".join(f"{tens}0,(?:{tens}[0-9]|[{tens + 1}-9][0-9]|[1-9][0-9]{{2}})" for tens in range(1, 9))
+_TIMES = rf"(?:[*+?]|\{{(?:[0-9]{{1,3}},?|{_COUNTS})\}})\??"
+_ATOM = rf"(?:[A-Za-z0-9_ ,:;=!@#%&~'<>/\"{_NON_ASCII}-]|\.|{_CLASS}|{_ESCAPE})"
 
 
 def _alternatives(atom: str, group: str = "") -> str:
-    """Returns a pattern of regular expressions of atoms, groups of `group`, lookahead of `group`, and lookbehind."""
-    bare = rf"[|^$]|\(\?<[=!]{_ATOM}{{1,20}}\)"  # takes no quantifier
+    """Returns a pattern of regular expressions of atoms, groups of `group`, and lookaround of `group`."""
+    bare = r"[|^$]|\\[bB]"  # takes no quantifier
     if group:
         atom = rf"(?:{atom}|\((?:\?:)?{group}\))"
-        bare += rf"|\(\?[=!]{group}\)"
+        bare += rf"|\(\?<?[=!]{group}\)"
     return rf"(?:{atom}(?:{_TIMES})?|{bare})*"
 
 
+_FLAT = _alternatives(_ATOM)
+_NAMED_GROUP = rf"\(\?<[A-Za-z_][A-Za-z0-9_]{{0,31}}>{_FLAT}\)(?:{_TIMES})?"  # one, since two names must differ
+_REGEX = rf"{_alternatives(_ATOM, _alternatives(_ATOM, _FLAT))}(?:{_NAMED_GROUP}{_FLAT})?"
+
+# -- JSON pointers: RFC 6901 ----------------------------------------------------------------------
+
 _STEP = r"/(?:[^~/\u0000-\u001f]|~[01])*"
-_PERIOD = "(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
-_CLOCK = "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
 
 FORMATS: dict[str, str] = {
     "date": _DATE,
     "time": _TIME,
-    "date-time": rf"{_DATE}T{_TIME}",
+    "date-time": rf"{_DATE}[Tt]{_TIME}",
     "duration": rf"P(?:{_PERIOD}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,9}}W)",
-    "email": rf"[A-Za-z0-9_+](?:[.-]?[A-Za-z0-9_+]){{0,31}}@{_HOST}",
+    "email": _mailbox(_ATEXT, _HOST),
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
@@ -80,14 +162,12 @@ FORMATS: dict[str, str] = {
     "uri": _URI,
     "json-pointer": rf"(?:{_STEP})*",
     "relative-json-pointer": rf"(?:0|[1-9][0-9]{{0,8}})(?:#|(?:{_STEP})*)",
+    "idn-email": _mailbox(_UTF8_TEXT, f"(?:{_HOST}|{_IDN_HOST})"),
+    "idn-hostname": _IDN_HOST,
+    "iri": _IRI,
+    "uri-reference": _URI_REFERENCE,
+    "iri-reference": _IRI_REFERENCE,
+    "uri-template": _URI_TEMPLATE,
+    "regex": _REGEX,
 }
 """ECMA patterns, to be matched against the whole text."""
-FORMATS |= {
-    "idn-email": rf"[A-Za-z0-9_+{_LETTERS}](?:[.-]?[A-Za-z0-9_+{_LETTERS}]){{0,31}}@{_HOST}",
-    "idn-hostname": rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}",
-    "iri": _international(_URI),
-    "uri-reference": _URI_REFERENCE,
-    "iri-reference": _international(_URI_REFERENCE),
-    "uri-template": _URI_TEMPLATE,
-    "regex": _alternatives(_ATOM, _alternatives(_ATOM, _alternatives(_ATOM))),
-}

@@ -146,16 +146,16 @@ def number_range(parts: Iterable[dict[str, Any]]) -> NumberRange:
 
 
 def needs_pattern(schema: dict[str, Any], *, is_integer: bool) -> bool:
-    """Returns whether the bounds of a schema need a pattern of our own.
+    """Returns whether the bounds or the step of a schema need a pattern of our own.
 
     llguidance is right about integers between bounds that are integers, and doubles. Its patterns of fractions accept
-    some excluded bounds, and lack the prefixes of a bound and zeros behind it.
+    some excluded bounds, and lack the prefixes of a bound and zeros behind it; its multiples have no zeros at the end.
 
     >>> needs_pattern({"minimum": 0}, is_integer=True), needs_pattern({"minimum": 0}, is_integer=False)
     (False, True)
     """
     if not is_integer:
-        return not schema.keys().isdisjoint(BOUNDS)
+        return not schema.keys().isdisjoint((*BOUNDS, "multipleOf"))
     return any(abs(schema[name]) >= _EXACT or schema[name] != int(schema[name]) for name in BOUNDS if name in schema)
 
 

@@ -13,8 +13,8 @@ from plait.runtime.batch.request import GenerationRequest, Request, ScoringReque
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens, encode_logprobs
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.finish_info import FinishInfo
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
 from plait.runtime.scheduler.sessions.session import Call, Session, SessionError
@@ -135,6 +135,7 @@ class CallTracker:
             warnings=request.warnings,
             exact=request.exact_info,
             particles=request.particles_info,
+            cache_miss=request.metrics.cache_miss,
         )
         self._end(request, reply)
 
@@ -144,7 +145,8 @@ class CallTracker:
         if vector is None:
             self.fail(request, "internal", "the model's hidden states are not finite here")
         else:
-            self._end(request, Finished(request.call_id, "stop", request.metrics.usage(0), embedding=vector.tobytes()))
+            usage, miss = request.metrics.usage(0), request.metrics.cache_miss
+            self._end(request, Finished(request.call_id, "stop", usage, embedding=vector.tobytes(), cache_miss=miss))
 
     def finish_scoring(self, request: ScoringRequest) -> None:
         """Ends one request of a selection. After the last one, the best choice is appended to the session's text."""

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from plait.kernels.private_file import PRIVATE_MODE, open_private, open_regular
 from plait.runtime.errors import InputError
-from plait.runtime.results.result_file import PRIVATE_MODE, sync_folder, write_all
+from plait.runtime.results.result_file import sync_folder, write_all
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -62,7 +63,7 @@ def _check_is_private(path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
+    lock = open_regular(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -114,7 +115,7 @@ def read_records(folder: Path, kind: type[T]) -> list[T]:
     records = []
     for path in sorted(folder.glob("*.json")):
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=kind)
+            record = msgspec.json.decode(read_stored(path), type=kind)
             reason = "" if getattr(record, "id", None) == path.stem else "its id is not that of its name"
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             reason = str(error)
@@ -130,7 +131,18 @@ def read_records(folder: Path, kind: type[T]) -> list[T]:
 
 def open_new(path: Path) -> int:
     """Opens an empty file for writing, with mode 0600. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+    return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+
+def open_stored(path: Path) -> int:
+    """Opens a file for reading. Raises OSError, at once, for a link, a FIFO or a device in its place."""
+    return open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def read_stored(path: Path) -> bytes:
+    """Returns the bytes of a file. Raises OSError as `open_stored`."""
+    with os.fdopen(open_stored(path), "rb") as file:
+        return file.read()
 
 
 def move(source: Path, target: Path) -> None:

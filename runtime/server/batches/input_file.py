@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, NumberedLine
-from plait.runtime.server.batches.directory import run_to_end, write_record
+from plait.runtime.server.batches.directory import open_stored, read_stored, run_to_end, write_record
 from plait.runtime.server.batches.records import BatchProblem, Endpoint
 from plait.runtime.server.batches.result_log import digest
 from plait.runtime.server.errors import ApiError
@@ -68,7 +68,7 @@ class CheckedInput:
 
 def read_line(path: Path, line: Line) -> InputLine:
     """Reads a line that was checked before. Raises InputChanged and OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_stored(path)
     try:
         data = os.pread(descriptor, line.size, line.offset)
     finally:
@@ -90,7 +90,7 @@ def write_lines(path: Path, lines: list[Line]) -> None:
 def read_lines(path: Path) -> list[Line]:
     """Reads an index. Raises InputChanged for a damaged one, and OSError."""
     try:
-        return [Line(*row) for row in INDEX_ROW.iter_unpack(path.read_bytes())]
+        return [Line(*row) for row in INDEX_ROW.iter_unpack(read_stored(path))]
     except struct.error:
         raise InputChanged(f"the index {path.name} is damaged") from None
 
@@ -141,7 +141,7 @@ async def _in_order_of(ranks: list[bytes], lines: list[Line]) -> list[Line]:
 
 async def _lines(path: Path, max_bytes: int) -> AsyncIterator[NumberedLine]:
     splitter = LineSplitter(max_bytes)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_stored(path)
     try:
         while piece := await run_to_end(os.read, descriptor, READ_BYTES):
             for line in splitter.feed(piece):

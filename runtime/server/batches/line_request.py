@@ -85,6 +85,7 @@ class BackgroundMiddleware:
         record = current_request()
         assert record is not None
         record.tenant, record.is_background = scope["state"]["tenant"], True
+        record.strict_fields = True  # the warnings of a batch's answers would be read too late
         record.route = f"batch {record.path}"
         record.reserve_calls = partial(self._reserve_calls, record, scope["state"]["set_calls"])
         self.in_flight.admit(record)

@@ -6,27 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from plait.constrained.specs import Spec
+from plait.constrained.specs import Reasoning, Spec
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.formats import (
-    REASONING_FORMATS,
-    ReasoningFormat,
-    json_answer_constraint,
-    reasoning_first,
-    reasoning_format,
-    tool_constraint,
-    tool_format,
-)
+from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks
+from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
+from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
+from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
+from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
@@ -42,14 +39,19 @@ class PreparedChat:
     """A conversation that is ready to run.
 
     constraint_param: the request's parameter that a refused constraint came from. new_parser: makes the parser of one
-    answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer.
+    answer. plain_bytes: those of text that the prompt ends with, such as a prefilled answer. shown_tokens: the control
+    tokens that the parser must see; None if there are none. shows_reasoning: the answer has its reasoning. warnings:
+    gets those about how the answer was parsed.
     """
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
     constraint_param: str | None
-    new_parser: Callable[[], OutputParser]
+    new_parser: Callable[[], OutputParser | UntaggedCallParser]
     plain_bytes: int = 0
+    shown_tokens: ControlMarks | None = None
+    shows_reasoning: bool = True
+    warnings: list[str] = field(default_factory=list)
 
 
 class ChatOutput:
@@ -61,14 +63,16 @@ class ChatOutput:
 
     def __init__(self, prepared: PreparedChat, client: Client, call: Call) -> None:
         self.call = call
-        self._parser = prepared.new_parser()
+        self._parser, self._shows_reasoning = prepared.new_parser(), prepared.shows_reasoning
+        self._detokenizer = prepared.shown_tokens.detokenizer() if prepared.shown_tokens else None
         self._logprob_aligner = LogprobAligner(client.tokenizer.vocabulary.token_bytes)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
     def parse_update(self, update: CallUpdate) -> list[ParsedPart]:
         """Returns the parts that are complete enough to be sent."""
-        parts = self._parser.push(update.text) if update.text else []
+        text = update.text if self._detokenizer is None else self._detokenizer.push(update.token_ids)
+        parts = self._parser.push(text) if text else []
         if update.encoded_logprobs or self._logprob_aligner.has_pending:
             self.logprobs += self._logprob_aligner.push(update)
         if update.finished:
@@ -76,42 +80,61 @@ class ChatOutput:
             reason = self.call.result(0).finish_reason
             is_call = self._parser.num_calls and not self._parser.is_within_arguments
             self.finish_reason = "tool_calls" if reason == "stop" and is_call else reason
-        return parts
+        return parts if self._shows_reasoning else [part for part in parts if part.kind != "reasoning"]
 
     def parse_result(self, result: CallResult) -> list[ParsedPart]:
         """Returns all parts of a finished call."""
         return self.parse_update(CallUpdate(result.text, result.token_ids, result.encoded_logprobs or (), True))
 
 
-async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:
-    """Renders and tokenizes a conversation. Raises ApiError or InputError for one that the model does not support."""
+async def prepare_chat(
+    client: Client, conversation: Conversation, *, untagged_tool_calls: bool = False
+) -> PreparedChat:
+    """Renders and tokenizes a conversation. `untagged_tool_calls`: the server's default.
+
+    Raises ApiError or InputError for a conversation that the model does not support.
+    """
     template = client.tokenizer.chat_template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
-    is_json = json_answer_constraint(conversation) is not None
-    call_format = tool_format(template.source, with_json_answer=is_json)
-    reasoning, names = reasoning_format(template.source), [tool.name for tool in conversation.callable_tools]
+    conversation = with_thinking(conversation, template)
+    thinking, is_json = conversation.thinking, json_answer_constraint(conversation) is not None
+    formats = await formats_in_thread(template)
+    call_format = fitted_calls(formats, client.tokenizer, with_json_answer=is_json)
+    tools = conversation.callable_tools
+    marks = control_marks(client.tokenizer, call_format if tools else None, formats.reasoning)
     constraint, param = conversation.constraint, conversation.constraint_param
     num_chars = sum(len(turn.text) for turn in conversation.turns)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
-    if names:
-        constraint = await run_aside(is_large, tool_constraint, call_format, conversation)
-        param = conversation.callable_tools[0].param
-    added_texts = client.tokenizer.added_texts
-    parts = await run_aside(is_large, render_chat, template, added_texts, conversation, call_format)
+    if tools:
+        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs)
+        param = tools[0].param
+    reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
+    parts = await run_aside(
+        is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
+    )
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
-    if conversation.reasoning is not None:
-        reasoning = reasoning or REASONING_FORMATS[0]
-        constraint = reasoning_first(constraint, conversation.reasoning, reasoning, starts_in_reasoning)
-    elif starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
-        assert reasoning is not None  # the answer is constrained from its first character: close the reasoning
+    is_whole = constraint is not None and (not tools or conversation.must_call or is_json)
+    constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning)
+    if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
+        assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
-    tools = (call_format, names) if names else None
-    new_parser = partial(OutputParser, reasoning, starts_in_reasoning, tools, is_json)
-    return PreparedChat(ids, constraint, param, new_parser, num_plain_bytes(parts))
+    new_parser: partial[Any] = partial(
+        OutputParser,
+        marks.mark_reasoning(reasoning) if reasoning else None,
+        starts_in_reasoning,
+        marks.mark_calls(call_format) if tools else None,
+        {tool.name: tool.parameters for tool in tools},
+        is_json,
+    )
+    warnings: list[str] = []
+    if may_call_untagged(conversation, untagged_tool_calls):
+        new_parser = partial(_with_untagged_calls, new_parser, conversation, warnings)
+    shown_tokens, plain_bytes = marks if marks.pairs else None, num_plain_bytes(parts)
+    return PreparedChat(ids, constraint, param, new_parser, plain_bytes, shown_tokens, thinking.is_shown, warnings)
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:
@@ -135,6 +158,14 @@ def has_more_values(conversation: Conversation, limit: int) -> bool:
     return num_left < 0
 
 
+def _with_untagged_calls(
+    new_parser: Callable[[], OutputParser], conversation: Conversation, warnings: list[str]
+) -> UntaggedCallParser:
+    return UntaggedCallParser(new_parser(), conversation, warnings)
+
+
 def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:
     """Whether the template ends the prompt with the opening of reasoning."""
-    return bool(reasoning and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(reasoning.begin))
+    return bool(
+        reasoning and reasoning.begin and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(reasoning.begin)
+    )

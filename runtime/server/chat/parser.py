@@ -1,95 +1,69 @@
 """Parses a model's output incrementally into reasoning, text, and tool calls with their arguments.
 
-One parser handles every format in `formats.py`. Complete responses and streams are built from the same parts, so they
-cannot differ.
+One parser handles every `CallFormat`. Complete responses and streams are built from the same parts, so they cannot
+differ.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from plait.runtime.server.chat.formats import ReasoningFormat, ToolFormat
+from plait.runtime.server.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
+from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.control_marks import without_control_tokens
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+
+_MAX_ID_CHARS = 64
 
 
 class ParsedPart(NamedTuple):
     """A part of an answer.
 
     kind "call" begins tool call number `number` (from 0), whose name is `text`; "arguments" continues that call's JSON.
+    call_id: the id that the model wrote for the call, or "".
     """
 
     kind: Literal["reasoning", "text", "call", "arguments"]
     text: str
     number: int = 0
-
-
-class JsonValueScanner:
-    """Finds the end of one JSON value that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = self._is_scalar = False
-
-    def find(self, text: str) -> int | None:
-        """Returns how many characters of `text` belong to the value, or None if the value does not end in it."""
-        for index, char in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-                    if not self._depth:
-                        return index + 1
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]" and self._depth:
-                self._depth -= 1
-                if not self._depth:
-                    return index + 1
-            elif char in ",}] \n" and self._is_scalar and not self._depth:
-                return index
-            elif not self._depth:
-                self._is_scalar = True
-        return None
+    call_id: str = ""
 
 
 class OutputParser:
     """Parses one answer. It is a state machine; `_state` is the method that handles the buffer next.
 
-    tools: the tool format and the names that may be called. is_json: the answer is either calls or a JSON value, so an
-    answer that does not begin with a call contains none.
+    call_format, tools: how calls are written, and {name that may be called: schema of its arguments}. is_json: the
+    answer is either calls or a JSON value, so an answer that does not begin with a call contains none.
 
-    >>> parser = OutputParser(None, False, (ToolFormat("", "<c>", "</c>"), ["f"]))
-    >>> [part for text in ('Hi <', 'c>{"name":"f","arguments":{"a"', ':1}}</c>') for part in parser.push(text)]
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [ParsedPart(kind='text', text='Hi', number=0), ParsedPart(kind='call', text='f', number=0),
-     ParsedPart(kind='arguments', text='{"a"', number=0), ParsedPart(kind='arguments', text=':1}', number=0)]
+    >>> parser = OutputParser(None, False, CallFormat("<c>{name} ", "</c>"), {"f": {}})
+    >>> [part[:2] for text in ('Hi <', 'c>f {"a"', ':1}</c>') for part in parser.push(text)]
+    [('text', 'Hi'), ('call', 'f'), ('arguments', '{"a"'), ('arguments', ':1}')]
     """
 
     def __init__(
         self,
         reasoning: ReasoningFormat | None,
         starts_in_reasoning: bool,
-        tools: tuple[ToolFormat, Sequence[str]] | None = None,
+        call_format: CallFormat | None = None,
+        tools: Mapping[str, Mapping[str, Any]] | None = None,
         is_json: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._is_json = is_json
-        self._call_openers = tools[0].call_openers(tools[1]) if tools else {}
-        self._call_header_pattern = _call_header_pattern(tools[0]) if tools else None
-        self._call_end = tools[0].end if tools else ""
+        self._format = call_format if tools else None
+        self._tools = dict(tools or {})
+        if self._format is not None:
+            self._first_head = _head_pattern(self._format.begin + self._format.head, self._tools)
+            self._next_head = _head_pattern(self._format.head, self._tools)
+            self._tail = _id_pattern(re.escape(self._format.tail))
         self._state = self._in_reasoning if starts_in_reasoning and reasoning else self._at_start
         self._buffer = ""  # text not emitted yet: it may be the beginning of a marker
         self._pending_whitespace = ""  # emitted only if text follows
-        self._expected_end = ""  # what is still missing at the end of the current call
-        self._json = JsonValueScanner()
+        self._reader: ArgumentsReader | None = None
         self._parts: list[ParsedPart] = []
+        self._call_parts: list[ParsedPart] = []  # of a call whose id stands behind its arguments
         self.num_calls = 0
 
     def push(self, text: str) -> list[ParsedPart]:
@@ -112,6 +86,7 @@ class OutputParser:
             self._emit_text(rest)
         elif rest and self._state == self._in_reasoning:
             self._parts.append(ParsedPart("reasoning", rest))
+        self._release_call("")
         parts, self._parts = self._parts, []
         return parts
 
@@ -119,7 +94,7 @@ class OutputParser:
 
     def _at_start(self) -> bool:
         """The beginning of the answer, where reasoning may begin."""
-        if self._reasoning is not None:
+        if self._reasoning is not None and self._reasoning.begin:
             begin, stripped = self._reasoning.begin, self._buffer.lstrip()
             if stripped.startswith(begin):
                 self._buffer, self._state = stripped[len(begin) :], self._in_reasoning
@@ -132,9 +107,9 @@ class OutputParser:
     def _in_reasoning(self) -> bool:
         assert self._reasoning is not None
         before, end, after = self._buffer.partition(self._reasoning.end)
-        num_pending = 0 if end else _partial_match_length(before, [self._reasoning.end])
+        num_pending = 0 if end else partial_match_length(before, [self._reasoning.end])
         if len(before) > num_pending:
-            self._parts.append(ParsedPart("reasoning", before[: len(before) - num_pending]))
+            self._parts.append(ParsedPart("reasoning", without_control_tokens(before[: len(before) - num_pending])))
         self._buffer = after if end else before[len(before) - num_pending :]
         if end:
             self._state = self._after_reasoning
@@ -148,66 +123,109 @@ class OutputParser:
         return bool(self._buffer)
 
     def _in_text(self) -> bool:
-        if self._is_json and self._call_openers and not self._may_be_call():
-            self._call_openers = {}
-        matches = [(index, opener) for opener in self._call_openers if (index := self._buffer.find(opener)) >= 0]
-        if not matches:
-            num_pending = _partial_match_length(self._buffer, self._call_openers)
+        if self._format is not None and self._is_json and not self._may_be_call(self._format):
+            self._format = None
+        opener = self._format.opener if self._format is not None else ""
+        index = self._buffer.find(opener) if opener else -1
+        if index < 0:
+            num_pending = partial_match_length(self._buffer, [opener])
             self._emit_text(self._buffer[: len(self._buffer) - num_pending])
             self._buffer = self._buffer[len(self._buffer) - num_pending :]
             return False
-        index, opener = min(matches)
         self._emit_text(self._buffer[:index])
-        self._buffer = self._buffer[index + len(opener) :]
-        name = self._call_openers[opener]
-        if name is None:
-            self._state = self._in_call_header
-        else:
-            self._open_call(name, self._call_end)
+        self._buffer, self._state = self._buffer[index:], self._in_first_head
         return True
 
-    def _may_be_call(self) -> bool:
+    def _may_be_call(self, call_format: CallFormat) -> bool:
         """Whether the buffer may begin with a call."""
-        return any(self._buffer.startswith(opener) or opener.startswith(self._buffer) for opener in self._call_openers)
+        starts = [call_format.opener]
+        if "{id}" not in call_format.head:
+            starts = [call_format.begin + call_format.call_head(name) for name in self._tools]
+        return any(self._buffer.startswith(start) or start.startswith(self._buffer) for start in starts)
 
-    def _in_call_header(self) -> bool:
-        """Before `{"name": "...", "arguments": ` is complete."""
-        assert self._call_header_pattern is not None
-        match = self._call_header_pattern.match(self._buffer)
+    def _in_first_head(self) -> bool:
+        """Before the head of an answer's or a section's first call is complete."""
+        assert self._format is not None
+        return self._open_call(self._first_head, len(self._format.begin))
+
+    def _in_next_head(self) -> bool:
+        """Before the head of another call is complete."""
+        return self._open_call(self._next_head, 0)
+
+    def _open_call(self, pattern: re.Pattern[str], num_more: int) -> bool:
+        assert self._format is not None
+        match = pattern.match(self._buffer)
         if match is None:
+            longest = num_more + len(self._format.head) + max(map(len, self._tools)) + _MAX_ID_CHARS
+            if len(self._buffer) > longest:  # no call: its first character is text
+                self._emit_text(self._buffer[:1])
+                self._buffer, self._state = self._buffer[1:], self._in_text
+                return True
             return False
+        name, call_id = match["name"], match.groupdict().get("id") or ""
         self._buffer = self._buffer[match.end() :]
-        self._open_call(json.loads(match[1]), "}" + self._call_end)
-        return True
-
-    def _open_call(self, name: str, expected_end: str) -> None:
-        self._parts.append(ParsedPart("call", name, self.num_calls))
+        is_clients = self._format.id_source == "client"
+        self._add_to_call(ParsedPart("call", name, self.num_calls, call_id if is_clients else ""))
         self.num_calls += 1
-        self._pending_whitespace, self._expected_end = "", expected_end
-        self._json, self._state = JsonValueScanner(), self._in_arguments
+        self._pending_whitespace = ""
+        follower = self._format.tail.partition("{id}")[0] or self._format.separator or self._format.end
+        self._reader = arguments_reader(self._format.arguments, self._tools[name], follower)
+        self._state = self._in_arguments
+        return True
 
     def _in_arguments(self) -> bool:
-        end = self._json.find(self._buffer)
-        arguments, self._buffer = (self._buffer, "") if end is None else (self._buffer[:end], self._buffer[end:])
-        if arguments:
-            self._parts.append(ParsedPart("arguments", arguments, self.num_calls - 1))
-        if end is not None:
-            self._state = self._in_call_end
-        return end is not None
+        assert self._reader is not None
+        json, self._buffer, is_done = self._reader.read(self._buffer)
+        if json:
+            self._add_to_call(ParsedPart("arguments", json, self.num_calls - 1))
+        if is_done:
+            self._state = self._in_tail
+            return self._in_tail() if not self._buffer else True
+        return False
 
-    def _in_call_end(self) -> bool:
+    def _in_tail(self) -> bool:
         """Consumes the text that closes a call, which the constraint guarantees."""
-        while self._buffer and self._expected_end:
-            if self._buffer[0] == self._expected_end[0]:
-                self._expected_end = self._expected_end[1:]
-            self._buffer = self._buffer[1:]
-        if not self._expected_end:
+        assert self._format is not None
+        match = self._tail.match(self._buffer)
+        if match is None:
+            return False
+        self._release_call(match.groupdict().get("id") or "")
+        self._buffer = self._buffer[match.end() :]
+        self._state = self._after_call if self._format.begin or self._format.end else self._in_text
+        return True
+
+    def _after_call(self) -> bool:
+        """Behind a call of a list or section: another call, or the end."""
+        assert self._format is not None
+        end, more = self._format.end, self._format.separator + self._format.head_start
+        if end and self._buffer.startswith(end) and not (len(more) > len(end) and self._buffer.startswith(more)):
+            self._buffer, self._state = self._buffer[len(end) :], self._in_text
+        elif self._buffer.startswith(more):
+            self._buffer, self._state = self._buffer[len(self._format.separator) :], self._in_next_head
+        elif end.startswith(self._buffer) or more.startswith(self._buffer):
+            return False
+        else:
             self._state = self._in_text
-        return not self._expected_end
+        return True
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _add_to_call(self, part: ParsedPart) -> None:
+        """Emits a part of a call, or keeps it until the call's id is known."""
+        assert self._format is not None
+        is_late = self._format.id_source == "client" and "{id}" in self._format.tail
+        (self._call_parts if is_late else self._parts).append(part)
+
+    def _release_call(self, call_id: str) -> None:
+        """Emits the parts of a call whose id was not known."""
+        self._parts += [part._replace(call_id=call_id) if part.kind == "call" else part for part in self._call_parts]
+        self._call_parts = []
 
     def _emit_text(self, text: str) -> None:
         """Emits text. Where calls may follow, trailing white space waits until more text follows."""
-        if not self._call_openers:
+        text = without_control_tokens(text)
+        if self._format is None:
+            text, self._pending_whitespace = self._pending_whitespace + text, ""
             if text:
                 self._parts.append(ParsedPart("text", text))
             return
@@ -218,18 +236,17 @@ class OutputParser:
             self._parts.append(ParsedPart("text", visible))
 
 
-def _call_header_pattern(call_format: ToolFormat) -> re.Pattern[str]:
-    """Returns the pattern of a call's JSON object up to its arguments; group 1 is the name as a JSON string."""
-    name, arguments = re.escape(json.dumps(call_format.name_key)), re.escape(json.dumps(call_format.arguments_key))
-    return re.compile(rf'\s*\{{\s*{name}\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*{arguments}\s*:\s*(?=\S)')
+def _head_pattern(head: str, names: Mapping[str, Any]) -> re.Pattern[str]:
+    """Returns the pattern of a call's head, with the groups `name` and, if it has an id, `id`."""
+    name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    first, *others = re.escape(head).split(re.escape("{name}"))
+    if not others:
+        return _id_pattern(first)
+    behind = "" if others[-1] else r"(?=[^A-Za-z0-9_.:-])"  # a longer name may follow
+    return _id_pattern(f"{first}(?P<name>{name}){'(?P=name)'.join(others)}{behind}")
 
 
-def _partial_match_length(text: str, markers: Iterable[str]) -> int:
-    """Returns the length of the longest end of `text` that is a proper prefix of one of `markers`."""
-    longest = 0
-    for marker in markers:
-        for size in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:size]):
-                longest = size
-                break
-    return longest
+def _id_pattern(pattern: str) -> re.Pattern[str]:
+    first, *others = pattern.split(re.escape("{id}"))
+    ids = f"(?P<id>[A-Za-z0-9_.:-]{{1,{_MAX_ID_CHARS}}})"
+    return re.compile(first + (ids + "(?P=id)".join(others) if others else ""))

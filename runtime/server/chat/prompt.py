@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
-
 from plait.runtime.errors import InputError
-from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import ToolFormat, tool_as_json, tool_instructions
-from plait.runtime.server.http.json_limits import JsonScan, scan_steps
+from plait.runtime.server.chat.conversation import Conversation
+from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats
+from plait.runtime.server.chat.messages import template_messages, tool_as_json
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern
 
@@ -111,17 +108,19 @@ def _control_token_pattern(added_texts: frozenset[str]) -> _ControlTokenPattern 
 
 
 def render_chat(
-    template: ChatTemplate, added_texts: frozenset[str], conversation: Conversation, call_format: ToolFormat
+    template: ChatTemplate,
+    added_texts: frozenset[str],
+    conversation: Conversation,
+    call_format: CallFormat,
+    formats: ModelFormats = PLAIN_FORMATS,
 ) -> PromptParts:
-    """Renders the prompt of a conversation. Raises InputError if the chat template refuses its turns."""
+    """Renders the prompt of a conversation. Raises InputError if the chat template refuses its turns, and ApiError 400
+    for an earlier call whose arguments it cannot write."""
     escaper = ControlTokenEscaper(added_texts)
-    turns, tools = list(conversation.turns), conversation.tools
-    if tools and not call_format.is_native:
-        turns, tools = _with_instructions(turns, tools, call_format), ()
-    names = {call.id: call.name for turn in turns for call in turn.calls}
-    messages = [escaper.escape(_message(turn, call_format, names)) for turn in turns]
+    messages = template_messages(conversation, call_format, formats, escaper.escape)
     if conversation.continue_final:
-        messages[-1]["content"] += escaper.end_marker
+        _append(messages[-1], escaper.end_marker)
+    tools = conversation.tools if call_format.is_native else ()
     rendered = template.render(
         messages,
         add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
@@ -136,62 +135,7 @@ def render_chat(
     return escaper.restore(rendered)
 
 
-def _with_instructions(turns: list[Turn], tools: Sequence[ToolDefinition], call_format: ToolFormat) -> list[Turn]:
-    """Adds the tool instructions to the system turn, or to a new one."""
-    text = tool_instructions(tools, call_format)
-    if turns and turns[0].role == "system":
-        return [replace(turns[0], text=f"{turns[0].text}\n\n{text}"), *turns[1:]]
-    return [Turn("system", text), *turns]
-
-
-def _message(turn: Turn, call_format: ToolFormat, names: Mapping[str, str]) -> dict[str, Any]:
-    """Converts a turn to a chat template's message. Calls and results become text if the template has none.
-
-    names: {id of a call: name of its tool}.
-    """
-    if not call_format.is_native:
-        return _plain_message(turn, call_format, names)
-    message: dict[str, Any] = {"role": turn.role, "content": turn.text} | _speaker_name(turn)
-    if turn.reasoning is not None:
-        message["reasoning_content"] = turn.reasoning
-    if turn.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _parsed_arguments(call.arguments)},
-            }
-            for call in turn.calls
-        ]
-    if turn.role == "tool":
-        message |= {"tool_call_id": turn.call_id, "name": _tool_name(turn, names)}
-    return message
-
-
-def _plain_message(turn: Turn, call_format: ToolFormat, names: Mapping[str, str]) -> dict[str, Any]:
-    if turn.role == "tool":
-        return {"role": "user", "content": f"Result of {_tool_name(turn, names)}: {turn.text}"}
-    text = "".join([turn.text, *(call_format.render_call(call) for call in turn.calls)])
-    return {"role": turn.role, "content": text} | _speaker_name(turn)
-
-
-def _speaker_name(turn: Turn) -> dict[str, Any]:
-    """The speaker's name if the client gave one, which some templates render."""
-    return {} if turn.name is None else {"name": turn.name}
-
-
-def _tool_name(turn: Turn, names: Mapping[str, str]) -> str:
-    """The name of the tool whose result a tool turn holds."""
-    return turn.name or names.get(turn.call_id or "", "the function")
-
-
-def _parsed_arguments(arguments: str | Mapping[str, Any]) -> Any:
-    """The arguments as JSON; a text that is no JSON as it is. Raises ApiError 400 for too many elements."""
-    if not isinstance(arguments, str):
-        return arguments
-    for _ in scan_steps(arguments.encode(), JsonScan(), "the arguments of a tool call have"):
-        pass  # other threads run between two steps
-    try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
+def _append(message: dict[str, Any], text: str) -> None:
+    """Adds text at the end of a message's content, which is a text or a list of parts."""
+    content = message["content"]
+    message["content"] = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]

@@ -16,7 +16,7 @@ TemplateVariables = Annotated[dict[str, Any], Meta(max_length=64)]
 THINKING = "enable_thinking"
 
 
-def template_variables(variables: Mapping[str, Any] | None, enable_thinking: bool | None) -> dict[str, Any]:
+def template_variables(variables: Mapping[str, Any] | None, enable_thinking: bool | None = None) -> dict[str, Any]:
     """The variables of `chat_template_kwargs` and `enable_thinking`, which may be beside or among them.
 
     Raises ApiError 400 if the two contradict each other.
@@ -27,19 +27,6 @@ def template_variables(variables: Mapping[str, Any] | None, enable_thinking: boo
     if merged.get(THINKING, enable_thinking) != enable_thinking:
         raise invalid("'enable_thinking' and 'chat_template_kwargs' contradict each other", THINKING)
     return merged | {THINKING: enable_thinking}
-
-
-def with_thinking(
-    variables: Mapping[str, Any] | None, is_wanted: bool | None, template: ChatTemplate | None
-) -> dict[str, Any]:
-    """The variables, with `enable_thinking` as the protocol's own field for reasoning wants it (None: no wish).
-
-    A template without that variable is left as it is, and a value in `variables` has priority.
-    """
-    merged = dict(variables or {})
-    if is_wanted is not None and template is not None and THINKING in template.variable_names:
-        merged.setdefault(THINKING, is_wanted)
-    return merged
 
 
 def program_template(client: Client, variables: Mapping[str, Any]) -> ChatTemplate | None:

@@ -120,6 +120,8 @@ _SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "open-metrics": ("open_metrics", _flag),
     "page": ("page", _flag),
     "log-prompts": ("log_prompts", _flag),
+    "strict-fields": ("strict_fields", _flag),
+    "untagged-tool-calls": ("untagged_tool_calls", _flag),
     "max-body-bytes": ("max_body_bytes", _number(int, 1024, 1 << 30)),
     "max-queue": ("max_queue", _number(int, 0, 1 << 20)),
     "max-queue-bytes": ("max_queue_bytes", _number(int, 1024, 1 << 40)),

@@ -24,7 +24,7 @@ from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.pooled_model import Engine, PooledModel
 from plait.runtime.server.engines.start import start_engine
-from plait.runtime.server.errors import OVERLOADED, ApiError
+from plait.runtime.server.errors import NO_RETRY, OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
 
 MAX_WAIT_S = 600.0  # of a request for its model
@@ -66,11 +66,17 @@ class EnginePool:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def acquire(self, model: PooledModel, timeout_s: float | None = None, is_background: bool = False) -> None:
+    async def acquire(
+        self,
+        model: PooledModel,
+        timeout_s: float | None = None,
+        is_background: bool = False,
+        queue_time_s: float = math.inf,
+    ) -> None:
         """Waits until `model` is loaded, and keeps it so until `release`. is_background: for a line of a batch.
 
-        Raises ApiError 503 with the cause if its start fails or failed a short time ago, and after MAX_WAIT_S;
-        DeadlineExceeded after `timeout_s`.
+        queue_time_s: what is left of `--max-queue-time`. Raises ApiError 503 with the cause if its start fails or
+        failed a short time ago, after `queue_time_s`, and after MAX_WAIT_S; DeadlineExceeded after `timeout_s`.
         """
         if model.accepts_requests:
             model.admit(is_background)
@@ -80,7 +86,7 @@ class EnginePool:
             self._give_up(model)
         if model.is_paused:
             raise model.start_error()
-        await self._wait(model, timeout_s, is_background)
+        await self._wait(model, timeout_s, is_background, queue_time_s)
 
     def release(self, model: PooledModel, is_background: bool = False) -> None:
         """Ends the use of `model` by one request."""
@@ -116,7 +122,9 @@ class EnginePool:
         for model in self.models:
             model.fail_waiters(model.batch_waiters, _draining)
 
-    async def _wait(self, model: PooledModel, timeout_s: float | None, is_background: bool) -> None:
+    async def _wait(
+        self, model: PooledModel, timeout_s: float | None, is_background: bool, queue_time_s: float
+    ) -> None:
         if is_background and self._refuses_batches:
             raise _draining()
         if is_background and not model.has_waiters:
@@ -125,18 +133,20 @@ class EnginePool:
         (model.batch_waiters if is_background else model.waiters).append(waiter)
         if model not in self._wanted:
             self._wanted.append(model)
-        limit_s = timeout_s if is_background else min(timeout_s or MAX_WAIT_S, MAX_WAIT_S)
+        limit_s = timeout_s if is_background else min(timeout_s or MAX_WAIT_S, MAX_WAIT_S, queue_time_s)
         try:
             self._advance()
             async with asyncio.timeout(limit_s):
                 await waiter
         except TimeoutError:
             self._leave_queue(model, waiter, is_background)
+            if limit_s == queue_time_s:
+                raise model.queue.waited_too_long() from None
             if timeout_s is not None and (is_background or timeout_s <= MAX_WAIT_S):
                 text = f"the request took longer than its timeout of {timeout_s:g} s, in which its model was started"
                 raise DeadlineExceeded(text) from None
             text = f"there was no room for the model '{model.name}' within {MAX_WAIT_S:g} s: others have requests"
-            raise ApiError(503, text, type=OVERLOADED, param="model", code="overloaded") from None
+            raise ApiError(503, text, type=OVERLOADED, param="model", code="overloaded", headers=NO_RETRY) from None
         except BaseException:
             self._leave_queue(model, waiter, is_background)
             raise

@@ -15,7 +15,7 @@ from plait.runtime.executor.host_machine import host_kv_cache_budget, may_have_g
 class ModelSpec:
     """One entry. model: as `plait serve MODEL` takes it, None for the embedded model. path: its located file or folder.
 
-    settings: of `Runtime`, and "replicas". where: the file and line, for messages.
+    settings: of `Runtime`, and "replicas". where: the file and line, for messages. aliases: further names.
     """
 
     name: str
@@ -23,6 +23,7 @@ class ModelSpec:
     path: Path
     settings: Mapping[str, Any]
     where: str
+    aliases: tuple[str, ...] = ()
 
     @property
     def is_on_gpu(self) -> bool:

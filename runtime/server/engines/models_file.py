@@ -4,6 +4,8 @@
     chat:
       model: Qwen/Qwen3-0.6B
       context-length: 4096                # options of `plait serve`, without their dashes
+    claude-sonnet:
+      alias: small                        # another name of a model in this file
 
 YAML's values are read as text and converted by `MODEL_OPTIONS`, so that `no` or `1:30` mean what they say.
 """
@@ -11,7 +13,8 @@ YAML's values are read as text and converted by `MODEL_OPTIONS`, so that `no` or
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import yaml
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.server.engines.model_names import Alias, check_name, resolve_aliases
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.start import checked_devices, num_ranks
@@ -27,15 +31,15 @@ from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_ro
 from plait.runtime.similar_names import did_you_mean
 
 MAX_MODELS = 256
-DEFAULT_NAME = "default"  # of the first model, in every protocol
-OLLAMA_TAG = ":latest"  # Ollama's clients add it to a name, and it is removed again
-MODEL_KEY = "model"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+MODEL_KEY, ALIAS_KEY = "model", "alias"
 
 
-def read_models(path: Path, defaults: Mapping[str, Any] | None = None) -> list[ModelSpec]:
-    """Returns the models of a file, in its order. defaults: settings of models that have none of their own.
+def read_models(
+    path: Path, defaults: Mapping[str, Any] | None = None, aliases: Sequence[Alias] = ()
+) -> list[ModelSpec]:
+    """Returns the models of a file, in its order.
 
+    defaults: settings of models that have none of their own. aliases: names beside those of the file.
     Raises InputError with the file's line for what is wrong, also for a model that is not found.
     """
     root = read_root(path, "models file")
@@ -43,16 +47,35 @@ def read_models(path: Path, defaults: Mapping[str, Any] | None = None) -> list[M
         raise InputError(f"{path} must be a mapping of names to models, such as 'small: small.gguf'")
     if len(root.value) > MAX_MODELS:
         raise InputError(f"{path} has {len(root.value)} models; {MAX_MODELS} are allowed")
-    return [_model(path, name, line, value, defaults or {}) for name, line, value in entries(path, root)]
+    specs, own_aliases = [], []
+    for name, line, value in entries(path, root):
+        if (alias := _alias(path, name, line, value)) is not None:
+            own_aliases.append(alias)
+        else:
+            specs.append(_model(path, name, line, value, defaults or {}))
+    if not specs:
+        raise InputError(f"{path} has aliases only, and no model")
+    names = resolve_aliases([*own_aliases, *aliases], [spec.name for spec in specs])
+    return [replace(spec, aliases=names[spec.name]) for spec in specs]
+
+
+def _alias(path: Path, name: str, line: int, value: yaml.Node) -> Alias | None:
+    """The alias that an entry is; None for a model."""
+    if not isinstance(value, yaml.MappingNode):
+        return None
+    keys = {key: (key_line, node) for key, key_line, node in entries(path, value)}
+    if ALIAS_KEY not in keys:
+        return None
+    alias_line, node = keys[ALIAS_KEY]
+    where = f"{path}, line {alias_line}"
+    if len(keys) > 1:
+        raise InputError(f"{where}: an alias has no settings of its own: its engine is that of its model")
+    return Alias(name, text_of(where, ALIAS_KEY, node), f"{path}, line {line}")
 
 
 def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping[str, Any]) -> ModelSpec:
     where = f"{path}, line {line}"
-    if not _NAME.fullmatch(name) or name == DEFAULT_NAME or name.endswith(OLLAMA_TAG):
-        raise InputError(
-            f"{where}: {name!r:.100} cannot be a model's name: it has letters, digits and ._:/@+-, "
-            f"is not '{DEFAULT_NAME}' and does not end with '{OLLAMA_TAG}'"
-        )
+    check_name(where, name)
     lines = {MODEL_KEY: line}
     texts: dict[str, str] = {}
     if isinstance(value, yaml.MappingNode):
@@ -76,7 +99,7 @@ def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping
 def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
     option = MODEL_OPTIONS.get(key)
     if option is None:
-        known = [MODEL_KEY, *MODEL_OPTIONS]
+        known = [MODEL_KEY, ALIAS_KEY, *MODEL_OPTIONS]
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)

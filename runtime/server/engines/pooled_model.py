@@ -69,6 +69,11 @@ class PooledModel(ServedModel):
         return self.spec.name
 
     @property
+    def aliases(self) -> tuple[str, ...]:
+        """See `ServedModel`."""
+        return self.spec.aliases
+
+    @property
     def info(self) -> Welcome | None:
         """What the engine reported when it was last loaded; None if it never was."""
         return self._info

@@ -53,7 +53,17 @@ class ServedModel:
     @property
     def name(self) -> str:
         """The name by which clients call the model. Raises RuntimeGone."""
-        return self.settings.model_name or _name_from_path(self.client.model.model_path)
+        return self.settings.model_name or name_from_path(self.client.model.model_path)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the model."""
+        return self.settings.aliases
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which clients call the model. Raises RuntimeGone."""
+        return (self.name, *self.aliases)
 
     @property
     def last_name(self) -> str:
@@ -121,5 +131,6 @@ class ServedModel:
 
 
 @lru_cache(maxsize=8)
-def _name_from_path(model_path: str) -> str:
+def name_from_path(model_path: str) -> str:
+    """The name of a model without a --model-name."""
     return Path(model_path).name.removesuffix(".gguf")

@@ -41,6 +41,13 @@ class LogprobAligner:
         return released
 
 
+def text_of_tokens(client: Client, ids: Sequence[int]) -> str:
+    """The text of tokens, with the names of control tokens, which `Tokenizer.decode` leaves out."""
+    names, token_bytes = client.tokenizer.control_texts, client.tokenizer.vocabulary.token_bytes
+    parts = [names[token].encode() if token in names else token_bytes[token] for token in ids]
+    return b"".join(parts).decode("utf-8", "replace")
+
+
 def token_text(client: Client, token: int) -> str:
     """A token as text: the name of a control token, the text of any other."""
     name = client.tokenizer.control_texts.get(token)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.constrained.specs import Spec
 from plait.constrained.vocabulary import Vocabulary
@@ -66,6 +67,8 @@ class RequestHandle:
     sessions: list[Session] = field(default_factory=list)
     num_calls_per_request: list[int] = field(default_factory=list)
     prompt_scoring_calls: list[Call | None] = field(default_factory=list)  # the calls that compute prompt logprobs
+    request_warnings: Sequence[str] = ()
+    _given_warnings: set[str] = field(default_factory=set)
 
     def abort(self) -> None:
         """Ends all sessions at once. Every call that still runs fails."""
@@ -96,9 +99,17 @@ class RequestHandle:
         """
         return stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
 
-    def warnings(self) -> list[str]:
-        """Returns the warnings of all calls, which must be done; see `Grammar.warnings`."""
-        return list(dict.fromkeys(text for call in self.calls for text in call.result(0).warnings))
+    def warnings(self, calls: Sequence[Call] | None = None, more: Sequence[str] = ()) -> list[str] | UnsetType:
+        """Returns the warnings of the request's fields and of `calls`, which must be done, by default of all calls; and
+        `more`.
+
+        Each warning is returned once: the events of a stream have those that no earlier one has. See
+        `request_warnings.py` and `Grammar.warnings`.
+        """
+        of_calls = [text for call in (self.calls if calls is None else calls) for text in call.result(0).warnings]
+        texts = [text for text in (*self.request_warnings, *of_calls, *more) if text not in self._given_warnings]
+        self._given_warnings.update(texts)
+        return list(dict.fromkeys(texts)) or UNSET
 
     def usage(self) -> Usage:
         """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""
@@ -123,6 +134,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     if (record := current_request()) is not None:
         record.reserve_calls(_size(submissions))
         record.handles.append(handle)
+        handle.request_warnings = list(record.warnings)
     try:
         for submission in submissions:
             is_background = record is not None and record.is_background

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.constrained.tenant_shares import TenantShares
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
-from plait.runtime.server.http.call_queue import PARTICLES, CallQueue, Refusal
+from plait.runtime.server.http.call_queue import PARTICLES, CallQueue, Refusal, needs_place
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.static_page import PAGE_FILES
@@ -29,6 +29,7 @@ from plait.runtime.server.settings import ServerSettings
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
 UPLOAD_PATH = "/v1/files"  # its bodies are files, which have limits of their own and hold no prompt
+SMALL_BODY_BYTES = 1 << 16  # of a request that runs no call: it is taken however many bytes wait
 FORM_BYTES = 1 << 16  # of an upload beside its file
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
@@ -83,13 +84,17 @@ class AdmissionControl:
         )
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def check_capacity(self, tenant: str, num_bytes: int) -> None:
+    def check_capacity(self, tenant: str, num_bytes: int, needs_place: bool = True) -> None:
         """Raises ApiError 503 while draining or full, and 429 if the key exceeds its share; each with Retry-After.
 
-        num_bytes: of the body, as the headers say.
+        num_bytes: of the body, as the headers say. needs_place: whether it may run calls, see `needs_place`.
         """
         if self.is_draining:
             raise self.draining()
+        if not needs_place:
+            if num_bytes > SMALL_BODY_BYTES:
+                self._check_bytes(tenant, num_bytes)
+            return
         refusals = [queue.refusal(tenant) for queue in self.queues]
         if all(refusals):
             assert refusals[0] is not None
@@ -114,6 +119,8 @@ class AdmissionControl:
     def admit(self, record: RequestRecord) -> None:
         """Counts a request that `check_capacity` has let pass."""
         self.in_flight.admit(record)
+        if not needs_place(record.path):
+            self.in_flight.set_num_key_requests(record, 0)
         record.reserve_calls = partial(self.reserve_calls, record)
         record.reserve_program = partial(self.reserve_program, record)
 
@@ -136,7 +143,8 @@ class AdmissionControl:
             if message["type"] == "http.request":
                 num_bytes = len(message.get("body", b""))
                 if num_bytes:
-                    self._check_bytes(record.tenant, num_bytes, record.num_body_bytes)
+                    if needs_place(record.path) or record.num_body_bytes + num_bytes > SMALL_BODY_BYTES:
+                        self._check_bytes(record.tenant, num_bytes, record.num_body_bytes)
                     self.body_bytes.take(record.tenant, num_bytes)
                     record.num_body_bytes += num_bytes
                 if not message.get("more_body") and len(self.queues) == 1:
@@ -147,7 +155,7 @@ class AdmissionControl:
 
     def enter_queue(self, record: RequestRecord, queue: CallQueue) -> None:
         """Gives an admitted request a place in the queue of its model. Raises ApiError 503 or 429."""
-        if record.place is not None or not record.is_admitted or record.is_background:
+        if record.place is not None or not record.is_admitted or record.is_background or not needs_place(record.path):
             return
         if (refusal := queue.refusal(record.tenant)) is not None:
             raise self._queue_full(refusal)
@@ -260,7 +268,8 @@ class AdmissionMiddleware:
                 record.tenant = tenant
             self.admission.browser_checks.check(scope, has_key=tenant != "")
             if scope["method"] in ADMITTED_METHODS:
-                self.admission.check_capacity(tenant, 0 if scope["path"] == UPLOAD_PATH else content_length(scope))
+                num_bytes = 0 if scope["path"] == UPLOAD_PATH else content_length(scope)
+                self.admission.check_capacity(tenant, num_bytes, needs_place(scope["path"]))
                 if record is not None:
                     await self._run_admitted(record, scope, receive, send)
                     return

@@ -19,7 +19,20 @@ from plait.runtime.server.settings import ServerSettings
 
 LATE_SHARE = 0.5  # of --max-queue-time: when the oldest request of a key has waited so long, its newest begins first
 TIMER_S = 0.002  # by which a timer may fire early
+# What runs no call needs no place, and is not refused because calls wait: it would be the way to end them.
+WITHOUT_PLACE = frozenset(
+    {
+        *("/abort_request", "/concate_and_append_request", "/flush_cache"),
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show"),
+    }
+)
+FOLDERS_WITHOUT_PLACE = ("/v1/files", "/v1/batches")  # their lines are counted by `batches/slots.py`
 PARTICLES = "the particles of this request can be"  # of `check_alone`
+
+
+def needs_place(path: str) -> bool:
+    """Whether a request to this path may run calls. A path that no route has may."""
+    return path not in WITHOUT_PLACE and not path.startswith(FOLDERS_WITHOUT_PLACE)
 
 
 @dataclass(eq=False)
@@ -34,6 +47,11 @@ class Place:
     has_begun: bool = False
     waiter: asyncio.Future[None] | None = None
 
+    @property
+    def latest_begin(self) -> float:
+        """When `--max-queue-time` has passed, in monotonic seconds."""
+        return self.arrival_time + self.queue.max_queue_time_s if self.queue.max_queue_time_s else math.inf
+
     async def wait_for_turn(self, deadline: float, at_most_s: float = math.inf) -> None:
         """Returns when the request's calls may start, or after `at_most_s`; it then keeps its place in the line.
 
@@ -41,7 +59,7 @@ class Place:
         `end_wait` says.
         """
         queue, now = self.queue, time.monotonic()
-        limit = self.arrival_time + queue.max_queue_time_s if queue.max_queue_time_s else math.inf
+        limit = self.latest_begin
         until = min(deadline, limit, now + at_most_s)
         self.waiter = waiter = asyncio.get_running_loop().create_future()
         queue.put(self)
@@ -52,8 +70,7 @@ class Place:
             elif until == deadline:
                 raise QueueTimeout("the request did not begin within its timeout")
             elif until == limit:
-                text = f"the request waited for {queue.max_queue_time_s:g} s, the limit of this server"
-                raise queue.refused(f"{text} (--max-queue-time)", "queue_full")
+                raise queue.waited_too_long()
         except BaseException:
             queue.discard(self)
             raise
@@ -130,6 +147,11 @@ class CallQueue:
     def refused(self, text: str, code: str) -> ApiError:
         """503, for a request that waited."""
         return ApiError(503, f"{text}; try again later", type=OVERLOADED, code=code, headers=self._retry_after)
+
+    def waited_too_long(self) -> ApiError:
+        """503 after `--max-queue-time`."""
+        text = f"the request waited for {self.max_queue_time_s:g} s, the limit of this server (--max-queue-time)"
+        return self.refused(text, "queue_full")
 
     def admit(self, key: str) -> Place:
         """Gives a place to a request whose body has arrived, as one call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.runtime.server.errors import ApiError
 
@@ -27,6 +28,7 @@ _ANTHROPIC_TYPES = {
 class AnthropicError(msgspec.Struct):
     type: str
     message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class AnthropicErrorBody(msgspec.Struct):
@@ -59,7 +61,10 @@ def error_body(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
 def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
     """Returns the JSON of `error` in Anthropic's shape."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": _message_with_param(error)}, "request_id": request_id}
+    body: dict[str, Any] = {"type": kind, "message": _message_with_param(error)}
+    if error.details is not None:
+        body["details"] = error.details
+    return {"type": "error", "error": body, "request_id": request_id}
 
 
 def _message_with_param(error: ApiError) -> str:

@@ -6,7 +6,8 @@
 - Origin: where there is one, it must be this server's own or allowed by --cors-origin.
 - Sec-Fetch-Site without an Origin: another site may only link here, not load or embed anything. Browsers send these
   headers to HTTPS and to loopback addresses only; over plain HTTP to another machine such a GET passes, unread.
-- A GET that changes or computes something must not come from a browser at all.
+- A GET that changes or computes something must not come from a browser at all, nor a body without a content type
+  where one is read: a page can send an untyped blob without asking first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class BrowserChecks:
                 raise _cross_origin()
         if not origins:
             self._check_fetch_metadata(scope)
-        if scope["method"] in ("GET", "HEAD") and scope["path"] in NO_BROWSER_GETS and _is_from_browser(scope):
+        if scope["method"] in ("GET", "HEAD") and scope["path"] in NO_BROWSER_GETS and is_from_browser(scope):
             text = "a browser may only POST to this path"
             raise ApiError(403, text, type=PERMISSION_ERROR, code="cross_origin")
 
@@ -108,10 +109,12 @@ def _normalized_name(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
-def _is_from_browser(scope: Scope) -> bool:
-    """Whether the request has a header that only browsers send; over plain HTTP to another machine that is only one."""
+def is_from_browser(scope: Scope) -> bool:
+    """Whether the request has a header that browsers send; over plain HTTP to another machine they are only some."""
     return any(
-        name == b"origin" or name.startswith(b"sec-fetch-") or (name == b"user-agent" and value.startswith(b"Mozilla/"))
+        name in (b"origin", b"referer")
+        or name.startswith(b"sec-fetch-")
+        or (name == b"user-agent" and value.startswith(b"Mozilla/"))
         for name, value in scope["headers"]
     )
 

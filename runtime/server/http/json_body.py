@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from plait.runtime.server.errors import ApiError, invalid
+from plait.runtime.server.errors import ApiError, invalid, unknown_field
 from plait.runtime.server.field_hints import allowed_values, unknown_field_hint
+from plait.runtime.server.http.hosts_and_origins import is_from_browser
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.server.http.response import ClientDisconnected
+from plait.runtime.server.request_fields import read_fields
 
 T = TypeVar("T")
 
@@ -31,13 +33,15 @@ _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 
 
-async def read_json(request: Request, kind: type[T]) -> T:
-    """Reads the body as a `kind`.
+async def read_json(request: Request, kind: type[T], *, may_be_untyped: bool = False) -> T:
+    """Reads the body as a `kind`. Fields that are accepted and not read become warnings; see `request_fields.py`.
+
+    may_be_untyped: see `check_content_type`.
 
     Raises ApiError: 415 for another content type or none, 400 with the path of a wrong field. Raises ClientDisconnected
     if the client leaves before the body has arrived.
     """
-    check_content_type(request)
+    check_content_type(request, may_be_untyped=may_be_untyped)
     try:
         body = await request.body()
     except ClientDisconnect as error:
@@ -46,16 +50,21 @@ async def read_json(request: Request, kind: type[T]) -> T:
     for _ in parse_steps(body, decoded):
         if len(body) > SMALL_BODY_BYTES:
             await asyncio.sleep(0)
-    value = convert_json(decoded[0], kind)
+    value = convert_json(read_fields(decoded[0], kind), kind)
     if len(body) > SMALL_BODY_BYTES:
         await asyncio.sleep(0)
     return value
 
 
-def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
-    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be."""
+def check_content_type(request: Request, *, may_be_missing: bool = False, may_be_untyped: bool = False) -> None:
+    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be.
+
+    may_be_untyped: it may be missing or application/octet-stream, as clients of Ollama send it, from programs only.
+    """
     content_type = request.headers.get("content-type")
     if content_type is None and may_be_missing:
+        return
+    if may_be_untyped and content_type in (None, "application/octet-stream") and not is_from_browser(request.scope):
         return
     if (content_type or "").partition(";")[0].strip().lower() != "application/json":
         text = "the body must be application/json, and the header content-type must say so"
@@ -155,14 +164,12 @@ def _validation_error(text: str, path: str, kind: Any) -> ApiError:
     problem, _, subpath = text.partition(" - at `")
     path_in_kind = subpath.rstrip("`").removeprefix("$").removeprefix(".")
     param = (path + subpath.rstrip("`").removeprefix("$")).removeprefix(".")
-    for pattern, message, code in (
-        (_UNKNOWN, "unknown parameter", "unknown_parameter"),
-        (_MISSING, "missing required parameter", "missing_required_parameter"),
-    ):
+    for pattern in (_UNKNOWN, _MISSING):
         if match := pattern.match(problem):
             name = f"{param}.{match[1][:100]}" if param else match[1][:100]
-            hint = unknown_field_hint(kind, path_in_kind, match[1][:100]) if pattern is _UNKNOWN else ""
-            return invalid(f"{message}: '{name}'{hint}", name, code)
+            if pattern is _UNKNOWN:
+                return unknown_field(name, unknown_field_hint(kind, path_in_kind, match[1][:100]))
+            return invalid(f"missing required parameter: '{name}'", name, "missing_required_parameter")
     if _CONTENT_PART_TYPE.fullmatch(param):
         problem = f"content parts must be text; {problem[:1].lower()}{problem[1:]}"
     elif problem.startswith("Invalid "):

@@ -8,6 +8,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from plait.runtime.server.request_fields import ENDPOINTS, rows_of, with_parts
+
 _REF = "#/components/schemas/{name}"
 # Stands for a schema until all types are known: two types of the same name change each other's component names.
 _SCHEMA_PLACEHOLDER = "x-plait-kind"
@@ -73,8 +75,8 @@ def documented(
             for field in msgspec.structs.fields(query)
         ]
     content: dict[str, Any] = {media_type: {"schema": _schema(answer) if answer is not None else {}}}
-    if stream:
-        content[stream if isinstance(stream, str) else "text/event-stream"] = {"schema": {"type": "string"}}
+    if stream:  # of events: OpenAPI 3.1 does not say whether a schema is of the whole stream or of an event
+        content |= {stream: {"schema": {"type": "string"}}} if isinstance(stream, str) else {"text/event-stream": {}}
     responses: dict[int | str, Any] = {200: {"description": "Done.", "content": content}}
     for status in errors:
         error = {"application/json": {"schema": _schema(error_body)}}
@@ -95,12 +97,26 @@ def install(app: FastAPI) -> None:
         if app.openapi_schema is None:
             openapi = get_openapi(title=app.title, version="1", summary=app.summary, routes=app.routes)
             schemas, components = msgspec.json.schema_components(_documented_types, ref_template=_REF)
+            for part in {part for kind in _documented_types for part in with_parts(kind)}:
+                _add_rows(components[part.__name__], part)
             openapi["paths"] = _with_schemas(openapi["paths"], schemas)
             openapi.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = openapi
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _add_rows(schema: dict[str, Any], kind: Any) -> None:
+    """Adds the fields that are known and not read to the schema of a request, or of an object in it."""
+    for name, (row, is_advice) in rows_of(kind.field_table).items():
+        if name not in kind.__struct_fields__:
+            text = "Listed in `warnings`" if is_advice else "Refused"
+            but = f"; {', '.join(msgspec.json.encode(value).decode() for value in row.neutral)} passes"
+            text += f": {row.reason}" if row.reason else ""
+            schema["properties"][name] = {"description": f"{text}{but if row.neutral else ''}."}
+    if kind.field_table in ENDPOINTS:
+        schema["additionalProperties"] = True  # listed in `warnings`
 
 
 def _with_schemas(value: Any, schemas: tuple[dict[str, Any], ...]) -> Any:

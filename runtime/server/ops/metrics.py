@@ -74,7 +74,19 @@ class Metrics:
         self.rejections = Metric(
             "counter", "plait_rejections_total", "Requests refused before any work, and invalid ones.", ("reason",)
         )
+        self.fields = Metric(
+            "counter",
+            "plait_request_fields_total",
+            "Fields of requests that had no effect.",
+            ("class",),
+        )
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
+        self.cache_misses = Metric(
+            "counter",
+            "plait_cache_miss_tokens_total",
+            "Prompt tokens that were computed, by why they were not in the prefix cache.",
+            ("reason", *model),
+        )
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.waiting = Metric("gauge", "plait_requests_waiting", "Requests that wait for their turn.", model)
         self.reruns = Metric(
@@ -132,6 +144,11 @@ class Metrics:
                 self.compiling.observe(usage.compile_s, *model)
             for seconds, count in call.inter_token_gaps():
                 self.inter_token_gaps.observe(seconds / count, *model, times=count)
+        for kind in record.warnings.values():
+            self.fields.add(1, kind)
+        for call, usage in record.usages():
+            if (miss := call.result(0).cache_miss) is not None and usage.computed_tokens:
+                self.cache_misses.add(usage.computed_tokens, miss.reason, *model)
         self._count_failure(record)
 
     def _count_failure(self, record: RequestRecord) -> None:
@@ -199,7 +216,7 @@ class Metrics:
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
         own = [self.in_flight, self.waiting, self.up, self.unanswered, self.restarts, self.reruns]
-        own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
+        own += [self.cache_misses, self.dropped_log_lines, self.fields, self.rejections, self.aborts, self.pages]
         own += [self.placed, self.load, self.spread] if self.has_replicas else []
         own += self.models if self.has_models else []
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])

@@ -11,14 +11,14 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.runtime.server.generation.cache_miss import is_wanted
 from plait.runtime.server.http.response import COMMENT
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_current_request
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.ops.request_log import RequestLog
-from plait.runtime.server.ops.tracing import Tracing, trace_id
+from plait.runtime.server.ops.tracing import Tracing, client_id, session_id, trace_id
 
-MAX_CLIENT_REQUEST_ID_CHARS = 128
 BODY_PREVIEW_BYTES = 4096
 ID_BYTES = 12
 IDS_DRAWN_AT_ONCE = 256
@@ -39,9 +39,10 @@ class RequestContextMiddleware:
         metrics: Metrics,
         paths: frozenset[str],
         log_prompts: bool,
+        strict_fields: bool,
     ) -> None:
         self.app, self.in_flight, self.metrics = app, in_flight, metrics
-        self.paths, self.log_prompts = paths, log_prompts
+        self.paths, self.log_prompts, self.strict_fields = paths, log_prompts, strict_fields
         self._ids: list[str] = []
         self.tracing = Tracing()
         self.request_log = RequestLog()
@@ -65,15 +66,17 @@ class RequestContextMiddleware:
         """Returns the record of a request, with an id of its own."""
         headers = _decoded_headers(scope) if headers is None else headers
         path: str = scope["path"]
-        client_request_id = "".join(filter(str.isprintable, headers.get("x-request-id", "")))
         return RequestRecord(
             method=scope["method"],
             path=path,
             request_id=self._next_id(),
-            client_request_id=client_request_id[:MAX_CLIENT_REQUEST_ID_CHARS],
+            client_request_id=client_id(headers.get("x-request-id", "")),
             trace_id=trace_id(headers),
+            wants_cache_miss=is_wanted(headers),
+            session_id=session_id(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
+            strict_fields=self.strict_fields,
         )
 
     def _next_id(self) -> str:

@@ -76,6 +76,7 @@ def request_log_fields(record: RequestRecord) -> dict[str, Any]:
         "request_id": record.request_id,
         "client_request_id": record.client_request_id or None,
         "trace_id": record.trace_id or None,
+        "session_id": record.session_id or None,
         "method": record.method,
         "route": record.route,
         "path": None if record.route == record.path else record.path[:200],

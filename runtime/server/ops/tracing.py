@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import InputError
@@ -19,10 +19,14 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+    from plait.runtime.messages import Usage
     from plait.runtime.server.in_flight import RequestRecord
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 MAX_CALL_SPANS = 16
+MAX_CLIENT_ID_CHARS = 128
+# in which coding agents name the conversation of a request: Claude Code, Codex, opencode
+SESSION_HEADERS = ("x-claude-code-session-id", "session_id", "session-id", "x-session-id", "x-opencode-session")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -34,6 +38,23 @@ def trace_id(headers: dict[str, str]) -> str:
     """
     match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     return match[1] if match else ""
+
+
+def client_id(text: str) -> str:
+    """A client's own id as it may stand in logs and spans: printable, and cut.
+
+    >>> client_id("a\\nb")
+    'ab'
+    """
+    return "".join(filter(str.isprintable, text))[:MAX_CLIENT_ID_CHARS]
+
+
+def session_id(headers: dict[str, str]) -> str:
+    """The client's id of the conversation that a request belongs to; "" without one. It selects nothing.
+
+    Only headers count: `metadata.user_id` of /v1/messages also names an account.
+    """
+    return client_id(next((headers[name] for name in SESSION_HEADERS if name in headers), ""))
 
 
 class Tracing:
@@ -88,6 +109,8 @@ class Tracing:
         )
         if record.code is not None:
             span.set_attribute("error.type", record.code)
+        session = {"gen_ai.conversation.id": record.session_id} if record.session_id else {}
+        span.set_attributes(session | _cache_share([usage for _, usage in record.usages()]))
         if record.status >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
         context = self._trace.set_span_in_context(span)
@@ -99,13 +122,23 @@ class Tracing:
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
                     "gen_ai.usage.output_tokens": usage.completion_tokens,
                     "gen_ai.response.finish_reasons": [call.result(0).finish_reason],
-                    "plait.cached_tokens": usage.cached_tokens,
+                    **session,
+                    **_cache_share([usage]),
                     "plait.forced_tokens": usage.forced_tokens,
                     "plait.queue_s": record.wait_s + usage.queue_s,
                     "plait.time_to_first_token_s": usage.ttft_s,
                 }
             )
+            if (miss := call.result(0).cache_miss) is not None:
+                child.set_attribute("plait.cache_miss.position", miss.position)
+                child.set_attribute("plait.cache_miss.reason", miss.reason)
             child.end(min(start_ns + int(usage.wall_s * 1e9), time.time_ns()))  # wall_s is of another clock
+
+
+def _cache_share(usages: Sequence[Usage]) -> dict[str, Any]:
+    """The prompt tokens that were cached, and their share of all; {} without a prompt."""
+    prompt, cached = sum(usage.prompt_tokens for usage in usages), sum(usage.cached_tokens for usage in usages)
+    return {"plait.cached_tokens": cached, "plait.cached_share": cached / prompt} if prompt else {}
 
 
 def export_spans() -> bool:

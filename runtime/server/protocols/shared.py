@@ -1,8 +1,8 @@
-"""What several protocols need: strict structs, fields that are refused, constraints, tools, counts and logprobs."""
+"""What several protocols need: strict structs, constraints, tools, counts and logprobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -13,13 +13,9 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
-from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
+from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB
 from plait.runtime.server.http.response import encoded
-
-UnsupportedFields = Mapping[str, tuple[Any, ...]]
-"""Fields that clients know and this server refuses -> the values that are allowed all the same."""
-
 
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
@@ -29,19 +25,6 @@ class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # -- checks of requests ---------------------------------------------------------------------------
-
-
-def check_unsupported(body: msgspec.Struct, fields: UnsupportedFields, *, path: str = "") -> None:
-    """Raises ApiError 400 for one of `fields` whose value is neither null nor allowed; `path`: JSON path of `body`."""
-    for name, allowed in fields.items():
-        value = getattr(body, name)
-        if value is not None and value not in allowed:
-            values = " or ".join(msgspec.json.encode(item).decode() for item in allowed)
-            reason = f"can only be {values} on this server" if allowed else "is not supported by this server"
-            error = unsupported(name, reason)
-            if path:
-                error.param = f"{path}.{name}"
-            raise error
 
 
 def checked_count(n: int | None, max_count: int, *, name: str = "n") -> int:
@@ -83,26 +66,35 @@ def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> 
 
 
 def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parameters") -> tuple[ToolDefinition, ...]:
-    """Tool definitions from a protocol's structs with `name`, `description`, `schema_field` and, if any, `strict`.
+    """Tool definitions from a protocol's structs; see `tool_definition`.
 
     `path`: JSON path of the struct of tool {}, such as "tools[{}].function". Raises ApiError 400 for a repeated name.
     """
-    tools: list[ToolDefinition] = []
-    for index, function in enumerate(functions):
-        place = path.format(index)
-        if any(tool.name == function.name for tool in tools):
-            raise invalid(f"two tools are called '{function.name}'", f"{place}.name")
-        schema = getattr(function, schema_field)
-        tools.append(
-            ToolDefinition(
-                function.name,
-                function.description or "",
-                NO_PARAMETERS if schema is None else schema,
-                f"{place}.{schema_field}",
-                bool(getattr(function, "strict", None)),
-            )
-        )
-    return tuple(tools)
+    places = [(path.format(index), function) for index, function in enumerate(functions)]
+    return distinct_tools([(place, tool_definition(function, place, schema_field)) for place, function in places])
+
+
+def tool_definition(function: Any, place: str, schema_field: str = "parameters") -> ToolDefinition:
+    """The definition of a function from a struct at `place` with `name`, `description`, `schema_field` and, if any,
+    `strict`."""
+    schema = getattr(function, schema_field)
+    return ToolDefinition(
+        function.name,
+        function.description or "",
+        NO_PARAMETERS if schema is None else schema,
+        f"{place}.{schema_field}",
+        bool(getattr(function, "strict", None)),
+    )
+
+
+def distinct_tools(tools: Iterable[tuple[str, ToolDefinition]]) -> tuple[ToolDefinition, ...]:
+    """The tools of pairs (place of a tool's struct, tool). Raises ApiError 400 for a repeated name."""
+    found: dict[str, ToolDefinition] = {}
+    for place, tool in tools:
+        if tool.name in found:
+            raise invalid(f"two tools are called '{tool.name}'", f"{place}.name")
+        found[tool.name] = tool
+    return tuple(found.values())
 
 
 def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], param: str) -> frozenset[str]:

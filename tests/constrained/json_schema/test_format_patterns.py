@@ -1,9 +1,8 @@
-"""Formats as patterns: what a pattern allows is valid for jsonschema-rs, and regexes for Python too."""
+"""Formats as patterns: what a pattern allows is valid for jsonschema-rs, and texts as people write them are allowed."""
 
 from __future__ import annotations
 
 import re
-import warnings
 
 import jsonschema_rs
 import pytest
@@ -20,42 +19,50 @@ VALIDATORS = {
 }
 EXAMPLES = {
     "regex": r"^\d{3}-\d{2,4}$ (a|b(?:c)*)+? [^\]x-] [\w.-]+@x ^(?:[0-9]{1,3}\.){3}[0-9]{1,3}$ ^[A-Za-z_]\w*$ a{1,}"
-    r" ^(?=.*\d)(?!.*[_])\w{8,}$ (?<!a)b(?<=[bc]x) (?:a(?=b|c))*",
-    "uri-template": "/{a} http://x.org/{+p}{?b*,c:3}{&d} {#x,hello} {/var:1,var} %20 {;x,y} {a.b} {%41}",
-    "iri": "https://a.org/é?ü#ö http://a.org:80/ urn:x:y",
-    "iri-reference": "/é a/b#ü //x.org/a ? #",
-    "uri-reference": "../a?x #f ?q /a//b a;b=c",
-    "idn-email": "jörg@b.org a.b@c.d",
-    "idn-hostname": "müller.de straße.example 例え.テスト 실례.com пример.org a-b.c",
+    r" ^(?=.*\d)(?!.*[_])\w{8,}$ (?<!a)b(?<=[bc]x) (?:a(?=b|c))* [^/]+/[^/]+ ^(?<year>\d{4})-\d\d$ \p{Lu}\P{Ll}+"
+    r" [a-fA-F0-9] [1-9]\d* ^[\p{L}_-]+$ \u0041\x41\u{1F600} \bword\b [一-龥]+ é+ a{10,12} [-a] x{0,255}"
+    r" \p{Script=Latin} (?<=ab*)c",
+    "uri-template": "/{a} http://x.org/{+p}{?b*,c:3}{&d} {#x,hello} {/var:1,var} %20 {;x,y} {a.b} {%41} /ü{x}",
+    "uri": "http://localhost:11434 http://localhost:57367/ ssh://git@github.com/a.git git+ssh://git@github.com/a/b.git"
+    " https://user:pw@github.com/x file:///etc/passwd http://[::1]:80/ HTTP://EXAMPLE.COM data:text/plain;base64,SGk="
+    " data:, urn:isbn:1 mailto:a@b http://a_b/ http://a?b?c/#d?e/ a:/ http://a/%4f%4F//x http://[v1.a:b]/ a:b?c"
+    " http://[::ffff:1.2.3.4]/ chrome-extension://abc/x tel:+1-2",
+    "iri": "https://a.org/é?ü#ö http://a.org:80/ urn:x:y http://müller.de:99999/",
+    "iri-reference": "/é a/b#ü //x.org/a ? # é/x:é",
+    "uri-reference": "../a?x #f ?q /a//b a;b=c ///x ./a:b //a:99999/x a:b:c",
+    "email": "te~st@example.com !#$%&'*+-/=?^_`{|}~@x.org a.b.c@x.y a@[127.0.0.1] a@[IPv6:::1] a@localhost"
+    rf' "a\"b"@x.org {"a" * 64}@x.org a@a.b.c.d.e.f',
+    "idn-email": "jörg@b.org a.b@c.d 実例@x.org a@müller.de",
+    "hostname": f"a.b.c.d.e.f.g.h {'a' * 63} {'a' * 63}.{'b' * 63} a--b 1.2.3.4 A.B {'a' * 40}.s3.eu-west-1.a.com",
+    "idn-hostname": f"müller.de straße.example 例え.テスト 실례.com пример.org a-b.c {'a' * 63}",
+    "ipv6": ":: ::1 1:: 1:2:3:4:5:6:7:: ::2:3:4:5:6:7:8 ::6666:6666:6666:6666:6666:6666 ::1.2.3.4 1:2:3:4:5:6:1.2.3.4"
+    " 1:2:3:4:5::1.2.3.4 1::3:4:5:6:7:8 1:2:3:4:5:6:7:8 ::ffff:255.0.0.1 fe80::1",
+    "date-time": "2024-01-01t10:00:00z 1998-12-31T23:59:60Z 1998-12-31T23:59:60.5+00:00 2024-02-29T00:00:00.123-23:59",
+    "time": "10:00:00z 23:59:60Z 23:59:59.5+01:30",
 }
+MAY_BE_EMPTY = ("regex", "uri-template", "iri-reference", "uri-reference")
 
 
-@pytest.mark.parametrize(
-    "name", ["regex", "uri-template", "iri", "iri-reference", "uri-reference", "idn-email", "idn-hostname"]
-)
+@pytest.mark.parametrize("name", [name for name in FORMATS if "json-pointer" not in name])  # slow to make texts of
 def test_what_a_pattern_allows_is_valid(name) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(st.from_regex(PATTERNS[name], fullmatch=True))
     def check(text: str) -> None:
         assert VALIDATORS[name].is_valid(text), text
-        if name == "regex":
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                re.compile(text)
 
     check()
 
 
 @pytest.mark.parametrize(("name", "texts"), EXAMPLES.items())
 def test_common_texts_are_allowed(name, texts) -> None:
-    for text in (*texts.split(), *([] if name in ("iri", "idn-email", "idn-hostname") else [""])):
+    for text in (*texts.split(), *([""] if name in MAY_BE_EMPTY else [])):
         assert PATTERNS[name].fullmatch(text), text
         assert VALIDATORS[name].is_valid(text), text
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=100, deadline=None)
-@given(text=st.text(alphabet='aZ09é{}()[]*+?|\\^$.,:;/#%&=@~<>" -', max_size=8))
+@given(text=st.text(alphabet='aZ09é{}()[]*+?|\\^$.,:;/#%&=@~<>" -xnpu', max_size=8))
 def test_texts_that_are_not_valid_are_not_allowed(name, text) -> None:
     if PATTERNS[name].fullmatch(text):
         assert VALIDATORS[name].is_valid(text), text

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one branch within another": {
         "oneOf": [{"type": "string", "format": "ipv4", "minLength": 8}, {"type": "string", "format": "ipv4"}],
     },
+    "a listed text that violates a format": {"oneOf": [{"type": "string", "format": "uuid"}, {"enum": ["a", "b"]}]},
     "listed values": {"oneOf": [{"enum": [1, -1, "a"]}, {"type": "integer", "minimum": 0}]},
     "items that violate": {
         "oneOf": [

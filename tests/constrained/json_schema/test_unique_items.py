@@ -21,7 +21,7 @@ from schema_strategies import (
     reference_validator,
 )
 
-from plait.constrained import Grammar, GrammarError, JsonSchema, Structural, Vocabulary, mask_words
+from plait.constrained import Grammar, JsonSchema, Vocabulary, mask_words
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher
 
@@ -187,10 +187,3 @@ def test_rollback_forgets_items() -> None:
     assert matcher.accept(1 + ord("a")) and not matcher.accept(1 + ord('"'))
     matcher.rollback(7)
     assert all(matcher.accept(1 + byte) for byte in b'["b","a"]') and matcher.is_accepting
-
-
-def test_a_schema_of_a_call_in_free_text_is_refused() -> None:
-    spec = Structural([("<a>", {"type": "array", "uniqueItems": True}, "</a>")])
-    with pytest.raises(GrammarError) as caught:
-        compile_spec(spec, VOCABULARY)
-    assert caught.value.where == "/triggers/0/schema/uniqueItems"

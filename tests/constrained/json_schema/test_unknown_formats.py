@@ -54,5 +54,5 @@ def test_tool_calls_and_the_alternative_to_them() -> None:
     warnings = compile_in_process(spec, BYTE_VOCABULARY).warnings
     assert warnings == (WARNING, "the format 'shape' at /format is not known, so it is not enforced")
     error = refusal(msgspec.structs.replace(spec, strict_formats=True))
-    assert error.where == "/triggers/0/schema/format"
+    assert error.where == "/triggers/0/content/format"
     assert compile_in_process(JsonObject(), BYTE_VOCABULARY).warnings == ()

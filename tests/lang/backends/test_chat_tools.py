@@ -9,7 +9,7 @@ import pytest
 
 import plait
 from plait import assistant, gen, user
-from plait.constrained import Structural
+from plait.constrained import Regex, Structural
 from plait.lang.backends.chat_tools import optional_tools
 
 
@@ -109,6 +109,24 @@ def test_other_constraints_are_no_tools() -> None:
 
     with pytest.raises(plait.ProgramError, match="cannot express the constraint Structural"):
         structural.run(backend=plait.OpenAI("m", "http://127.0.0.1:9"))
+
+
+def test_an_endpoint_refuses_calls_that_a_structural_tag_cannot_say() -> None:
+    call = ("<call>", {"type": "object"}, "</call>")
+    for spec in (
+        Structural([call], separator=","),
+        Structural([("<a>", Regex("x"), "</a>")]),
+        Structural([call], openers=["<c"]),
+    ):
+
+        @plait.function
+        def structural(s, spec=spec):
+            s += user("Q") + assistant(gen("x", constraint=spec))
+
+        server = servers.sglang(lambda text, body: "no call")
+        with pytest.raises(plait.ProgramError, match="cannot express the constraint Structural"):
+            structural.run(backend=plait.RuntimeEndpoint(server.url, chat_template="{{ messages[0].content }}"))
+        server.close()
 
 
 def test_an_endpoint_sends_a_structural_tag() -> None:

@@ -127,6 +127,48 @@ def test_references_of_any_kind_are_followed(parameters, name):
     assert is_valid({"name": "other", "args": {"tree": 1}}) and not is_valid({"name": "other", "args": {"tree": "x"}})
 
 
+BOOLEAN = {"$anchor": "b", "type": "boolean"}
+RESOURCE = {"$id": "https://example.org/f.json", "type": "object", "required": ["p"]}
+OF_CLIENTS = {
+    "anchor": {"type": "object", "properties": {"p": {"$ref": "#b"}}, "$defs": {"B": BOOLEAN}, "required": ["p"]},
+    "id": RESOURCE | {"properties": {"p": {"$ref": "#/definitions/B"}}, "definitions": {"B": {"type": "boolean"}}},
+    "id_by_name": RESOURCE | {"properties": {"p": {"$ref": "f.json#/$defs/B"}}, "$defs": {"B": {"type": "boolean"}}},
+    "draft7": RESOURCE
+    | {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"p": {"$ref": "#/definitions/B"}}}
+    | {"definitions": {"B": {"type": "boolean", "maximum": 3}, "C": {"items": [{"type": "null"}]}}},
+    "enum": RESOURCE
+    | {"properties": {"p": {"$ref": "#/$defs/B"}, "enum": {"$ref": "#/$defs/B"}}, "$defs": {"B": BOOLEAN}},
+}
+
+
+def test_each_tool_is_a_resource_of_its_own(backend):
+    tools = [Tool(name, "", parameters) for name, parameters in OF_CLIENTS.items()]
+    for chosen in (tools, *([tool] for tool in tools)):
+        is_valid = jsonschema.Draft202012Validator(call_schema(chosen, "name", "args")).is_valid
+        for tool in chosen:
+            assert is_valid({"name": tool.name, "args": {"p": True}})
+            assert not is_valid({"name": tool.name, "args": {"p": 1}})
+            assert not is_valid({"name": tool.name, "args": {"p": True, "new": True}})
+            script_call(backend, tool.name, p=True)
+            assert ask_and_answer.run(chosen, 1)["call"].arguments == {"p": True}
+
+
+def test_a_draft_7_schema_keeps_its_meaning():
+    pair = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": {
+        "p": {"items": [{"type": "null"}, {"type": "boolean"}], "additionalItems": False},
+        "q": {"$ref": "#/properties/p/items/1", "type": "null"},
+    }}  # fmt: skip
+    is_valid = jsonschema.Draft202012Validator(call_schema([Tool("f", "", pair)], "name", "args")).is_valid
+    assert is_valid({"name": "f", "args": {"p": [None, True], "q": True}})
+    assert not any(is_valid({"name": "f", "args": args}) for args in ({"p": [None, True, 1]}, {"p": [1]}, {"q": None}))
+
+
+def test_an_error_names_the_tool():
+    bad = Tool("bad", "", {"type": "object", "properties": {"p": {"$ref": "#nowhere"}}})
+    with pytest.raises(plait.PlaitError, match="tool 'bad': the reference points to nothing"):
+        ask.run([add, bad])
+
+
 def test_reference_to_the_schema_itself_is_followed():
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "data": {"const": {"$ref": "#"}}}}
     is_valid = jsonschema.Draft202012Validator(call_schema([Tool("plant", "", tree)], "name", "args")).is_valid

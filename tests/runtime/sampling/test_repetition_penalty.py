@@ -55,6 +55,24 @@ def test_it_comes_before_the_other_penalties_and_the_bias(ops):
     assert [float(row[token]) for token in (2, 3, 4, 5)] == [2.0, 1.0, 1.0 - 0.75 + 7.0, 1.0 - 1.0]
 
 
+@pytest.mark.parametrize("ops", [HOST, TORCH], ids=["numpy", "torch"])
+@settings(max_examples=100, deadline=None)
+@given(tokens.filter(bool), tokens, st.integers(1, 70), st.integers(0, 2**31))
+def test_a_window_has_the_last_tokens_only(ops, prompt, output, last_n, seed):
+    logits = np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32)
+    window = torch.tensor([(prompt + output)[-last_n:]])
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(window, torch.from_numpy(logits.copy())[None])[0]
+    row = logits.copy() if ops is HOST else torch.from_numpy(logits.copy())
+    ops.apply_penalties_and_bias(row, request_after(prompt, output, repetition_penalty=1.7, repeat_last_n=last_n))
+    np.testing.assert_array_equal(np.asarray(row), expected.numpy())
+
+
+def test_an_empty_window_is_no_penalty():
+    params = sampling_params(repetition_penalty=1.7, repeat_last_n=0)
+    assert request_after([1], [2], repetition_penalty=1.7, repeat_last_n=0).seen_tokens is None
+    assert not params.has_penalties and sampling_params(repeat_last_n=64) == sampling_params()
+
+
 def test_requests_without_the_penalty_keep_no_set_of_tokens():
     assert request_after([1], [2]).seen_tokens is None
     request = request_after([5, 3, 5], [3, 9, 9], repetition_penalty=1.1)

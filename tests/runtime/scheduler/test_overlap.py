@@ -24,8 +24,8 @@ from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import fairness
-from plait.runtime.scheduler.batching import BatchScheduler
+from plait.runtime.scheduler.policy import fairness
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 
 @pytest.fixture
@@ -195,13 +195,13 @@ def test_prompts_join_overlapped_steps(model):
 @pytest.mark.parametrize("progress_probability", [0.0, 1.0])
 def test_rows_change_hands_while_a_step_is_in_flight(model, progress_probability, short_turns, monkeypatch):
     """Three tenants on two rows: the token that the paused call gets from the step in flight is sampled again."""
-    preempt, in_flight = BatchScheduler._preempt, []
+    preempt, in_flight = BatchScheduler.preempt, []
 
     def recorded(scheduler, request):
         in_flight.append(request.in_flight_slot >= 0)
         preempt(scheduler, request)
 
-    monkeypatch.setattr(BatchScheduler, "_preempt", recorded)
+    monkeypatch.setattr(BatchScheduler, "preempt", recorded)
     arrivals = [
         (number % 7, message)
         for number in range(9)

@@ -52,6 +52,21 @@ def test_outputs_of_a_batch_equal_the_reference(work, batch_tokens, rows, pages)
         assert calls[i].tokens == penalized_greedy(prompt, count, penalty)
 
 
+@pytest.mark.parametrize("last_n", [1, 3, 8])
+def test_a_window_moves_with_the_text(last_n):
+    engine_loop, transport, _ = make_engine_loop(prompt_lookup=True)
+    prompt = [3, 1, 4, 1, 5, 2, 4]
+    params = sampling_params(
+        max_tokens=12, temperature=0.0, repetition_penalty=4.0, repeat_last_n=last_n, ignore_eos=True
+    )
+    text = list(prompt)
+    for _ in range(12):
+        logits = logits_after(state_of(text)).clone()[None]
+        text.append(int(RepetitionPenaltyLogitsProcessor(4.0)(torch.tensor([text[-last_n:]]), logits)[0].argmax()))
+    calls = run_until_idle(engine_loop, transport, Open(1), Append(1, prompt), Generate(1, 1, params), Close(1))
+    assert calls[1].tokens == text[len(prompt) :]
+
+
 def test_a_cached_prompt_counts_as_a_new_one():
     engine_loop, transport, _ = make_engine_loop()
     prompt = [7, 9, 11, 13, 7, 9]

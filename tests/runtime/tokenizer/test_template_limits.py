@@ -27,6 +27,13 @@ def test_harmful_templates_are_stopped_quickly(name: str, monkeypatch: pytest.Mo
     assert time.process_time() - start < 8
 
 
+def test_large_numbers_may_be_arguments_of_macros() -> None:
+    source = "{% macro show(value) %}{{ value }}{% endmacro %}{{ show(messages[0].content) }}"
+    assert template(source).render([{"role": "user", "content": 12345678901234567}]) == "12345678901234567"
+    with pytest.raises(UnsupportedModel, match="too large"):
+        template("{{ '%s'.ljust(messages[0].content) }}").render([{"role": "user", "content": 12345678901234567}])
+
+
 def test_messages_that_are_too_long_raise_input_error() -> None:
     with pytest.raises(InputError, match="too long"):
         template(CHATML).render(messages(["user"], ["x" * 5_000_000]))

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import httpx
 import pytest
-from batch_clients import CHAT, create, end_of, line, upload
+from batch_clients import CHAT, create, end_of, line, results, upload
 from openai.types import batch_create_params, batch_list_params, file_create_params, file_list_params
 
 from plait.runtime.server.batches.records import Endpoint
@@ -40,6 +40,19 @@ def test_the_endpoint_decides_which_lines_fit(client) -> None:
     items = [line("a", CHAT, messages=[{"role": "user", "content": "hi"}], max_tokens=1)]
     assert end_of(client, create(client, items, CHAT)).status == "completed"
     assert end_of(client, create(client, items, "/v1/completions")).errors.data[0].code == "url_mismatch"
+
+
+def test_lines_refuse_what_requests_only_list(client) -> None:
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    items = [line("unknown", CHAT, **ask, xyzzy=1), line("advice", CHAT, **ask, store=True), line("good", CHAT, **ask)]
+    output, errors = results(client, end_of(client, create(client, items, CHAT)))
+    assert set(output) == {"good"} and set(errors) == {"unknown", "advice"}
+    for name, code, param in (
+        ("unknown", "unknown_parameter", "xyzzy"),
+        ("advice", "unsupported_parameter", "store"),
+    ):
+        error = errors[name]["response"]["body"]["error"]
+        assert (error["code"], error["param"]) == (code, param)
 
 
 def test_fields_of_a_batch_are_in_the_answer(client) -> None:

@@ -50,7 +50,11 @@ BODIES = {
 def test_answers_are_those_of_the_endpoint(smollm, url) -> None:
     """The answer in a batch is that to the same request over HTTP, and so is its error."""
     body = {"model": "default", **BODIES[url]}
-    items = [line("good", url, **BODIES[url]), line("wrong", url, **BODIES[url], nope=1), line("other", url, model="x")]
+    items = [
+        line("good", url, **BODIES[url]),
+        line("wrong", url, **BODIES[url], stop_sequence=1),
+        line("other", url, model="x"),
+    ]
     items[2]["body"] |= BODIES[url]
     batch = end_of(smollm, create(smollm, items, url, metadata={"job": "7"}))
     assert batch.status == "completed" and batch.metadata == {"job": "7"} and batch.endpoint == url

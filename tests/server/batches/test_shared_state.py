@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -105,9 +106,15 @@ def test_bytes_that_a_full_disk_refused_are_not_counted(tmp_path, monkeypatch) -
     directory = StateDirectory(tmp_path)
     files = FileStore(directory, Quota(1 << 20, 1 << 20, 9))
     log = ResultLog(tmp_path / "o", tmp_path / "e", lambda num_bytes: files.reserve("", num_bytes))
-    (tmp_path / "e").symlink_to("/dev/full")
-    monkeypatch.setattr(os, "O_NOFOLLOW", 0)
-    with pytest.raises(OSError, match=r"space|argument"):
+    write = os.write
+
+    def write_to_full_disk(descriptor, data):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/e"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_to_full_disk)
+    with pytest.raises(OSError, match="space"):
         log.append([ResultLine("1", "a", None, {"code": "x"}), ResultLine("2", "b", {"status_code": 200}, None)])
     assert files._num_bytes[""] == 0 and (tmp_path / "o").read_bytes() == b""
     directory.close()

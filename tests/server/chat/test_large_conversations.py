@@ -7,13 +7,16 @@ import threading
 import time
 
 import pytest
+from call_templates import CALL_TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.server.chat import formats
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import CHARS_PER_VALUE, has_more_values
-from plait.runtime.server.chat.prompt import ControlTokenEscaper, _parsed_arguments, render_chat
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.model_formats import find_formats
+from plait.runtime.server.chat.messages import parsed_arguments, tool_instructions
+from plait.runtime.server.chat.prompt import ControlTokenEscaper, render_chat
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_limits import MAX_ELEMENTS
 from plait.runtime.server.protocols.anthropic.request import _merge_same_role
@@ -94,8 +97,8 @@ NUMBERS = [0.123456789] * 1_000_000
 @pytest.mark.parametrize("written_by", ["arguments", "tools", "template"])
 def test_other_threads_run_while_json_is_written(written_by):
     work = {
-        "arguments": lambda: formats.GENERIC_FORMAT.render_call(ToolCall("", "f", {"a": NUMBERS})),
-        "tools": lambda: formats.tool_instructions([ToolDefinition("f", "", {"enum": NUMBERS})]),
+        "arguments": lambda: GENERIC_FORMAT.render_calls([("", "f", {"a": NUMBERS})]),
+        "tools": lambda: tool_instructions([ToolDefinition("f", "", {"enum": NUMBERS})], GENERIC_FORMAT),
         "template": lambda: _filter_tojson(NUMBERS),
     }[written_by]
     assert num_ticks_beside(work) > 3
@@ -104,19 +107,20 @@ def test_other_threads_run_while_json_is_written(written_by):
 def test_arguments_with_too_many_elements_are_refused_before_they_are_parsed():
     many = "[" + "1," * (MAX_ELEMENTS + 1) + "1]"
     with pytest.raises(ApiError, match="the arguments of a tool call have more than 500000 elements") as caught:
-        _parsed_arguments(many)
+        parsed_arguments(many)
     assert (caught.value.status, caught.value.code) == (400, "too_many_elements")
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{", '{"a": NaN}', "[" * 2000])
 def test_arguments_that_are_no_json_stay_text(text):
-    assert _parsed_arguments(text) == text
+    assert parsed_arguments(text) == text
 
 
 def test_an_object_is_rendered_as_its_json():
     arguments = {"a": [1, "é"], "b": {}}
-    template = ChatTemplate("<tool_call>{{ tools }}{{ messages[0].tool_calls[0].function.arguments | tojson }}", "", "")
-    for call_format in (formats.TOOL_FORMATS[0], formats.GENERIC_FORMAT):
+    template = ChatTemplate(CALL_TEMPLATES["json in tags"].source, "", "")
+    native = find_formats(template).calls
+    for call_format in (native, GENERIC_FORMAT):
         plain = ChatTemplate("{{ messages[0].content }}", "", "")
         used = template if call_format.is_native else plain
         of_object, of_text = (

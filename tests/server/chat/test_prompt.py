@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import GENERIC_FORMAT, TOOL_FORMATS, tool_format
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -55,7 +56,8 @@ def test_no_message_becomes_a_control_token(tokenizer, texts) -> None:
 
 @given(text=ADVERSARIAL.map("".join))
 def test_no_tool_or_call_becomes_a_control_token(text) -> None:
-    template, call_format = ChatTemplate(HERMES, "", "<|im_end|>"), tool_format(HERMES)
+    template = ChatTemplate(HERMES, "", "<|im_end|>")
+    call_format = find_formats(template).calls
     call = ToolCall("c1", "f", json.dumps({"a": text}))
     turns = (Turn("user", "hi"), Turn("assistant", text, (call,)), Turn("tool", text, call_id="c1"))
     conversation = Conversation(turns, (ToolDefinition("f", text),))
@@ -68,7 +70,8 @@ def test_no_tool_or_call_becomes_a_control_token(text) -> None:
 
 
 def test_template_with_tools_renders_them() -> None:
-    template, call_format = ChatTemplate(HERMES, "", ""), TOOL_FORMATS[0]
+    template = ChatTemplate(HERMES, "", "")
+    call_format = find_formats(template).calls
     call = ToolCall("c1", "f", '{"a": 1}')
     turns = (Turn("user", "hi"), Turn("assistant", "", (call,)), Turn("tool", "7", call_id="c1"))
     text = "".join(

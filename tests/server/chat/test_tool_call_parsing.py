@@ -14,22 +14,20 @@ from functools import cache
 import jsonschema
 import numpy as np
 import pytest
+from call_templates import CALL_TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.constrained import JsonSchema
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import (
-    GENERIC_FORMAT,
-    GENERIC_FORMAT_BESIDE_JSON,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    tool_constraint,
-    tool_format,
-)
+from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.server.chat.formats.model_formats import find_formats
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
+from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 WEATHER = {
@@ -45,14 +43,14 @@ COUNT = {
     "required": ["n"],
     "additionalProperties": False,
 }
-TOOLS = (ToolDefinition("weather", "", WEATHER), ToolDefinition("count", "", COUNT))
+TOOLS = (ToolDefinition("count_on", "", WEATHER), ToolDefinition("count", "", COUNT))
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 THINK = ReasoningFormat("<think>", "</think>")
-FORMATS = (GENERIC_FORMAT, *TOOL_FORMATS)
-
-
-def format_id(call_format):
-    return call_format.template_marker or "generic"
+NATIVE_FORMATS = {
+    kind: find_formats(ChatTemplate(entry.source, "", "")).calls for kind, entry in CALL_TEMPLATES.items()
+}
+FORMATS = {"generic": GENERIC_FORMAT, **NATIVE_FORMATS}
+BESIDE_JSON = {"generic": GENERIC_FORMAT_BESIDE_JSON, **NATIVE_FORMATS}
 
 
 def merge(parts):
@@ -67,8 +65,7 @@ def merge(parts):
 
 
 def parse(pieces, call_format, reasoning=None, starts_in_reasoning=False, is_json=False):
-    tools = (call_format, ("weather", "count")) if call_format else None
-    parser = OutputParser(reasoning, starts_in_reasoning, tools, is_json)
+    parser = OutputParser(reasoning, starts_in_reasoning, call_format, SCHEMAS if call_format else None, is_json)
     parts = [part for piece in pieces for part in parser.push(piece)]
     return merge([*parts, *parser.finish()])
 
@@ -83,14 +80,14 @@ def vocabulary():
     return load_tokenizer(locate_model()).vocabulary
 
 
-@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
+@pytest.mark.parametrize("call_format", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
 def test_constrained_text_has_valid_calls(vocabulary, call_format, must_call, one_call) -> None:
     conversation = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
     grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)
     num_calls = 0
     for seed in range(4):
-        text = walk(grammar, vocabulary, [*call_format.call_openers(list(SCHEMAS))], random.Random(seed))
+        text = walk(grammar, vocabulary, openers_of(call_format), random.Random(seed))
         parts = parse([text], call_format)
         calls = calls_in(parts)
         num_calls += len(calls)
@@ -108,11 +105,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "call_format",
-    [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS],
-    ids=format_id,
-)
+@pytest.mark.parametrize("call_format", BESIDE_JSON.values(), ids=BESIDE_JSON)
 @pytest.mark.parametrize("one_call", [False, True])
 def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_format, one_call) -> None:
     """And the parser tells which, however the text is split."""
@@ -121,7 +114,7 @@ def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_form
     grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)
     kinds = set()
     for seed in range(12):
-        text = walk(grammar, vocabulary, [*call_format.call_openers(list(SCHEMAS)), "{"], random.Random(seed), limit=20)
+        text = walk(grammar, vocabulary, [*openers_of(call_format), "{"], random.Random(seed), limit=20)
         parts = parse([text], call_format, is_json=True)
         assert parts == parse(list(text), call_format, is_json=True)
         kinds.add(parts[0][0])
@@ -134,6 +127,15 @@ def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_form
             for name, arguments in calls:
                 jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     assert kinds == {"text", "call"}
+
+
+def openers_of(call_format):
+    """The openers of an answer's first call, and of other calls."""
+    texts = [call_format.begin, call_format.separator]
+    return [
+        call_format.opener,
+        *(text + call_format.call_head(name, "abcdef123") for text in texts for name in SCHEMAS),
+    ]
 
 
 def calls_in(parts):
@@ -174,27 +176,6 @@ def walk(grammar, vocabulary, openers, rng, limit=80):
     raise AssertionError("the text did not end")
 
 
-@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
-@given(cuts=st.lists(st.integers(0, 200), max_size=12), has_reasoning=st.booleans())
-def test_parts_do_not_depend_on_how_the_text_is_split(call_format, cuts, has_reasoning) -> None:
-    calls = [ToolCall("", "weather", '{"city":"a}\\"","unit":"}</tool_call>]"}'), ToolCall("", "count", '{"n":7}')]
-    reasoning = "hm < </thin\n</think>\n\n" if has_reasoning else ""
-    text = reasoning + "I see {\n" + "\n".join(map(call_format.render_call, calls)) + " done "
-    edges = [0, *sorted(cut % len(text) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    parts = parse([text], call_format, THINK, has_reasoning)
-    assert parse(pieces, call_format, THINK, has_reasoning) == parts
-    assert parts == [
-        *([("reasoning", 0, "hm < </thin\n")] if has_reasoning else []),
-        ("text", 0, "I see {"),
-        ("call", 0, "weather"),
-        ("arguments", 0, calls[0].arguments),
-        ("call", 1, "count"),
-        ("arguments", 1, calls[1].arguments),
-        ("text", 0, " done"),
-    ]
-
-
 @given(st.text(alphabet='<think>/ \n{a"', max_size=40), st.lists(st.integers(0, 40), max_size=5))
 def test_text_without_tools_or_reasoning_is_unchanged(text, cuts) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -212,25 +193,11 @@ def test_reasoning_that_is_opened_by_the_model_or_never_closed() -> None:
     assert parse(["<thin"], None, THINK) == [("text", 0, "<thin")]
 
 
-@pytest.mark.parametrize(
-    ("template", "begin"),
-    [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", GENERIC_FORMAT.begin),
-        ("{% if tools %}<tool_call>{% endif %}", "<tool_call>"),
-        ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}", "[TOOL_CALLS]["),
-        ("{% if tools %}<|python_tag|>{% endif %}", '{"name": "{name}", "parameters": '),
-        ("<tool_call> without a list of them", GENERIC_FORMAT.begin),
-    ],
-)
-def test_template_selects_the_format(template, begin) -> None:
-    assert tool_format(template).begin == begin
-
-
 def test_parts_are_returned_as_soon_as_they_are_certain() -> None:
-    parser = OutputParser(None, False, (GENERIC_FORMAT, ["count"]))
+    parser = OutputParser(None, False, GENERIC_FORMAT, {"count": COUNT})
     assert parser.push("Let me see. {") == [ParsedPart("text", "Let me see.")]
     assert parser.push('"tool_call": {"name": "co') == []
-    assert parser.push('unt","arguments":{') == [ParsedPart("call", "count"), ParsedPart("arguments", "{")]
+    assert parser.push('unt", "arguments": {') == [ParsedPart("call", "count"), ParsedPart("arguments", "{")]
     assert parser.push('"n":1') == [ParsedPart("arguments", '"n":1')]
     assert parser.push("}}}") == [ParsedPart("arguments", "}")]
     assert parser.finish() == []

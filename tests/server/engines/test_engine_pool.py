@@ -272,7 +272,7 @@ def test_no_request_waits_for_ever(monkeypatch) -> None:
         await until(lambda: host.users.get("a"))
         with pytest.raises(ApiError, match="no room for the model 'b'") as caught:
             await use(pool, host, b, timeout_s=99.0)
-        assert caught.value.status == 503
+        assert caught.value.status == 503 and caught.value.headers == {"x-should-retry": "false"}
         hold.set()
         await running
 

@@ -11,6 +11,7 @@ from tiny_llama_gguf import write_small_model
 from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.server.engines.model_names import alias_options
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.runtime.server.engines.models_file import read_models
 from plait.runtime.server.engines.yaml_file import MAX_FILE_BYTES
@@ -63,7 +64,7 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
         ("a: tiny.gguf\na: tiny.gguf", 2, "'a' is also in line 1"),
         ("a:\n  model: tiny.gguf\n  model: tiny.gguf", 3, "'model' is also in line 2"),
         ("a:\n  model: tiny.gguf\n  context_length: 9", 3, "'context_length' (did you mean 'context-length'?)"),
-        ("a:\n  modle: tiny.gguf", 2, "'modle' (did you mean 'model'?); known are: model, device,"),
+        ("a:\n  modle: tiny.gguf", 2, "'modle' (did you mean 'model'?); known are: model, alias, device,"),
         ("a:\n  model: tiny.gguf\n  <<: {weights: int8}", 3, "must have one value"),
         ("\n\na: gone.gguf", 3, "there is no model at 'gone.gguf'"),
         ("a:\n  model: turns.jinja", 2, "is not a .gguf file"),
@@ -86,6 +87,10 @@ no: tiny.gguf              # the text "no", and not a truth value of YAML
         ("a:latest: tiny.gguf", 1, "cannot be a model's name"),
         ("a b: tiny.gguf", 1, "cannot be a model's name"),
         ("a: tiny.gguf\nb: 'x", 2, "this is not YAML"),
+        ("a: tiny.gguf\nb:\n  alias: tiny", 2, "there is no model 'tiny'"),
+        ("a: tiny.gguf\nb:\n  alias: c\nc:\n  alias: b", 2, "the alias 'b' leads to the alias 'b' again"),
+        ("a: tiny.gguf\nb:\n  alias: a\n  weights: int8", 3, "an alias has no settings of its own"),
+        ("a: tiny.gguf\nlatest:latest:\n  alias: a", 2, "cannot be a model's name"),
         ("a: !!python/object/apply:os.system [ls]", 1, "'a' must have one value"),
     ],
 )
@@ -103,6 +108,7 @@ def test_errors_name_the_line(folder, text, line, message) -> None:
         ("tiny.gguf", "must be a mapping of names to models"),
         ("#" * (MAX_FILE_BYTES + 1), "is larger than"),
         ("a: \0", "is not YAML"),
+        ("a: {alias: b}\nb: {alias: a}", "has aliases only, and no model"),
         ("[" * 5000, "cannot be read"),
         ("\n".join(f"m{number}:" for number in range(257)), "has 257 models; 256 are allowed"),
     ],
@@ -110,6 +116,16 @@ def test_errors_name_the_line(folder, text, line, message) -> None:
 def test_errors_of_the_whole_file(folder, text, message) -> None:
     with pytest.raises(InputError, match=message):
         read(folder, text)
+
+
+def test_aliases_are_names_of_their_model(folder) -> None:
+    text = (
+        "gpt-4: {alias: claude}\nclaude: {alias: long}\nsmall: tiny.gguf\nlong: {model: tiny.gguf}\nd: {alias: default}"
+    )
+    small, long = read(folder, text)
+    assert (small.name, small.aliases, long.name, long.aliases) == ("small", ("d",), "long", ("gpt-4", "claude"))
+    given = read_models(folder / "models.yaml", {}, alias_options(["haiku=gpt-4"]))
+    assert given[1].aliases == ("gpt-4", "claude", "haiku")
 
 
 def test_a_file_that_is_missing_or_no_text(folder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,23 @@ def test_a_timeout_counts_from_the_wait_for_the_model() -> None:
     record.start_deadline = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         record.limit_timeout(60.0)
+
+
+def test_the_wait_for_a_model_is_a_part_of_the_queue_time() -> None:
+    may_start = threading.Event()
+
+    def start_slowly(*of: Any, **options: Any) -> Any:
+        may_start.wait(60)
+        return start(*of, **options)
+
+    async def check(http: httpx.AsyncClient, pool: EnginePool) -> None:
+        pool._start = start_slowly
+        refused = await http.post("/v1/completions", json={**ASK, "model": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        assert "0.2 s" in refused.text and refused.headers["retry-after"] == "1"
+        may_start.set()
+        while pool.models[0].engine_state != "loaded":
+            await asyncio.sleep(0.01)
+        assert pool.models[0].queue.num_calls == 0 and not pool.models[0].has_waiters
+
+    run("a", check, max_queue_time_s=0.2)

@@ -13,7 +13,7 @@ from plait.runtime.server.protocols.anthropic.messages import MessagesRequest
 from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
-from plait.runtime.server.protocols.openai.responses import ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
 from plait.runtime.server.protocols.programs.endpoint import ProgramRequest
 from plait.runtime.server.protocols.sglang.generate import GenerateRequest
 
@@ -43,7 +43,7 @@ def message(kind, **fields):
         (ChatRequest, "guided_regex", "write 'regex'"),
         (ChatRequest, "guided_choice", "write 'choices'"),
         (ChatRequest, "guided_grammar", "write 'ebnf'"),
-        (ChatRequest, "structured_outputs", "write one of response_format, regex, choices, ebnf, lark"),
+        (ResponsesRequest, "structured_outputs", "write 'text.format'"),
         (ChatRequest, "json_schema", "write 'response_format.json_schema'"),
         (ChatRequest, "max_new_tokens", "write 'max_completion_tokens'"),
         (ChatRequest, "temprature", "did you mean 'temperature'?"),

@@ -34,7 +34,7 @@ INVALID = {
     "deep, where anything may stand": (tool(parameters=json.loads('{"not":' * 200 + "{}" + "}" * 200)), None),
     "a key twice": (chat()[:-1] + b', "model": "default"}', None),
     "a key very often": (chat()[:-1] + b', "model": "default"' * 100_000 + b"}", None),
-    "an unknown field": (chat(best=1), "best"),
+    "a misspelt field": (chat(respones_format=1), "respones_format"),
     "an unknown field below": (chat(messages=[{"role": "user", "content": "a", "x": 1}]), "messages[0].x"),
     "no messages": (chat(messages=[]), "messages"),
     "no model": (json.dumps({"messages": VALID["messages"]}).encode(), "model"),
@@ -69,7 +69,7 @@ INVALID = {
     "functions": (chat(functions=[]), "functions"),
     "an audio answer": (chat(modalities=["text", "audio"]), "modalities"),
     "a web search": (chat(web_search_options={}), "web_search_options"),
-    "stored": (chat(store=True), "store"),
+    "searched": (chat(web_search_options={}), "web_search_options"),
     "two constraints": (chat(regex="a", choices=["a"]), "choices"),
     "a wrong pattern": (chat(regex="("), "regex"),
     "an empty choice": (chat(choices=[""]), "choices"),
@@ -142,4 +142,6 @@ def test_openapi_document_has_the_routes_and_their_schemas(address) -> None:
     names = set(document["components"]["schemas"])
     text = json.dumps(document)
     assert all(part.split('"')[0] in names for part in text.split('"#/components/schemas/')[1:])
-    assert "ChatRequest" in names and document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+    assert "ChatRequest" in names and document["components"]["schemas"]["ChatRequest"]["additionalProperties"]
+    options = document["components"]["schemas"]["OllamaOptions"]
+    assert options["additionalProperties"] is False and "num_gpu" in options["properties"]

@@ -12,12 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from asgi_server import wait_until
+from fastapi.routing import APIRoute
 
 from plait.runtime.errors import InputError
 from plait.runtime.server import app_state
-from plait.runtime.server.app import create_app
+from plait.runtime.server.app import ROUTERS, create_app
+from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http import response as response_module
+from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.http.api_keys import digest
+from plait.runtime.server.in_flight import InFlightRequests
 from plait.runtime.server.settings import server_settings
 from plait.serve import _key_weights
 
@@ -25,6 +29,7 @@ KEYS = {"flood": digest(b"f-key"), "victim": digest(b"v-key")}
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 MESSAGES = {"messages": [{"role": "user", "content": "One, two,"}]}
+GENERATE = {"text": "One, two,", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
 STREAMS = {
     "/v1/completions": BODY,
     "/v1/chat/completions": {"model": "default", "max_tokens": 2, **MESSAGES},
@@ -51,7 +56,8 @@ def run(app, work):
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as client:
 
             async def ask(key, path="/v1/completions", **body):
-                return await client.post(path, json=BODY | body, headers={"x-api-key": key})
+                body = BODY | body if path == "/v1/completions" else body
+                return await client.post(path, json=body, headers={"x-api-key": key})
 
             return await work(ask)
 
@@ -94,6 +100,42 @@ def test_many_requests_of_one_key_refuse_none_of_another(served, settings) -> No
         expected = {503: "queue_full", 429: "rate_limit_exceeded"}
         assert code_of(response) == expected[response.status_code]
         assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_running": 1, "max_queue": 1}, {"max_requests_per_key": 2}], ids=lambda settings: [*settings][-1]
+)
+def test_a_full_queue_refuses_only_what_runs_calls(served, settings) -> None:
+    paths = [
+        route.path
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and "POST" in route.methods
+    ]
+    app = served(**settings)
+
+    async def work(ask):
+        flood = [asyncio.create_task(ask("f-key", "/generate", rid=f"r{i}", **GENERATE)) for i in range(2)]
+        while app.state.plait.admission.queue.num_calls < 2:
+            await asyncio.sleep(0.001)
+        answers = {path: await ask("f-key", path, **MESSAGES) for path in paths if path != "/abort_request"}
+        answers["/abort_request"] = await ask("f-key", "/abort_request", abort_all=True)
+        await asyncio.gather(*flood)
+        return answers
+
+    answers = run(app, work)
+    refused = {path for path, response in answers.items() if response.status_code in (429, 503)}
+    assert refused == {*STREAMS, "/v1/embeddings", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"}
+    assert answers["/abort_request"].status_code == 200
+
+
+def test_small_bodies_that_run_no_call_are_taken_however_many_bytes_wait() -> None:
+    admission = AdmissionControl(server_settings(max_queue_bytes=1024), InFlightRequests())
+    admission.body_bytes.take("", 1024)
+    for needs_place, num_bytes in ((True, 10), (False, 1 << 17)):
+        with pytest.raises(ApiError, match="bodies of waiting requests"):
+            admission.check_capacity("", num_bytes, needs_place)
+    admission.check_capacity("", 10, needs_place=False)
 
 
 def test_with_a_queue_time_what_has_not_begun_is_refused_then(served) -> None:

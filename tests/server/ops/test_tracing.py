@@ -42,6 +42,33 @@ def test_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
         assert request.start_time <= call.start_time <= call.end_time <= request.end_time
 
 
+@pytest.mark.parametrize("header", tracing.SESSION_HEADERS)
+def test_spans_have_the_agents_session_and_the_share_of_the_cache(serve, spans, header) -> None:
+    address, _ = serve()
+    body = {"model": "default", "prompt": f"One, two, three, four, five: {header}", "max_tokens": 1}
+    for _ in range(2):
+        httpx.post(f"{address}/v1/completions", json=body, headers={header: "a-session\t" + "x" * 300}, timeout=60)
+    assert wait_until(lambda: len(spans.get_finished_spans()) == 4)
+    first_call, first, second_call, second = (span.attributes for span in spans.get_finished_spans())
+    for attributes in (first_call, first, second_call, second):
+        assert attributes["gen_ai.conversation.id"] == ("a-session" + "x" * 300)[:128]
+    assert first["plait.cached_share"] == first_call["plait.cached_share"] < second["plait.cached_share"] < 1
+    assert second["plait.cached_tokens"] == second_call["plait.cached_tokens"] > 8
+    assert first_call["plait.cache_miss.reason"] in ("new_prefix", "diverged", "extended")
+    assert second_call["plait.cache_miss.reason"] == "outputs"
+    assert second_call["plait.cache_miss.position"] == second_call["gen_ai.usage.input_tokens"] - 1
+
+
+def test_no_session_is_made_up(serve, spans) -> None:
+    address, _ = serve()
+    body = {"model": "default", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    body["metadata"] = {"user_id": "user_1_account_2_session_3"}
+    assert httpx.post(f"{address}/v1/messages", json=body, timeout=60).status_code == 200
+    assert wait_until(lambda: len(spans.get_finished_spans()) == 2)
+    attributes = [span.attributes for span in spans.get_finished_spans()]
+    assert not any("gen_ai.conversation.id" in one or "session_3" in str(dict(one)) for one in attributes)
+
+
 def test_refused_request_has_an_error_status(serve, spans) -> None:
     address, state = serve()
     state.admission.is_draining = True

@@ -1,7 +1,7 @@
-"""Every field that a client package can send is supported, or refused by its name; none is unknown or ignored.
+"""Every field that a client package can send is acted on, refused by name, or listed in the warnings of the answer.
 
 Fields and values come from the packages' own types, so a new release with more fields fails here until they are
-supported or listed as refused. SGLang's come from its documentation.
+supported or in the table of request_fields.py. SGLang's come from its documentation.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 
 import pytest
 import sglang_request_types as sglang_types
+from answer_warnings import warnings_of_stream
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from ollama import _types as ollama
@@ -18,6 +19,8 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from typed_dict_samples import fields_of, samples
+
+from plait.runtime.server.request_fields import rows_of
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "x", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
@@ -28,71 +31,63 @@ CLAUDES = {"messages", "model", "system", "tools", "tool_choice", "thinking", "o
 LLAMAS = {"model", "stream", "options", "format", "keep_alive", "think", "logprobs", "top_logprobs"}
 
 # path, and after "#" the part of the request with these fields:
-# (type, the rest of a request, supported fields, values of other fields that are accepted because they change nothing)
+# (type, the rest of a request, fields that are acted on); the others are rows of request_fields.py
 ENDPOINTS = {
     "/v1/chat/completions": (
         ChatParams,
         {"model": "default", "messages": ASK, "max_tokens": 2},
         SAMPLED
         | {"messages", "model", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"}
+        | {"reasoning_effort"}
         | {"parallel_tool_calls", "prompt_cache_key", "safety_identifier"},
-        {
-            "modalities": [["text"]],
-            "service_tier": ["auto", "default"],
-            "verbosity": ["medium"],
-            "prompt_cache_retention": ["in_memory"],
-        },
     ),
     "/v1/completions": (
         TextParams,
         {"model": "default", "prompt": "hi", "max_tokens": 2},
         SAMPLED | {"prompt", "model", "best_of", "echo"},
-        {},
     ),
     "/v1/responses": (
         ResponseParams,
         {"model": "default", "input": "hi", "max_output_tokens": 2},
-        {"input", "instructions", "model", "include", "max_output_tokens", "metadata", "parallel_tool_calls", "user"}
-        | {"safety_identifier", "prompt_cache_key", "temperature", "text", "tool_choice", "tools", "top_logprobs"}
-        | {"top_p"},
         {
-            "prompt_cache_retention": ["in_memory"],
-            "reasoning": [{}],
-            "service_tier": ["auto", "default"],
-            "stream_options": [{}],
-            "truncation": ["disabled"],
-        },
+            "input",
+            "instructions",
+            "model",
+            "store",
+            "include",
+            "max_output_tokens",
+            "metadata",
+            "parallel_tool_calls",
+            "user",
+        }
+        | {"safety_identifier", "prompt_cache_key", "temperature", "text", "tool_choice", "tools", "top_logprobs"}
+        | {"top_p", "reasoning", "stream_options"},
     ),
     "/v1/messages": (
         MessageCreateParamsBase,
         {"model": "default", "messages": ASK, "max_tokens": 2},
         CLAUDES | {"max_tokens", "stop_sequences", "metadata"},
-        {"service_tier": ["auto", "standard_only"], "speed": ["standard"]},
     ),
     "/v1/messages/count_tokens": (
         MessageCountTokensParams,
         {"model": "default", "messages": ASK},
         CLAUDES,
-        {"speed": ["standard"]},
     ),
     "/api/chat": (
         ollama.ChatRequest,
         {"model": "default", "messages": ASK, "stream": False, "options": FEW},
         LLAMAS | {"messages", "tools"},
-        {},
     ),
     "/api/generate": (
         ollama.GenerateRequest,
         {"model": "default", "prompt": "hi", "stream": False, "options": FEW},
         LLAMAS | {"prompt", "system", "raw"},
-        {},
     ),
     "/generate": (
         sglang_types.Generate,
         {"text": "hi there", "sampling_params": {"max_new_tokens": 2}},
         {"text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num"}
         | {"return_text_in_logprobs", "stream"},
-        {},
     ),
     "/generate#sampling_params": (
         sglang_types.Sampling,
@@ -101,25 +96,21 @@ ENDPOINTS = {
         | {"frequency_penalty", "presence_penalty", "min_new_tokens", "json_schema", "regex", "ebnf", "ignore_eos"}
         | {"repetition_penalty", "structural_tag"}
         | {"skip_special_tokens", "logit_bias", "sampling_seed"},
-        {"spaces_between_special_tokens": [True]},
     ),
     "/v1/embeddings": (
         EmbeddingParams,
         {"model": "default", "input": "hi"},
         {"model", "input", "dimensions", "encoding_format", "user"},
-        {},
     ),
     "/api/embed": (
         ollama.EmbedRequest,
         {"model": "default", "input": "hi"},
         {"model", "input", "truncate", "dimensions", "options", "keep_alive"},
-        {},
     ),
     "/api/embeddings": (
         ollama.EmbeddingsRequest,
         {"model": "default", "prompt": "hi"},
         {"model", "prompt", "options", "keep_alive"},
-        {},
     ),
 }
 # fields that another field needs, and values that a type does not tell
@@ -142,27 +133,46 @@ EXTRA_VALUES |= {"ebnf": ['root ::= "a"']}
 STRUCTURE = {"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}
 TAG = {"type": "structural_tag", "structures": [STRUCTURE], "triggers": ["<f>"]}
 EXTRA_VALUES |= {"structural_tag": [json.dumps(TAG)]}
+TABLES = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
+    "/generate": "generate",
+    "/generate#sampling_params": "sampling_params",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "ollama_embed",
+    "/api/embeddings": "ollama_embed",
+}
 FIELDS = [(path, name) for path, (typed, *_) in ENDPOINTS.items() for name in fields_of(typed)]
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_every_field_is_supported_or_refused_by_name(http, path, name):
-    typed, base, supported, neutral = ENDPOINTS[path]
+def test_every_field_is_acted_on_refused_or_listed(http, path, name):
+    typed, base, supported = ENDPOINTS[path]
+    row, is_advice = rows_of(TABLES[path]).get(name, (None, False))
     request = base | REQUIRED_WITH.get((path, name), {}) | ({"stream": True} if name == "stream_options" else {})
-    accepted = []
+    accepted, listed = [], []
     for value in values_of(typed, name):
         answer = ask(http, path, request | {name: value})
         if answer.status_code == 200:
             accepted.append(value)
+            texts = [text for texts in warnings_of_stream(answer.text) for text in texts]
+            assert not any("not known here" in text for text in texts), texts
+            listed += [value] if any(f"{name}' has no effect" in text for text in texts) else []
         else:
             assert answer.status_code == (404 if name == "model" else 400), (value, answer.text)
             error = answer.json()["error"]
             assert blamed_field(error, path) == name or name in error_text(error), answer.text
             assert "unknown parameter: " + repr(name) not in error_text(error), answer.text
     if name in supported:
-        assert accepted, "a supported field is refused with every value"
-    else:
-        assert accepted == neutral.get(name, []), "an unsupported field is accepted"
+        assert row is None and accepted, "a supported field is refused with every value"
+        return
+    others = [value for value in values_of(typed, name) if value not in (row.neutral if row else ())]
+    assert (listed == others) if is_advice else not set(map(str, accepted)) & set(map(str, others))
 
 
 def ask(http, path, fields):

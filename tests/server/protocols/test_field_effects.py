@@ -1,7 +1,8 @@
 """Every honoured field of a request has an effect: on what reaches the scheduler, or on the answer.
 
 EFFECTS has one entry for each field of each request: a value, and what it changes against the same request without it.
-A field without an entry fails. Fields of the UNSUPPORTED_* tables are refused by name.
+A field without an entry fails. Fields of the table in request_fields.py are refused by name, or change nothing but the
+answer's warnings.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.protocols.anthropic import types as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import types as ollama
-from plait.runtime.server.protocols.openai import chat_types, completions, embeddings, responses_types
+from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
+from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
+from plait.runtime.server.request_fields import rows_of
 
 ANSWER = "<think>hm</think>\n\nSome text."
 ASK = [{"role": "user", "content": "hi"}]
@@ -28,6 +31,8 @@ FUNCTION = {"name": "f", "parameters": PARAMETERS}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 CLAUDE_TOOL = {"name": "f", "input_schema": PARAMETERS}
 TAG = '{"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}'
+UNTAGGED = '{"name": "f", "arguments": {}}'  # a call without marks, the answer to ASK_UNTAGGED
+ASK_UNTAGGED = [{"role": "user", "content": "untagged"}]
 NO_EFFECT = "none"
 REFUSED = "refused"
 
@@ -60,6 +65,8 @@ OPENAI = {
     "stream_options": Effect({"include_usage": True}, "answer", {"stream": True}),
     "user": Effect("u", NO_EFFECT),
     "response_format": Effect({"type": "json_object"}, "constraint"),
+    "structured_outputs": Effect({"regex": "a+"}, "constraint"),
+    "usage": Effect({"include": True}, "answer", {"stream": True}),
     "regex": Effect("a+", "constraint"),
     "ebnf": Effect('root ::= "a"', "constraint"),
     "lark": Effect('start: "a"', "constraint"),
@@ -67,6 +74,7 @@ OPENAI = {
     "cache_salt": Effect("s", "cache_salt"),
     "priority": Effect(2, "priority"),
     "complete": Effect(True, "complete", {"regex": "a+"}),
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repetition_penalty": 1.5}),
     "exact": Effect(True, "exact", {"regex": "a+"}),
     "particles": Effect(8, "particles", {"regex": "a+"}),
     "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
@@ -103,12 +111,17 @@ CHAT = OPENAI | {
     "add_generation_prompt": Effect(False, "prompt"),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "reasoning_effort": Effect("low", "constraint"),
+    "include_reasoning": Effect(False, "answer"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CHAT_TOOL]}),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
 }
+SPECIAL = {"prompt": "<|im_end|>"}
 COMPLETIONS = OPENAI | {
     "prompt": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", SPECIAL),
     "best_of": Effect(2, "calls"),
     "echo": Effect(True, "answer"),
     "logprobs": Effect(2, "top_logprobs"),
@@ -125,7 +138,10 @@ RESPONSES = {
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
     "stream": Effect(True, "answer"),
-    "stream_options": Effect({"include_obfuscation": True}, REFUSED, {"stream": True}),
+    "stream_options": Effect({"include_obfuscation": True}, "answer", {"stream": True}),
+    "reasoning": Effect({"effort": "low"}, "constraint"),
+    "previous_response_id": Effect("resp_1", REFUSED),  # see responses/test_stored_responses.py
+    "store": Effect(True, "answer"),
     "text": Effect({"format": {"type": "json_object"}}, "constraint"),
     "tool_choice": Effect("required", "constraint", {"tools": [{"type": "function", **FUNCTION}]}),
     "tools": Effect([{"type": "function", **FUNCTION}], "prompt"),
@@ -138,6 +154,7 @@ RESPONSES = {
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5, ignore_eos=True),
@@ -156,6 +173,7 @@ CLAUDE_PROMPT = {
 MESSAGES = CLAUDE_PROMPT | {
     "max_tokens": Effect(3, "max_tokens"),
     "stream": Effect(True, "answer"),
+    "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CLAUDE_TOOL]}),
     "metadata": Effect({"user_id": "u"}, NO_EFFECT),
     **sampling({"stop_sequences": "stop"}, stop_sequences=["x"], temperature=0.5, top_p=0.5, top_k=3),
 }
@@ -167,8 +185,8 @@ COUNT_TOKENS = {
     "system": Effect("Be brief.", "answer"),
     "tools": Effect([CLAUDE_TOOL], "answer"),
     "tool_choice": Effect({"type": "any"}, REFUSED),  # without tools
-    "thinking": Effect({"type": "enabled", "budget_tokens": 2000}, REFUSED),
-    "output_config": Effect({"effort": "high"}, REFUSED),
+    "thinking": Effect({"type": "disabled"}, "answer"),
+    "output_config": Effect({"effort": "high"}, "answer"),  # a warning, without thinking
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
 }
@@ -184,6 +202,7 @@ OLLAMA = {
     "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
 }
 OPTIONS = {
+    "repeat_last_n": Effect(64, "repeat_last_n", {"repeat_penalty": 1.5}),
     "num_ctx": Effect(1 << 30, REFUSED),
     "exact": Effect(True, REFUSED),  # without a format
     "particles": Effect(8, REFUSED),  # without a format
@@ -210,7 +229,6 @@ SGLANG_SAMPLING = {
     "ebnf": Effect('root ::= "a"', "constraint"),
     "structural_tag": Effect(TAG, "constraint"),
     "skip_special_tokens": Effect(False, "answer"),
-    "spaces_between_special_tokens": Effect(False, NO_EFFECT),
     **sampling(
         {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
         max_new_tokens=3,
@@ -235,6 +253,7 @@ RETURNS = {"return_logprob": True}
 SGLANG = {
     "model": Effect("other", REFUSED),
     "text": Effect("other", "prompt"),
+    "parse_special": Effect(False, "prompt", {"text": "<|im_end|>"}),
     "input_ids": Effect([5, 6], "prompt", {"text": None, "input_ids": [7]}),
     "sampling_params": Effect({"max_new_tokens": 3}, "max_tokens"),
     "rid": Effect("mine", "answer"),
@@ -279,23 +298,20 @@ INPUT = {"model": "default", "input": "hi"}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A request's struct, the least request, the effects of its fields, and the fields that it refuses."""
+    """A request's struct, the least request, and the effects of its fields."""
 
     struct: Any
     base: dict[str, Any]
     effects: dict[str, Effect]
-    unsupported: Any = field(default_factory=dict)
 
 
 # after "#": the part of the request that has these fields
 ENDPOINTS = {
-    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT, chat_types.UNSUPPORTED_FIELDS),
+    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT),
     "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
-    "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES, responses_types.UNSUPPORTED_FIELDS),
-    "/v1/messages": Endpoint(
-        anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES, anthropic.UNSUPPORTED_MESSAGE_FIELDS
-    ),
-    "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS, anthropic.UNSUPPORTED_FIELDS),
+    "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES),
+    "/v1/messages": Endpoint(anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES),
+    "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS),
     "/api/chat": Endpoint(
         ollama.OllamaChatRequest,
         ASKED | {"stream": False},
@@ -314,34 +330,36 @@ ENDPOINTS = {
             "system": Effect("Be brief.", "prompt"),
             "raw": Effect(True, "prompt"),
         },
-        ollama.UNSUPPORTED_FIELDS,
     ),
-    "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS, ollama.UNSUPPORTED_OPTIONS),
-    "/generate": Endpoint(sglang.GenerateRequest, {"text": "hi"}, SGLANG, sglang.UNSUPPORTED_FIELDS),
-    "/generate#sampling_params": Endpoint(
-        sglang.SglangSamplingParams, {"text": "hi"}, SGLANG_SAMPLING, sglang.UNSUPPORTED_SAMPLING
-    ),
+    "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS),
+    "/generate": Endpoint(sglang.GenerateRequest, {"text": "hi"}, SGLANG),
+    "/generate#sampling_params": Endpoint(sglang.SglangSamplingParams, {"text": "hi"}, SGLANG_SAMPLING),
     "/v1/embeddings": Endpoint(embeddings.EmbeddingRequest, INPUT, EMBEDDINGS),
     "/api/embed": Endpoint(ollama_embed.EmbedRequest, INPUT, OLLAMA_EMBED),
     "/api/embeddings": Endpoint(ollama_embed.LegacyEmbedRequest, PROMPTED, OLD_EMBED),
 }
 HONOURED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.effects]
-UNSUPPORTED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.unsupported]
+LISTED = [
+    (path, name, row, is_advice)
+    for path, endpoint in ENDPOINTS.items()
+    for name, (row, is_advice) in rows_of(endpoint.struct.field_table).items()
+    if name not in endpoint.struct.__struct_fields__
+]
 
 
 @pytest.fixture(scope="module")
 def server() -> ScriptedServer:
     server = ScriptedServer()
-    server.scheduler.answer = lambda prompt, request: ANSWER
+    server.scheduler.answer = lambda prompt, request: UNTAGGED if "untagged" in prompt else ANSWER
     return server
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_every_field_has_an_entry(path: str) -> None:
     endpoint = ENDPOINTS[path]
-    fields, entries = set(endpoint.struct.__struct_fields__), endpoint.effects.keys() | endpoint.unsupported.keys()
+    fields, entries = set(endpoint.struct.__struct_fields__), endpoint.effects.keys()
     missing, unknown = sorted(fields - entries), sorted(entries - fields)
-    assert not missing, f"add {missing} of {path} to its table of effects in this file, or to its UNSUPPORTED fields"
+    assert not missing, f"add {missing} of {path} to its table of effects in this file"
     assert not unknown, f"{unknown} in the table of {path} are no fields of {endpoint.struct.__name__}"
 
 
@@ -363,10 +381,20 @@ def test_every_field_has_its_effect(server: ScriptedServer, path: str, name: str
         assert effect.on in changed, f"{name} changed {sorted(changed)}"
 
 
-@pytest.mark.parametrize(("path", "name"), UNSUPPORTED)
-def test_unsupported_fields_are_refused_by_name(server: ScriptedServer, path: str, name: str) -> None:
-    seen = observe(server, path, ENDPOINTS[path].base, {name: {"no": "such value"}})
-    assert seen["status"] == 400 and name in seen["answer"], seen
+@pytest.mark.parametrize(("path", "name", "row", "is_advice"), LISTED)
+def test_listed_fields_are_refused_or_become_warnings(server, path, name, row, is_advice) -> None:
+    base = ENDPOINTS[path].base
+    seen, without = observe(server, path, base, {name: {"no": "such value"}}), observe(server, path, base, {})
+    if is_advice:
+        answer, warnings = seen.pop("answer"), f"{name}' has no effect: {row.reason}"
+        assert answer.count(warnings) == 1 and '"warnings":["' in answer
+        without.pop("answer")
+        assert seen == without
+    else:
+        assert seen["status"] == 400 and name in seen["answer"] and row.reason in seen["answer"], seen
+    for value in (None, *row.neutral):
+        neutral = observe(server, path, base, {name: value})
+        assert neutral["status"] == 200 and "warnings" not in neutral["answer"], neutral
 
 
 def observe(server: ScriptedServer, path: str, base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from plait.runtime.server.protocols.anthropic.types import MessagesRequest
 from plait.runtime.server.protocols.ollama.types import OllamaChatRequest, OllamaOptions
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
-from plait.runtime.server.protocols.openai.responses_types import ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
 from plait.runtime.server.protocols.programs.types import Gen, ProgramSamplingFields
 from plait.runtime.server.protocols.sglang.types import GenerateRequest, SglangSamplingParams
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from answer_warnings import warnings_in, warnings_of_stream
 
 import plait
 from plait import gen
@@ -37,25 +38,13 @@ REQUESTS = {
 }
 
 
-def warnings_in(value) -> list[list[str]]:
-    """All fields `warnings` within JSON."""
-    if isinstance(value, list):
-        return [found for item in value for found in warnings_in(item)]
-    if not isinstance(value, dict):
-        return []
-    own = [value["warnings"]] if "warnings" in value else []
-    return own + [found for item in value.values() for found in warnings_in(item)]
-
-
 @pytest.mark.parametrize("path", REQUESTS)
 def test_answers_and_streams_have_the_warnings(http, path) -> None:
     answer = http.post(path, json=REQUESTS[path] | {"stream": False})
     assert answer.status_code == 200, answer.text
     assert warnings_in(answer.json()) == [[WARNING]]
     with http.stream("POST", path, json=REQUESTS[path] | {"stream": True}) as stream:
-        lines = [line.removeprefix("data: ") for line in "".join(stream.iter_text()).splitlines()]
-    found = warnings_in([json.loads(line) for line in lines if line.startswith("{")])
-    assert found == [[WARNING]]
+        assert warnings_of_stream("".join(stream.iter_text())) == [[WARNING]]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])

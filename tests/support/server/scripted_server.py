@@ -16,10 +16,14 @@ from plait.runtime.server.settings import server_settings
 
 # A template with roles, tools and reasoning.
 TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>' + '\\n' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>\\n\\n' }}{% endif %}"
+    "{{ m['content'] or '' }}{% for c in m.tool_calls or [] %}"
+    """{{ '<tool_call>{"name": "' + c.function.name + '", "arguments": ' }}{{ c.function.arguments|tojson }}"""
+    "{{ '}</tool_call>' }}{% endfor %}{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if tools %}{{ tools|tojson }}<tool_call>{% endif %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-    "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}{# <think></think> #}"
+    "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
 )
 VECTOR = bytes.fromhex("0000803f0000004000000040")  # float32: 1, 2, 2
 

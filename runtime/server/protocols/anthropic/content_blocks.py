@@ -31,10 +31,9 @@ from plait.runtime.server.protocols.anthropic.response import (
 
 
 class ContentBlocks:
-    """The content blocks of one answer. Reasoning is left out unless `with_thinking`."""
+    """The content blocks of one answer."""
 
-    def __init__(self, with_thinking: bool) -> None:
-        self._with_thinking = with_thinking
+    def __init__(self) -> None:
         self._pieces: list[tuple[AnswerBlock, list[str]]] = []  # an empty block, and the texts of its deltas
         self._open: tuple[str, int] | None = None  # kind and number of the part in the open block
 
@@ -42,8 +41,6 @@ class ContentBlocks:
         """Adds parts of the answer; returns their stream events."""
         events: list[Event] = []
         for part in parts:
-            if part.kind == "reasoning" and not self._with_thinking:
-                continue
             kind = "call" if part.kind == "arguments" else part.kind
             if part.kind == "call" or self._open != (kind, part.number):
                 events += self._close()
@@ -63,7 +60,7 @@ class ContentBlocks:
     def _begin(self, part: ParsedPart) -> Event:
         block: AnswerBlock
         if part.kind == "call":
-            block = AnswerToolUse(f"toolu_{secrets.token_hex(12)}", part.text, {})
+            block = AnswerToolUse(f"toolu_{secrets.token_hex(12)}{part.call_id}", part.text, {})
         elif part.kind == "reasoning":
             block = AnswerThinking("", "")
         else:

@@ -16,6 +16,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model, use
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.error_bodies import AnthropicErrorBody, anthropic_error
@@ -24,7 +25,7 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
-from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of, shows_thinking
+from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of
 from plait.runtime.server.protocols.anthropic.response import (
     AnswerUsage,
     AnthropicMessage,
@@ -36,13 +37,9 @@ from plait.runtime.server.protocols.anthropic.response import (
     Stop,
     TokenCount,
 )
-from plait.runtime.server.protocols.anthropic.types import (
-    UNSUPPORTED_FIELDS,
-    UNSUPPORTED_MESSAGE_FIELDS,
-    MessagesRequest,
-    PromptFields,
-)
-from plait.runtime.server.protocols.shared import check_unsupported, remaining_context
+from plait.runtime.server.protocols.anthropic.types import MessagesRequest, PromptFields
+from plait.runtime.server.protocols.shared import remaining_context
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -54,7 +51,6 @@ class CheckedMessage:
     submission: Submission
     prepared: PreparedChat
     started: AnthropicMessage
-    with_thinking: bool
     request_id: str
 
 
@@ -81,37 +77,34 @@ async def count_tokens(request: Request) -> Response:
     """The number of tokens of the prompt."""
     body = await read_json(request, PromptFields)
     client = (await use_model(request, body.model)).client
-    check_unsupported(body, UNSUPPORTED_FIELDS)
-    shows_thinking(body, client.tokenizer.chat_template)
-    prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
-    return json_response(TokenCount(len(prepared.prompt_ids)))
+    prepared = await prepare_chat(client, conversation_of(body))
+    return json_response(TokenCount(len(prepared.prompt_ids), request_warnings()))
 
 
 async def _check(body: MessagesRequest, model: ServedModel, request: Request) -> CheckedMessage:
-    check_unsupported(body, UNSUPPORTED_MESSAGE_FIELDS)
-    client = model.client
-    with_thinking = shows_thinking(body, client.tokenizer.chat_template)
-    sampling = sampling_of(body)
-    prepared = await prepare_chat(client, conversation_of(body, client.tokenizer.chat_template))
+    client, sampling = model.client, sampling_of(body)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(client, conversation_of(body), untagged_tool_calls=untagged)
     remaining_context(client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
     usage = AnswerUsage.of(Usage(prompt_tokens=len(prepared.prompt_ids)))
-    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", model.name, usage)
-    return CheckedMessage(submission, prepared, started, with_thinking, name)
+    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", body.model, usage)
+    return CheckedMessage(submission, prepared, started, name)
 
 
 async def _complete_response(client: Client, checked: CheckedMessage) -> AnthropicMessage:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
-        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
+        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks()
         blocks.add(output.parse_result(result))
         return msgspec.structs.replace(
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
-            warnings=handle.warnings() or msgspec.UNSET,
+            warnings=handle.warnings(more=checked.prepared.warnings),
+            cache_miss=cache_miss_report(client, result, checked.submission.prompt_ids),
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
@@ -120,9 +113,9 @@ class _MessageStream(StreamWriter):
     """Writes the events of one message."""
 
     def __init__(self, client: Client, checked: CheckedMessage, handle: RequestHandle) -> None:
-        self._checked, self._handle, self._has_begun = checked, handle, False
+        self._client, self._checked, self._handle, self._has_begun = client, checked, handle, False
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
-        self._blocks = ContentBlocks(checked.with_thinking)
+        self._blocks = ContentBlocks()
 
     def write(self, batch: Batch) -> bytes:
         events: list[Event] = [] if self._has_begun else [MessageStart(self._checked.started), Ping()]
@@ -132,8 +125,11 @@ class _MessageStream(StreamWriter):
         return _encode(events)
 
     def finish(self) -> bytes:
-        stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings() or msgspec.UNSET)
+        result = self._handle.calls[0].result(0)
+        stop = _stop_reason(self._checked, self._output, result)
+        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
+        miss = cache_miss_report(self._client, result, self._checked.submission.prompt_ids)
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), warnings, miss)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

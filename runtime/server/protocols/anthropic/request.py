@@ -7,10 +7,10 @@ from itertools import groupby
 
 from plait.constrained.specs import JsonSchema, Spec
 from plait.runtime.sampling_params import SamplingParams
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import reasoning_format
-from plait.runtime.server.chat.template_settings import with_thinking
-from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
+from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.protocols.anthropic.types import (
     AnyChoice,
@@ -20,9 +20,10 @@ from plait.runtime.server.protocols.anthropic.types import (
     MessagesRequest,
     NoneChoice,
     PromptFields,
+    RedactedThinkingBlock,
     SystemMessage,
     TextBlock,
-    ThinkingAdaptive,
+    ThinkingBetweenTools,
     ThinkingBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -31,19 +32,18 @@ from plait.runtime.server.protocols.anthropic.types import (
     ToolUseBlock,
 )
 from plait.runtime.server.protocols.shared import build_constraint, build_tools, checked_tool_names
-from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.server.request_warnings import warn
 
 BETWEEN_BLOCKS = "\n"
 BETWEEN_MESSAGES = "\n\n"
+BILLING_HEADER = "x-anthropic-billing-header:"
 SCHEMA_PARAM = "output_config.format.schema"
 
 
-def conversation_of(body: PromptFields, template: ChatTemplate | None) -> Conversation:
-    """The conversation. `thinking` sets `enable_thinking` of a template that reads it.
-
-    Raises ApiError 400 for values that contradict each other.
-    """
-    turns = [Turn("system", _text_of_blocks(body.system))] if body.system else []
+def conversation_of(body: PromptFields) -> Conversation:
+    """The conversation. Raises ApiError 400 for values that contradict each other."""
+    system = _system_text(body.system)
+    turns = [Turn("system", system)] if system else []
     for message in body.messages:
         turns += _turns(message)
     _check_tool_results(body.messages)
@@ -58,33 +58,46 @@ def conversation_of(body: PromptFields, template: ChatTemplate | None) -> Conver
         one_call=one_call,
         constraint=constraint,
         constraint_param=SCHEMA_PARAM if constraint is not None else None,
+        untagged_calls=body.untagged_tool_calls if isinstance(body, MessagesRequest) else None,
         continue_final=isinstance(body.messages[-1], AssistantMessage),
-        template_variables=with_thinking(body.chat_template_kwargs, _wants_thinking(body), template),
+        template_variables=template_variables(body.chat_template_kwargs),
+        thinking=_thinking(body),
     )
 
 
-def _wants_thinking(body: PromptFields) -> bool | None:
-    return None if body.thinking is None else not isinstance(body.thinking, ThinkingDisabled)
+def _system_text(system: str | Sequence[TextBlock] | None) -> str:
+    """The system prompt, without the blocks that are wholly one line of BILLING_HEADER.
+
+    Claude Code's first block is such a line and differs in each request, so that no prefix of the prompt would be
+    cached. It says nothing to the model.
+    """
+    blocks = [TextBlock(system)] if isinstance(system, str) else system or ()
+    for index, block in enumerate(blocks):
+        if _is_billing_header(block.text):
+            name = "system" if isinstance(system, str) else f"system[{index}]"
+            warn(name, f"it is only a line of {BILLING_HEADER} which would keep the prompt from being cached")
+    return _text_of_blocks([block for block in blocks if not _is_billing_header(block.text)])
+
+
+def _is_billing_header(text: str) -> bool:
+    return text.startswith(BILLING_HEADER) and len(text.splitlines()) == 1
+
+
+def _thinking(body: PromptFields) -> Thinking:
+    """The reasoning, which an answer only shows if the request has `thinking`."""
+    config, effort = body.thinking, body.output_config.effort if body.output_config else None
+    if config is None or isinstance(config, ThinkingDisabled):
+        if effort is not None:
+            warn("output_config.effort", "it needs 'thinking'")
+        return Thinking(is_wanted=None if config is None else False, is_shown=False)
+    limit = config.budget_tokens if isinstance(config, ThinkingEnabled) else None
+    is_shown = isinstance(config, ThinkingBetweenTools) or config.display != "omitted"
+    return thinking_of("thinking", effort, limit, is_shown=is_shown)
 
 
 def sampling_of(body: MessagesRequest) -> SamplingParams:
     """The checked sampling parameters. `top_k` 0 is no limit."""
     return read_sampling_params(body, "anthropic", top_k=body.top_k or None)
-
-
-def shows_thinking(body: PromptFields, template: ChatTemplate | None) -> bool:
-    """Whether the answer shows reasoning. Raises ApiError 400 if the request wants it of a model without any."""
-    thinking_config = body.thinking
-    if thinking_config is None or isinstance(thinking_config, ThinkingDisabled):
-        return False
-    if template is None or reasoning_format(template.source) is None:
-        raise unsupported("thinking", "is not supported: this model does not mark reasoning")
-    if isinstance(thinking_config, ThinkingEnabled):
-        reason = 'is not supported: reasoning has no separate budget here; use {"type": "adaptive"}'
-        raise unsupported("thinking.budget_tokens", reason)
-    if not isinstance(thinking_config, ThinkingAdaptive):
-        raise unsupported("thinking.type", "can only be adaptive or disabled on this server")
-    return thinking_config.display != "omitted"
 
 
 # -- turns ------------------------------------------------------------------------------------------
@@ -113,6 +126,8 @@ def _assistant(message: AssistantMessage) -> Turn:
             texts.append(block.text)
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
+        elif isinstance(block, RedactedThinkingBlock):
+            warn("redacted_thinking", "only Anthropic's servers can read it")
         else:
             calls.append(ToolCall(block.id, block.name, block.input))
     return Turn("assistant", BETWEEN_BLOCKS.join(texts), tuple(calls), "\n".join(thoughts) or None)
@@ -182,11 +197,7 @@ def _tool_choice(body: PromptFields, tools: Sequence[ToolDefinition]) -> tuple[f
 
 def _constraint(body: PromptFields) -> Spec | None:
     config = body.output_config
-    if config is None:
-        return None
-    if config.effort is not None:
-        raise unsupported("output_config.effort", "is not supported by this server")
-    if config.format is None:
+    if config is None or config.format is None:
         return None
     constraint: Spec = build_constraint(SCHEMA_PARAM, JsonSchema, config.format.schema)
     return constraint

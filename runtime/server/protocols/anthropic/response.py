@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -58,7 +59,7 @@ class Stop(msgspec.Struct):
 
 
 class AnthropicMessage(msgspec.Struct):
-    """Anthropic's message object. `warnings` is an extension."""
+    """Anthropic's message object. `warnings` and `cache_miss` are extensions."""
 
     id: str
     model: str
@@ -69,10 +70,15 @@ class AnthropicMessage(msgspec.Struct):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     warnings: list[str] | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):
+    """`warnings` and `cache_miss` are extensions."""
+
     input_tokens: int
+    warnings: list[str] | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 # -- stream events --------------------------------------------------------------------------------
@@ -124,11 +130,12 @@ class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
-    """How the message ended. `warnings` is an extension."""
+    """How the message ended. `warnings` and `cache_miss` are extensions."""
 
     delta: Stop
     usage: AnswerUsage
     warnings: list[str] | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):

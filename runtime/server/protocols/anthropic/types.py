@@ -1,18 +1,20 @@
-"""The body of a messages request, with every documented field.
+"""The body of a messages request; `request_fields.py` has the fields that are not read.
 
 Source: https://docs.anthropic.com/en/api/messages and the types of the `anthropic` package 2.12.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from plait.constrained.specs import MAX_REASONING_TOKENS
+from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import StrictStruct
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 128
@@ -21,9 +23,10 @@ ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class CacheControl(StrictStruct):
-    """Accepted and ignored: all prefixes are cached."""
+    """Accepted and ignored: all prefixes are cached, for each API key apart."""
 
     type: Literal["ephemeral"]
+    scope: str | None = None
     ttl: Literal["5m", "1h"] | None = None
 
 
@@ -38,6 +41,12 @@ class ThinkingBlock(StrictStruct, tag_field="type", tag="thinking"):
 
     thinking: str
     signature: str = ""
+
+
+class RedactedThinkingBlock(StrictStruct, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that only Anthropic's servers can read; left out, with a warning."""
+
+    data: str
 
 
 class DirectCaller(StrictStruct):
@@ -70,7 +79,7 @@ class UserMessage(StrictStruct, tag_field="role", tag="user"):
 
 
 class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
-    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
+    content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
 
 
 Message = SystemMessage | UserMessage | AssistantMessage
@@ -112,7 +121,7 @@ class ThinkingAdaptive(StrictStruct, tag_field="type", tag="adaptive"):
 
 
 class ThinkingEnabled(StrictStruct, tag_field="type", tag="enabled"):
-    budget_tokens: int
+    budget_tokens: Annotated[int, Meta(ge=0, le=MAX_REASONING_TOKENS)]
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -133,10 +142,10 @@ class JsonFormat(StrictStruct):
 
 
 class OutputConfig(StrictStruct):
-    """`format`: the answer is JSON that fits the schema."""
+    """`format`: the answer is JSON that fits the schema. `effort`: of `thinking`."""
 
     format: JsonFormat | None = None
-    effort: Any = None
+    effort: Effort | None = None
 
 
 class Metadata(StrictStruct):
@@ -151,6 +160,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `chat_template_kwargs` is an extension.
     """
 
+    field_table: ClassVar[str] = "count_tokens"
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -160,9 +170,6 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    speed: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
 
 
 if TYPE_CHECKING:
@@ -172,24 +179,12 @@ else:
 
 
 class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's messages request. Fields of `UNSUPPORTED_MESSAGE_FIELDS` are refused but for the values there."""
+    """Anthropic's messages request. `untagged_tool_calls` is an extension."""
 
+    field_table: ClassVar[str] = "messages"
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
+    untagged_tool_calls: bool | None = None
     stream: bool | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
-    container: Any = None
-    diagnostics: Any = None
-    inference_geo: Any = None
-    service_tier: Any = None
-
-
-UNSUPPORTED_FIELDS: UnsupportedFields = {"speed": ("standard",), "user_profile_id": (), "workspace_id": ()}
-UNSUPPORTED_MESSAGE_FIELDS: UnsupportedFields = {
-    **UNSUPPORTED_FIELDS,
-    "container": (),
-    "diagnostics": (),
-    "inference_geo": (),
-    "service_tier": ("auto", "standard_only"),
-}

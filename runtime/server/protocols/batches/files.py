@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.runtime.server.app_state import tenant_of
-from plait.runtime.server.batches.directory import run_to_end
+from plait.runtime.server.batches.directory import open_stored, run_to_end
 from plait.runtime.server.batches.records import Purpose
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
@@ -81,7 +81,7 @@ async def get_content(request: Request, file_id: str) -> Response:
     files = service_of(request).files
     record = files.get(tenant_of(request), file_id)
     with disk_errors(is_reading=True):
-        descriptor = os.open(files.content_path(record.id), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_stored(files.content_path(record.id))
     return _FileContent(descriptor, record.bytes)
 
 

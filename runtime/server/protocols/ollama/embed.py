@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
@@ -30,17 +30,12 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.ollama.models import use_ollama_model
-from plait.runtime.server.protocols.ollama.request import check_options, keep_alive_of
-from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, UNSUPPORTED_OPTIONS, OllamaOptions
-from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.ollama.request import check_num_ctx, keep_alive_of
+from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, OllamaOptions
+from plait.runtime.server.protocols.shared import StrictStruct
+from plait.runtime.server.request_warnings import request_warnings, warn
 
 router = APIRouter()
-
-# an embedding samples nothing
-UNSUPPORTED_FIELDS: UnsupportedFields = {
-    **UNSUPPORTED_OPTIONS,
-    **{name: () for field, name in NAMES["ollama"].items() if field not in SAMPLING_OF_REQUEST},
-}
 
 
 class EmbedRequest(StrictStruct):
@@ -49,6 +44,7 @@ class EmbedRequest(StrictStruct):
     Without inputs the answer only says that the model is loaded.
     """
 
+    field_table: ClassVar[str] = "ollama_embed"
     model: Annotated[str, Meta(min_length=1)]
     input: str | list[str]
     truncate: bool | None = None
@@ -65,11 +61,13 @@ class EmbedResponse(msgspec.Struct):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+    warnings: list[str] | UnsetType = UNSET
 
 
 class LegacyEmbedRequest(StrictStruct):
     """One text. If it is too long it loses its end."""
 
+    field_table: ClassVar[str] = "ollama_embed"
     model: Annotated[str, Meta(min_length=1)]
     prompt: str
     options: OllamaOptions | None = None
@@ -80,26 +78,27 @@ class LegacyEmbedResponse(msgspec.Struct):
     """The pooled vector, not normalized."""
 
     embedding: list[float]
+    warnings: list[str] | UnsetType = UNSET
 
 
 @router.post("/api/embed", **documented(EmbedRequest, EmbedResponse, error_body=OllamaErrorBody))
 async def embed(request: Request) -> Response:
     """Vectors of one or many texts."""
-    body = await read_json(request, EmbedRequest)
+    body = await read_json(request, EmbedRequest, may_be_untyped=True)
     inputs = body.input if isinstance(body.input, list) else [body.input] if body.input else []
     results = await _results(request, body, inputs, "input", body.truncate is not False, body.dimensions, True)
     longest = max((result.usage.wall_s for result in results), default=0.0)
     count = sum(result.usage.prompt_tokens for result in results)
     vectors = await run_aside(len(results) > LARGE_VECTORS, lambda: [result.embedding.tolist() for result in results])
-    return json_response(EmbedResponse(body.model, vectors, int(longest * 1e9), 0, count))
+    return json_response(EmbedResponse(body.model, vectors, int(longest * 1e9), 0, count, request_warnings()))
 
 
 @router.post("/api/embeddings", **documented(LegacyEmbedRequest, LegacyEmbedResponse, error_body=OllamaErrorBody))
 async def old_embed(request: Request) -> Response:
     """The vector of one text."""
-    body = await read_json(request, LegacyEmbedRequest)
+    body = await read_json(request, LegacyEmbedRequest, may_be_untyped=True)
     results = await _results(request, body, [body.prompt] if body.prompt else [], "prompt", True, None, False)
-    return json_response(LegacyEmbedResponse(results[0].embedding.tolist() if results else []))
+    return json_response(LegacyEmbedResponse(results[0].embedding.tolist() if results else [], request_warnings()))
 
 
 async def _results(
@@ -115,7 +114,10 @@ async def _results(
     model = await use_ollama_model(request, body.model, keep_alive_s)
     check_can_embed(model)
     client, options = model.client, body.options or OllamaOptions()
-    check_options(options, UNSUPPORTED_FIELDS, client.model.context_length)
+    check_num_ctx(options, client.model.context_length)
+    for field, name in NAMES["ollama"].items():  # an embedding samples nothing
+        if field not in SAMPLING_OF_REQUEST and getattr(options, name) is not None:
+            warn(f"options.{name}", "an embedding samples nothing")
     check_dimensions(client, dimensions)
     if not inputs:
         return []

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
@@ -25,7 +25,7 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.ollama.models import unload, use_ollama_model
-from plait.runtime.server.protocols.ollama.request import keep_alive_of, prepared_of, sampling_of, shows_thinking
+from plait.runtime.server.protocols.ollama.request import keep_alive_of, prepared_of, sampling_of
 from plait.runtime.server.protocols.ollama.response import EndpointKind, Line, OllamaResponseWriter, load_response
 from plait.runtime.server.protocols.ollama.types import (
     OllamaChat,
@@ -47,13 +47,12 @@ class CheckedRequest:
     model: str
     submission: Submission
     prepared: PreparedChat
-    with_thinking: bool
 
 
 @router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
 async def chat(request: Request) -> Response:
     """The next turn of a conversation. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaChatRequest), "chat")
+    return await _answer(request, await read_json(request, OllamaChatRequest, may_be_untyped=True), "chat")
 
 
 @router.post(
@@ -61,7 +60,7 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     """An answer to a prompt. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, OllamaGenerateRequest), "generate")
+    return await _answer(request, await read_json(request, OllamaGenerateRequest, may_be_untyped=True), "generate")
 
 
 async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind) -> Response:
@@ -88,38 +87,37 @@ async def _check(
     body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, model: ServedModel, tenant: str
 ) -> CheckedRequest:
     client = model.client
-    with_thinking = shows_thinking(body, client)
-    prepared = await prepared_of(body, client)
+    prepared = await prepared_of(body, model)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)
-    return CheckedRequest(kind, body.model, submission, prepared, with_thinking)
+    return CheckedRequest(kind, body.model, submission, prepared)
 
 
 async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.submission.sampling.logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_aside(is_large, _whole_line, client, checked, handle.calls[0], result)
+        return await run_aside(is_large, _whole_line, client, checked, handle, result)
 
 
-def _whole_line(client: Client, checked: CheckedRequest, call: Call, result: CallResult) -> Line:
-    output = ChatOutput(checked.prepared, client, call)
+def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, result: CallResult) -> Line:
+    output = ChatOutput(checked.prepared, client, handle.calls[0])
     writer = _writer(client, checked, output)
     writer.add_parts(output.parse_result(result), is_last=True)
-    return writer.final_line(result)
+    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings())
 
 
 def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
-    return OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
+    return OllamaResponseWriter(checked.kind, checked.model, client, output)
 
 
 class _LineStream(StreamWriter):
     """Writes an answer as lines of JSON."""
 
     def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
-        self._call, self._request_id = handle.calls[0], request_id
-        self._output = ChatOutput(checked.prepared, client, self._call)
+        self._handle, self._request_id, self._prompt_ids = handle, request_id, checked.submission.prompt_ids
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._writer = _writer(client, checked, self._output)
 
     def write(self, batch: Batch) -> bytes:
@@ -129,7 +127,8 @@ class _LineStream(StreamWriter):
         return b"" if line is None else _encode(line)
 
     def finish(self) -> bytes:
-        return _encode(self._writer.final_line(self._call.result(0)))
+        result = self._output.call.result(0)
+        return _encode(self._writer.final_line(result, self._prompt_ids, self._handle.warnings()))
 
     def fail(self, error: ApiError) -> bytes:
         return _encode(error_body("/api/", error, self._request_id))

@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from plait.runtime.errors import ModelError
 from plait.runtime.server.app_state import state_of, use_model
-from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.chat.formats.model_formats import formats_in_thread
+from plait.runtime.server.engines.model_names import OLLAMA_TAG
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError, unsupported
@@ -24,10 +25,9 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.ollama.model_description import UNREADABLE, ModelDescription, describe
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 router = APIRouter()
-
-TAG = ":latest"  # Ollama's clients add it to a name without a tag
 
 
 class Details(msgspec.Struct):
@@ -118,7 +118,7 @@ def unload(request: Request, name: str) -> None:
 def _find(request: Request, name: str) -> ServedModel:
     state = state_of(request)
     try:
-        return state.find_model(name.removesuffix(TAG))
+        return state.find_model(name.removesuffix(OLLAMA_TAG))
     except ApiError:
         is_one = " served here" if state.pool is None else ""
         text = f"model '{name[:100]}' not found{state.served_names(name)}{is_one}"
@@ -127,14 +127,15 @@ def _find(request: Request, name: str) -> ServedModel:
 
 @router.get("/api/tags", **documented(answer=TagsResponse, errors=(500, 503), error_body=OllamaErrorBody))
 async def tags(request: Request) -> Response:
-    """The models of this server."""
+    """The models of this server, by all of their names."""
     state = state_of(request)
     descriptions = await asyncio.gather(*(_description(model) for model in state.models))
     return json_response(
         TagsResponse(
             [
                 ModelEntry(name, name, about.modified_at, about.size, about.digest, _details(about))
-                for name, about in zip([model.name + TAG for model in state.models], descriptions, strict=True)
+                for model, about in zip(state.models, descriptions, strict=True)
+                for name in [name + OLLAMA_TAG for name in model.names]
             ]
         )
     )
@@ -150,7 +151,7 @@ async def running_models(request: Request) -> Response:
 
 
 def _loaded(model: ServedModel, about: ModelDescription) -> LoadedModel:
-    name, info, expires_at = model.name + TAG, model.info, None
+    name, info, expires_at = model.name + OLLAMA_TAG, model.info, None
     assert info is not None
     if isinstance(model, PooledModel) and model.keep_alive_s is not None:
         left_s = model.keep_alive_s if model.unload_at is None else max(0.0, model.unload_at - time.monotonic())
@@ -172,14 +173,17 @@ async def show(request: Request) -> Response:
     info = model.info
     assert info is not None
     about, source = await _description(model), model.template_source
+    formats = await formats_in_thread(ChatTemplate(source, "", ""))
     supported = {
         "completion": info.can_generate,
         "tools": bool(source) and info.can_generate,
-        "thinking": reasoning_format(source) is not None,
+        "thinking": formats.reasoning is not None,
         "embedding": info.embeddings is not None,
     }
     capabilities = [name for name, is_supported in supported.items() if is_supported]
-    metadata = about.metadata if body.verbose else about.short_metadata
+    key = f"{about.family}.context_length"  # what requests may use, which the operator may have set
+    context = {key: info.context_length}
+    metadata = context | (about.metadata if body.verbose else about.short_metadata) | context
     return json_response(ShowResponse(source, _details(about), metadata, capabilities, about.modified_at))
 
 

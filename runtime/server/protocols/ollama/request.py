@@ -9,33 +9,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import SamplingParams
-from plait.runtime.server.chat.conversation import Conversation, ToolCall, Turn
+from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
-from plait.runtime.server.chat.formats import reasoning_format
 from plait.runtime.server.chat.parser import OutputParser
-from plait.runtime.server.chat.template_settings import with_thinking
+from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
+from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.ollama.types import (
     SAMPLING_OF_REQUEST,
-    UNSUPPORTED_FIELDS,
-    UNSUPPORTED_OPTIONS,
     Message,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
     OllamaRequestFields,
 )
-from plait.runtime.server.protocols.shared import (
-    UnsupportedFields,
-    build_constraint,
-    build_tools,
-    check_unsupported,
-    remaining_context,
-)
+from plait.runtime.server.protocols.shared import build_constraint, build_tools, remaining_context
+from plait.runtime.server.request_warnings import warn
 
 # Ollama's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
@@ -45,39 +39,55 @@ _UNIT_S = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "
 MAX_KEEP_ALIVE_S = 1e8  # three years
 
 
-async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> PreparedChat:
+async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: ServedModel) -> PreparedChat:
     """The prompt and the constraint. Raises ApiError 400 for values that are wrong or not supported."""
-    constraint = _constraint(body.format)
+    client, constraint = model.client, _constraint(body.format)
     param = "format" if constraint is not None else None
-    wants_thinking = body.think if isinstance(body.think, bool) else None
-    variables = with_thinking(body.chat_template_kwargs, wants_thinking, client.tokenizer.chat_template)
+    thinking, variables = _thinking(body.think), template_variables(body.chat_template_kwargs)
     if isinstance(body, OllamaChatRequest):
         tools = build_tools([tool.function for tool in body.tools or ()], "tools[{}].function")
         turns = tuple(_turns(body.messages or ()))
         conversation = Conversation(
-            turns, tools, constraint=constraint, constraint_param=param, template_variables=variables
+            turns,
+            tools,
+            constraint=constraint,
+            constraint_param=param,
+            template_variables=variables,
+            thinking=thinking,
         )
         return await prepare_chat(client, conversation)
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     prompt = body.prompt or ""
     if body.raw:
         if body.system:
             raise invalid("'system' has no place in a raw prompt", "system")
         if body.chat_template_kwargs:
             raise invalid("'chat_template_kwargs' has no effect on a raw prompt", "chat_template_kwargs")
-        ids = await tokenize(client, [(prompt, True)])
+        if body.think is not None:
+            warn("think", "a raw prompt has no template")
+        ids = await tokenize(client, [(prompt, parses_special(model.settings))])
         return PreparedChat(ids, constraint, param, lambda: OutputParser(None, False))
     system = (Turn("system", body.system),) if body.system else ()
     conversation = Conversation(
-        (*system, Turn("user", prompt)), constraint=constraint, constraint_param=param, template_variables=variables
+        (*system, Turn("user", prompt)),
+        constraint=constraint,
+        constraint_param=param,
+        template_variables=variables,
+        thinking=thinking,
     )
     return await prepare_chat(client, conversation)
+
+
+def _thinking(think: bool | Effort | None) -> Thinking:
+    """The reasoning, which the answer has unless `think` is false."""
+    if isinstance(think, bool):
+        return Thinking("think", think, is_shown=think)
+    return Thinking() if think is None else thinking_of("think", think)
 
 
 def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequence[int]) -> SamplingParams:
     """The checked sampling parameters, with Ollama's defaults."""
     options = body.options or OllamaOptions()
-    check_options(options, UNSUPPORTED_OPTIONS, context_length)
+    check_num_ctx(options, context_length)
     context_left = remaining_context(
         context_length, prompt_ids, "messages" if isinstance(body, OllamaChatRequest) else "prompt"
     )
@@ -92,29 +102,17 @@ def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequ
         top_k=TOP_K if options.top_k is None else options.top_k or -1,
         top_p=TOP_P if options.top_p is None else options.top_p,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
-        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
         stop=options.stop or None,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
     )
 
 
-def check_options(options: OllamaOptions, refused: UnsupportedFields, context_length: int) -> None:
-    """Raises ApiError 400 for a refused option, or for `num_ctx` above `context_length`."""
-    check_unsupported(options, refused, path="options")
+def check_num_ctx(options: OllamaOptions, context_length: int) -> None:
+    """Raises ApiError 400 for `num_ctx` above `context_length`."""
     if options.num_ctx is not None and options.num_ctx > context_length:
         text = f"'num_ctx' is {options.num_ctx}, above the context length of {context_length} tokens"
         raise invalid(text, "options.num_ctx")
-
-
-def shows_thinking(body: OllamaRequestFields, client: Client) -> bool:
-    """Whether the answer shows reasoning. Raises ApiError 400 if the request wants it of a model without any."""
-    if isinstance(body.think, str):
-        raise unsupported("think", "can only be true or false on this server")
-    template = client.tokenizer.chat_template
-    if body.think and (template is None or reasoning_format(template.source) is None):
-        raise unsupported("think", "is not supported: this model does not mark reasoning")
-    return body.think is not False
 
 
 def keep_alive_of(duration: float | str | None, can_unload: bool) -> float | None:

@@ -13,6 +13,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.chat.engine import ChatOutput
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.protocols.ollama.types import (
     AnswerFunctionCall,
     AnswerToolCall,
@@ -21,6 +22,7 @@ from plait.runtime.server.protocols.ollama.types import (
     OllamaMessage,
 )
 from plait.runtime.server.protocols.shared import ContentLogprob, drawn_weight, token_logprobs
+from plait.runtime.server.request_warnings import request_warnings
 
 EndpointKind = Literal["chat", "generate"]
 Line = OllamaChat | OllamaGenerated
@@ -34,11 +36,10 @@ def now() -> str:
 
 
 class OllamaResponseWriter:
-    """Writes one answer: `next_line` has the new parts, `final_line` ends it. Reasoning only `with_thinking`."""
+    """Writes one answer: `next_line` has the new parts, `final_line` ends it."""
 
-    def __init__(self, kind: EndpointKind, model: str, client: Client, output: ChatOutput, with_thinking: bool) -> None:
+    def __init__(self, kind: EndpointKind, model: str, client: Client, output: ChatOutput) -> None:
         self._kind, self._model, self._client, self._output = kind, model, client, output
-        self._with_thinking = with_thinking
         self._open_call: tuple[str, list[str]] | None = None  # its name, and pieces of its arguments
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
         self._calls: list[AnswerToolCall] = []
@@ -53,7 +54,7 @@ class OllamaResponseWriter:
             self._end_call()
             if part.kind == "call":
                 self._open_call = (part.text, [])
-            elif part.kind == "text" or self._with_thinking:
+            else:
                 self._texts[part.kind].append(part.text)
         if is_last:
             self._end_call()
@@ -64,7 +65,9 @@ class OllamaResponseWriter:
             return None
         return self._line(done=False)
 
-    def final_line(self, result: CallResult) -> Line:
+    def final_line(
+        self, result: CallResult, prompt_ids: Sequence[int], warnings: list[str] | UnsetType = UNSET
+    ) -> Line:
         """The last line, or the whole answer."""
         usage = result.usage
         return self._line(
@@ -75,8 +78,9 @@ class OllamaResponseWriter:
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
-            warnings=list(result.warnings) or UNSET,
+            warnings=warnings,
             weight=drawn_weight(result),
+            cache_miss=cache_miss_report(self._client, result, prompt_ids),
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 
@@ -107,6 +111,8 @@ class OllamaResponseWriter:
 
 def load_response(kind: EndpointKind, model: str, reason: Literal["load", "unload"] = "load") -> Line:
     """The answer to a request without a prompt: the model is loaded, or it is unloaded."""
+    fields: dict[str, Any] = {"model": model, "created_at": now(), "done": True, "done_reason": reason}
+    fields["warnings"] = request_warnings()
     if kind == "generate":
-        return OllamaGenerated(response="", model=model, created_at=now(), done=True, done_reason=reason)
-    return OllamaChat(message=OllamaMessage(""), model=model, created_at=now(), done=True, done_reason=reason)
+        return OllamaGenerated(response="", **fields)
+    return OllamaChat(message=OllamaMessage(""), **fields)

@@ -5,14 +5,16 @@ Source: https://github.com/ollama/ollama/blob/main/docs/api.md and the types of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct
 
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs")  # beside `options`, not in it
 
@@ -23,11 +25,9 @@ else:
 
 
 class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
-    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there.
+    """Ollama's `options`."""
 
-    `repeat_last_n`: -1 is all tokens, also the meaning of no value here; 0 turns `repeat_penalty` off.
-    """
-
+    field_table: ClassVar[str] = "options"
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
     temperature: float | None = None
@@ -36,50 +36,6 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: list[str] | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Any = None
-    tfs_z: Any = None
-    typical_p: Any = None
-    mirostat: Any = None
-    mirostat_eta: Any = None
-    mirostat_tau: Any = None
-    penalize_newline: Any = None
-    num_keep: Any = None
-    numa: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    low_vram: Any = None
-    f16_kv: Any = None
-    logits_all: Any = None
-    vocab_only: Any = None
-    use_mmap: Any = None
-    use_mlock: Any = None
-    embedding_only: Any = None
-    num_thread: Any = None
-
-
-UNSUPPORTED_OPTIONS: UnsupportedFields = {
-    "repeat_last_n": (-1, 0),
-    "tfs_z": (1.0,),
-    "typical_p": (1.0,),
-    "mirostat": (0,),
-    "mirostat_eta": (),
-    "mirostat_tau": (),
-    "penalize_newline": (),
-    "num_keep": (),
-    "numa": (),
-    "num_batch": (),
-    "num_gpu": (),
-    "main_gpu": (),
-    "low_vram": (False,),
-    "f16_kv": (),
-    "logits_all": (False,),
-    "vocab_only": (False,),
-    "use_mmap": (),
-    "use_mlock": (),
-    "embedding_only": (False,),
-    "num_thread": (),
-}
 
 
 class OllamaFunctionCall(StrictStruct):
@@ -130,7 +86,7 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     options: OllamaOptions | None = None
     stream: bool | None = None
     keep_alive: float | str | None = None
-    think: bool | str | None = None
+    think: bool | Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -139,34 +95,19 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
     """A conversation. Without messages the answer only says that the model is loaded."""
 
+    field_table: ClassVar[str] = "ollama_chat"
     messages: Annotated[list[Message], Meta(max_length=1024)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=128)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens."""
+    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens, unless
+    the server is set otherwise."""
 
+    field_table: ClassVar[str] = "ollama_generate"
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    suffix: Any = None
-    template: Any = None
-    context: Any = None
-    images: Any = None
-    width: Any = None
-    height: Any = None
-    steps: Any = None
-
-
-UNSUPPORTED_FIELDS: UnsupportedFields = {
-    "suffix": ("",),
-    "template": ("",),
-    "context": ([],),
-    "images": ([],),
-    "width": (),
-    "height": (),
-    "steps": (),
-}
 
 
 class AnswerFunctionCall(msgspec.Struct):
@@ -186,9 +127,8 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds), warnings and weight.
-
-    `warnings` and `weight` are extensions.
+    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds) and extensions:
+    warnings, weight and cache_miss.
     """
 
     model: str
@@ -204,6 +144,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):

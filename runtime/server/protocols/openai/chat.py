@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import Call, CallResult
@@ -19,6 +19,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -34,14 +35,14 @@ from plait.runtime.server.protocols.openai.chat_response import (
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    DeltaBuilder,
     MessageBuilder,
     ResponseHead,
-    delta_of,
 )
-from plait.runtime.server.protocols.openai.chat_types import UNSUPPORTED_FIELDS, ChatRequest
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
-    check_unsupported,
+    DrawnWeight,
     checked_count,
     drawn_weight,
     remaining_context,
@@ -54,13 +55,14 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class CheckedChat:
-    """A checked request."""
+    """A checked request. `custom_tools`: names of tools with freeform input."""
 
     submission: Submission
     prepared: PreparedChat
     head: ResponseHead
     with_logprobs: bool
     includes_usage: bool
+    custom_tools: frozenset[str]
 
 
 @router.post("/v1/chat/completions", **documented(ChatRequest, ChatCompletion, stream=True))
@@ -79,7 +81,6 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_id: str) -> CheckedChat:
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     n = checked_count(body.n, model.settings.max_choices)
     conversation = conversation_of(body)
     top_logprobs = top_logprobs_of(body)
@@ -91,7 +92,8 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
         logprobs=bool(body.logprobs),
         top_logprobs=top_logprobs,
     )
-    prepared = await prepare_chat(model.client, conversation)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
     context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "messages")
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=context_left)
@@ -101,8 +103,9 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
     submission = Submission(
         prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority, plain_bytes=prepared.plain_bytes
     )
-    head = ResponseHead(completion_id, int(time.time()), model.name)
-    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage)
+    head = ResponseHead(completion_id, int(time.time()), body.model)
+    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage, custom_tools)
 
 
 def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> ChoiceLogprobs | None:
@@ -113,6 +116,13 @@ def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> 
     return ChoiceLogprobs(token_logprobs(client, entries))
 
 
+def _extensions(
+    checked: CheckedChat, client: Client, result: CallResult
+) -> tuple[DrawnWeight | UnsetType, CacheMissReport | UnsetType]:
+    """The last fields of a choice that has ended."""
+    return drawn_weight(result), cache_miss_report(client, result, checked.submission.prompt_ids)
+
+
 # -- answers without streaming ---------------------------------------------------------------------
 
 
@@ -121,7 +131,7 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
         choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings(more=checked.prepared.warnings)
         return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 
 
@@ -133,12 +143,12 @@ def _choices(
 
 
 def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
-    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder()
+    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder(checked.custom_tools)
     for part in output.parse_result(result):
         message.add(part)
     assert output.finish_reason is not None
     logprobs = _take_logprobs(checked, client, output)
-    return ChatChoice(index, message.build(), logprobs, output.finish_reason, drawn_weight(result))
+    return ChatChoice(index, message.build(), logprobs, output.finish_reason, *_extensions(checked, client, result))
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -147,14 +157,15 @@ def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result
 class _ChunkWriter:
     """Writes the chunks of one choice."""
 
-    def __init__(self, checked: CheckedChat, client: Client, call: Call, index: int) -> None:
-        self._checked, self._client, self._index = checked, client, index
-        self._output = ChatOutput(checked.prepared, client, call)
+    def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle, index: int) -> None:
+        self._checked, self._client, self._handle, self._index = checked, client, handle, index
+        self._output = ChatOutput(checked.prepared, client, handle.calls[index])
+        self._deltas = DeltaBuilder(checked.custom_tools)
         self._has_begun = False
 
     def chunks(self, update: CallUpdate) -> bytes:
         """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
-        deltas = [delta_of(part) for part in self._output.parse_update(update)]
+        deltas = [delta for part in self._output.parse_update(update) for delta in self._deltas.deltas(part)]
         if not deltas and not update.finished:
             return b""
         if not self._has_begun:
@@ -176,9 +187,10 @@ class _ChunkWriter:
         result: CallResult | None = None,
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
-        weight = UNSET if result is None else drawn_weight(result)
-        warnings = UNSET if result is None else list(result.warnings) or UNSET
-        choice = ChunkChoice(self._index, delta, logprobs, reason, weight)
+        extensions = () if result is None else _extensions(self._checked, self._client, result)
+        more = self._checked.prepared.warnings
+        warnings = UNSET if result is None else self._handle.warnings([self._output.call], more)
+        choice = ChunkChoice(self._index, delta, logprobs, reason, *extensions)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))
 
@@ -188,7 +200,7 @@ class _ChatStream(StreamWriter):
 
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle) -> None:
         self._checked, self._handle = checked, handle
-        self._writers = [_ChunkWriter(checked, client, call, index) for index, call in enumerate(handle.calls)]
+        self._writers = [_ChunkWriter(checked, client, handle, index) for index in range(len(handle.calls))]
 
     def write(self, batch: Batch) -> bytes:
         return b"".join([self._writers[index].chunks(update) for index, update in batch])

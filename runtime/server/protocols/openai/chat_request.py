@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
-from plait.runtime.server.chat.conversation import Conversation, ReasoningRequest, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
     AllowedToolsChoice,
     AssistantMessage,
+    AssistantToolCall,
     ChatRequest,
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
     Message,
+    NamedCustomChoice,
     NamedToolChoice,
     RefusalPart,
     TextPart,
     ToolMessage,
 )
+from plait.runtime.server.protocols.openai.custom_tools import custom_tool
 from plait.runtime.server.protocols.openai.fields import check_stream_options, constraint_of
-from plait.runtime.server.protocols.shared import build_tools, checked_tool_names
+from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -37,7 +45,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         text = "'continue_final_message' needs a last message of the assistant, without tool calls"
         raise invalid(text, "continue_final_message")
     constraint, param = constraint_of(body)
-    tools = build_tools([tool.function for tool in body.tools or ()], "tools[{}].function")
+    tools = distinct_tools(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
     names, must_call, one_call = _tool_choice(body, tools)
     check_stream_options(body)
     return Conversation(
@@ -52,8 +60,20 @@ def conversation_of(body: ChatRequest) -> Conversation:
         continue_final=continue_final,
         strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
-        reasoning=ReasoningRequest(body.reasoning.max_tokens) if body.reasoning and body.reasoning.enabled else None,
+        thinking=_thinking(body),
+        untagged_calls=body.untagged_tool_calls,
     )
+
+
+def _thinking(body: ChatRequest) -> Thinking:
+    field, effort, is_shown = body.reasoning, body.reasoning_effort, body.include_reasoning is not False
+    if field is None:
+        thinking = Thinking() if effort is None else thinking_of("reasoning_effort", effort)
+        return replace(thinking, is_shown=is_shown)
+    if effort is not None and field.effort not in (None, effort):
+        raise invalid("'reasoning.effort' and 'reasoning_effort' contradict each other", "reasoning_effort")
+    wanted, is_shown = field.effort or effort if field.enabled else "none", is_shown and not field.exclude
+    return thinking_of("reasoning", wanted, field.max_tokens, is_shown=is_shown, is_constrained=True)
 
 
 def max_tokens_of(body: ChatRequest) -> int | None:
@@ -84,7 +104,7 @@ def top_logprobs_of(body: ChatRequest) -> int:
 
 
 def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
-    turns = [_turn(message) for message in messages]
+    turns = [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
     known_ids: set[str] = set()
     for index, turn in enumerate(turns):
         known_ids |= {call.id for call in turn.calls}
@@ -94,15 +114,16 @@ def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _turn(message: Message) -> Turn:
+def _turn(message: Message, path: str) -> Turn:
     text = _text(message.content)
     if isinstance(message, ToolMessage):
         return Turn("tool", text, call_id=message.tool_call_id, name=message.name)
     if isinstance(message, AssistantMessage):
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+            _call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls or ())
         )
-        return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content, name=message.name)
+        reasoning = message.reasoning_content or message.reasoning
+        return Turn("assistant", text or message.refusal or "", calls, reasoning, name=message.name)
     role: Any = message.__struct_config__.tag
     return Turn("system" if role == "developer" else role, text, name=message.name)
 
@@ -113,6 +134,28 @@ def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
+def _call(call: AssistantToolCall, path: str) -> ToolCall:
+    if call.type == "custom" and call.custom is not None:
+        return ToolCall(call.id, call.custom.name, {INPUT: call.custom.input}, f"{path}.custom.input")
+    if call.type == "function" and call.function is not None:
+        return ToolCall(call.id, call.function.name, call.function.arguments, f"{path}.function.arguments")
+    missing = f"{path}.{call.type}"
+    raise invalid(f"missing required parameter: '{missing}'", missing, "missing_required_parameter")
+
+
+def _tool(tool: FunctionTool | CustomTool, path: str) -> tuple[str, ToolDefinition]:
+    """The place of a tool's name, and its definition."""
+    if isinstance(tool, FunctionTool):
+        return f"{path}.function", tool_definition(tool.function, f"{path}.function")
+    custom, place = tool.custom, f"{path}.custom"
+    grammar = custom.format.grammar if isinstance(custom.format, GrammarFormat) else None
+    return place, custom_tool(custom.name, custom.description, grammar, f"{place}.format.grammar")
+
+
+def _name_of(choice: NamedToolChoice | NamedCustomChoice) -> str:
+    return choice.function.name if isinstance(choice, NamedToolChoice) else choice.custom.name
+
+
 def _tool_choice(body: ChatRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
     """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
@@ -120,12 +163,11 @@ def _tool_choice(body: ChatRequest, tools: Sequence[ToolDefinition]) -> tuple[fr
         if choice in (None, "none", "auto"):
             return frozenset(), False, False
         raise invalid("'tool_choice' needs 'tools'", "tool_choice")
-    if isinstance(choice, NamedToolChoice):
-        return checked_tool_names([choice.function.name], tools, "tool_choice.function.name"), True, True
+    if isinstance(choice, NamedToolChoice | NamedCustomChoice):
+        param = f"tool_choice.{choice.__struct_config__.tag}.name"
+        return checked_tool_names([_name_of(choice)], tools, param), True, True
     if isinstance(choice, AllowedToolsChoice):
         allowed = choice.allowed_tools
-        names = checked_tool_names(
-            [tool.function.name for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools"
-        )
+        names = checked_tool_names([_name_of(tool) for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools")
         return names, allowed.mode == "required", False
     return frozenset() if choice == "none" else None, choice == "required", False

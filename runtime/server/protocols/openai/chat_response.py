@@ -6,13 +6,16 @@ Source: https://platform.openai.com/docs/api-reference/chat/object and .../chat/
 from __future__ import annotations
 
 import secrets
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.openai.chat_types import FunctionCall
+from plait.runtime.server.generation.cache_miss import CacheMissReport
+from plait.runtime.server.protocols.openai.chat_types import CustomCall, FunctionCall
+from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
 
@@ -25,17 +28,21 @@ class ResponseHead(NamedTuple):
     model: str
 
 
-class ChatToolCall(msgspec.Struct):
+class ChatToolCall(msgspec.Struct, tag_field="type", tag="function"):
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
+
+
+class ChatCustomCall(msgspec.Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(msgspec.Struct):
     """`content` is null where there are tool calls and no text."""
 
     content: str | None
-    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall | ChatCustomCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -49,13 +56,14 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """`weight` is an extension."""
+    """`weight` and `cache_miss` are extensions."""
 
     index: int
     message: ChatMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -78,11 +86,21 @@ class DeltaFunction(msgspec.Struct):
     name: str | UnsetType = UNSET
 
 
+class DeltaCustom(msgspec.Struct):
+    """The name comes first, then the input piece by piece."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class DeltaToolCall(msgspec.Struct):
+    """`function`, or `custom` for a custom tool."""
+
     index: int
-    function: DeltaFunction
+    function: DeltaFunction | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    custom: DeltaCustom | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
@@ -100,6 +118,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
     weight: DrawnWeight | UnsetType = UNSET  # in the last chunk of a choice
+    cache_miss: CacheMissReport | UnsetType = UNSET  # likewise
 
 
 class ChatChunk(msgspec.Struct):
@@ -116,15 +135,16 @@ class ChatChunk(msgspec.Struct):
 
 
 class MessageBuilder:
-    """Collects the parts of an answer into one message."""
+    """Collects the parts of an answer into one message. custom_tools: names of tools with freeform input."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom_tools: Container[str]) -> None:
+        self._custom_tools = custom_tools
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-        self._calls: list[tuple[str, list[str]]] = []  # name, pieces of the arguments
+        self._calls: list[tuple[ParsedPart, list[str]]] = []  # the call's beginning, and pieces of its arguments
 
     def add(self, part: ParsedPart) -> None:
         if part.kind == "call":
-            self._calls.append((part.text, []))
+            self._calls.append((part, []))
         elif part.kind == "arguments":
             self._calls[part.number][1].append(part.text)
         else:
@@ -132,22 +152,44 @@ class MessageBuilder:
 
     def build(self) -> ChatMessage:
         text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"])
-        calls = [ChatToolCall(_new_call_id(), FunctionCall(name, "".join(pieces))) for name, pieces in self._calls]
+        calls = [self._call(part, "".join(pieces)) for part, pieces in self._calls]
         return ChatMessage(text or (None if calls else ""), calls or UNSET, reasoning or UNSET)
 
-
-def delta_of(part: ParsedPart) -> Delta:
-    """The delta that adds one part."""
-    if part.kind == "text":
-        return Delta(content=part.text)
-    if part.kind == "reasoning":
-        return Delta(reasoning_content=part.text)
-    if part.kind == "call":
-        call = DeltaToolCall(part.number, DeltaFunction("", part.text), _new_call_id(), "function")
-    else:
-        call = DeltaToolCall(part.number, DeltaFunction(part.text))
-    return Delta(tool_calls=[call])
+    def _call(self, part: ParsedPart, arguments: str) -> ChatToolCall | ChatCustomCall:
+        if part.text in self._custom_tools:
+            return ChatCustomCall(_new_call_id(part), CustomCall(part.text, InputReader().add(arguments)))
+        return ChatToolCall(_new_call_id(part), FunctionCall(part.text, arguments))
 
 
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+class DeltaBuilder:
+    """Makes the deltas of one answer. custom_tools: names of tools with freeform input."""
+
+    def __init__(self, custom_tools: Container[str]) -> None:
+        self._custom_tools = custom_tools
+        self._inputs: dict[int, InputReader] = {}  # of the calls of custom tools
+
+    def deltas(self, part: ParsedPart) -> list[Delta]:
+        """The deltas that add one part."""
+        if part.kind == "text":
+            return [Delta(content=part.text)]
+        if part.kind == "reasoning":
+            return [Delta(reasoning_content=part.text)]
+        call = self._call(part)
+        return [] if call is None else [Delta(tool_calls=[call])]
+
+    def _call(self, part: ParsedPart) -> DeltaToolCall | None:
+        number = part.number
+        if part.kind == "call":
+            call_id = _new_call_id(part)
+            if part.text not in self._custom_tools:
+                return DeltaToolCall(number, DeltaFunction("", part.text), call_id, "function")
+            self._inputs[number] = InputReader()
+            return DeltaToolCall(number, UNSET, call_id, "custom", DeltaCustom("", part.text))
+        if number not in self._inputs:
+            return DeltaToolCall(number, DeltaFunction(part.text))
+        text = self._inputs[number].add(part.text)
+        return DeltaToolCall(number, custom=DeltaCustom(text)) if text else None
+
+
+def _new_call_id(part: ParsedPart) -> str:
+    return f"call_{secrets.token_hex(12)}{part.call_id}"

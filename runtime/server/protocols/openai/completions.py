@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -25,8 +25,10 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
+from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, text_of_tokens, token_text
+from plait.runtime.server.generation.raw_prompt import PromptPart, parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import (
     RequestHandle,
@@ -54,6 +56,7 @@ from plait.runtime.server.protocols.shared import (
     remaining_context,
     timeout_of,
 )
+from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
 router = APIRouter()
 
@@ -63,9 +66,14 @@ MAX_BEST_OF = 20
 
 
 class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
-    """`prompt`: a text, a list of texts, a list of token ids, or a list of such lists."""
+    """`prompt`: a text, a list of texts, a list of token ids, a list of parts of one text, or a list of such lists.
 
-    prompt: str | list[str | int | list[int]] | None = None
+    `parse_special`: whether names of control tokens in texts become control tokens; by default as the server is set.
+    """
+
+    field_table: ClassVar[str] = "completions"
+    prompt: str | list[str | int | PromptPart | list[int | PromptPart]] | None = None
+    parse_special: bool | None = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -85,13 +93,14 @@ class TextLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """`weight` is an extension; in a stream, the last chunk of a choice has it."""
+    """`weight` and `cache_miss` are extensions; in a stream, the last chunk of a choice has them."""
 
     text: str
     index: int
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -149,13 +158,13 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
     constraint, constraint_param = constraint_of(body)
     if _num_prompts(body) * best_of > model.settings.max_choices:  # checked before the prompts are tokenized
         raise invalid(f"prompts times choices must not exceed {model.settings.max_choices}", "prompt")
-    prompts = await _prompts(body, model.client)
+    prompts = await _prompts(body, model.client, parses_special(model.settings, body.parse_special))
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
-    for index, (ids, text) in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         if index:
             await asyncio.sleep(0)
-        context_left = remaining_context(model.client.model.context_length, ids, "prompt")
+        context_left = remaining_context(model.client.model.context_length, prompt.ids, "prompt")
         sampling = read_sampling_params(
             body,
             "openai",
@@ -166,12 +175,10 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
         sampling = with_json_completion(sampling, constraint, body.complete)
         salt, priority = body.cache_salt or "", body.priority or 0
         prompt_logprobs = body.logprobs if body.echo else None
-        plain_bytes = len(text.encode(errors="replace"))
-        submissions.append(
-            Submission(ids, sampling, constraint, best_of, tenant, salt, priority, prompt_logprobs, plain_bytes)
-        )
-    head = ResponseHead(completion_id, int(time.time()), model.name)
-    echoes = [text if body.echo else "" for _, text in prompts]
+        more = (salt, priority, prompt_logprobs, prompt.plain_bytes)
+        submissions.append(Submission(prompt.ids, sampling, constraint, best_of, tenant, *more))
+    head = ResponseHead(completion_id, int(time.time()), body.model)
+    echoes = [prompt.text if body.echo else "" for prompt in prompts]
     return CheckedCompletion(
         head, submissions, echoes, n, best_of, body.logprobs, body.includes_usage, constraint_param
     )
@@ -194,16 +201,24 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
 
 
 def _num_prompts(body: CompletionRequest) -> int:
-    """Returns the number of prompts; 1 for a list of token ids, and for an invalid mix of token ids and texts."""
+    """Returns the number of prompts; 1 for a list of token ids or parts, and for an invalid mix of them and texts."""
     prompts = body.prompt
-    is_one = not isinstance(prompts, list) or any(isinstance(item, int) for item in prompts)
+    is_one = not isinstance(prompts, list) or any(isinstance(item, int | PromptPart) for item in prompts)
     return 1 if is_one else len(prompts or ())
 
 
-async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[int], str]]:
-    """Returns the token ids and the text of each prompt."""
+class _Prompt(NamedTuple):
+    """One prompt. plain_bytes: of text at its end that token healing may take back."""
+
+    ids: list[int]
+    text: str
+    plain_bytes: int
+
+
+async def _prompts(body: CompletionRequest, client: Client, parse_special: bool) -> list[_Prompt]:
+    """Returns the prompts. parse_special: whether control tokens in their texts are read."""
     prompts: Any = body.prompt
-    if isinstance(prompts, str) or (prompts and all(isinstance(item, int) for item in prompts)):
+    if isinstance(prompts, str) or (prompts and any(_is_all(prompts, kind) for kind in (int, PromptPart))):
         prompts = [prompts]
     if not prompts:
         raise invalid("'prompt' must not be empty", "prompt")
@@ -211,19 +226,29 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
     for index, prompt in enumerate(prompts):
         param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
-            ids, text = await tokenize(client, [(prompt, False)]), prompt
-        elif isinstance(prompt, list):
+            num_bytes = len(prompt.encode(errors="replace"))
+            read = _Prompt(await tokenize(client, [(prompt, parse_special)]), prompt, num_bytes)
+        elif _is_all(prompt, PromptPart):
+            parts = [(part.text, parse_special and part.special) for part in prompt]
+            read = _Prompt(await tokenize(client, parts), "".join(text for text, _ in parts), num_plain_bytes(parts))
+        elif _is_all(prompt, int):
             # The length is checked first, since a body may have millions of tokens.
             remaining_context(client.model.context_length, prompt, param)
             check_token_ids(prompt, client.model.vocab_size, param)
-            ids, text = prompt, client.tokenizer.decode(prompt)
+            text = text_of_tokens(client, prompt)
+            read = _Prompt(prompt, text, len(text.encode(errors="replace")))
             await asyncio.sleep(0)  # the work on each prompt may take milliseconds
         else:
-            raise invalid("'prompt' mixes token ids with texts or lists", "prompt")
-        if not ids:
+            raise invalid("'prompt' mixes token ids with texts, parts or lists", "prompt")
+        if not read.ids:
             raise invalid(f"'{param}' is empty", param)
-        tokenized.append((ids, text))
+        tokenized.append(read)
     return tokenized
+
+
+def _is_all(items: Any, kind: type) -> bool:
+    """Whether `items` is a list of `kind` only."""
+    return isinstance(items, list) and all(isinstance(item, kind) for item in items)
 
 
 # -- the answer -----------------------------------------------------------------------------------
@@ -236,8 +261,7 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
         num_logprobs = sum(map(len, prompt_logprobs)) + sum(len(result.token_ids) for result in results)
         is_large = num_logprobs > LARGE_TOKENS and (checked.logprobs is not None or checked.best_of > checked.n)
         choices = await run_aside(is_large, _choices, client, checked, prompt_logprobs, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
-        return Completion(*checked.head, choices, usage, warnings=warnings)
+        return Completion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
 
 
 def _choices(
@@ -253,7 +277,8 @@ def _choices(
         for result in _best_by_mean_logprob(candidates, checked.n):
             writer = _ChoiceWriter(client, checked, prompt, entries)
             text, logprobs = writer.write_result(result)
-            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, drawn_weight(result)))
+            extensions = drawn_weight(result), cache_miss_report(client, result, checked.submissions[prompt].prompt_ids)
+            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
     return choices
 
 
@@ -301,12 +326,16 @@ class _CompletionStream(StreamWriter):
         chunks = []
         for index, update in batch:
             text, logprobs = self._writers[index].write(update)
-            result = self._handle.calls[index].result(0) if update.finished else None
+            call = self._handle.calls[index]
+            result = call.result(0) if update.finished else None
             reason = None if result is None else result.finish_reason
-            warnings = UNSET if result is None else list(result.warnings) or UNSET
-            weight = UNSET if result is None else drawn_weight(result)
+            warnings = UNSET if result is None else self._handle.warnings([call])
             if text or reason or logprobs:
-                choice = CompletionChoice(text, index, logprobs, reason, weight)
+                choice = CompletionChoice(text, index, logprobs, reason)
+                if result is not None:
+                    prompt_ids = self._checked.submissions[index // self._checked.n].prompt_ids
+                    choice.weight = drawn_weight(result)
+                    choice.cache_miss = cache_miss_report(self._client, result, prompt_ids)
                 chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)
 
@@ -332,8 +361,9 @@ class _ChoiceWriter:
         self, client: Client, checked: CheckedCompletion, prompt: int, prompt_logprobs: Sequence[TokenLogprob]
     ) -> None:
         submission = checked.submissions[prompt]
-        self._token_bytes = client.tokenizer.vocabulary.token_bytes
-        self._logprob_aligner = LogprobAligner(self._token_bytes) if checked.logprobs is not None else None
+        self._client = client
+        token_bytes = client.tokenizer.vocabulary.token_bytes
+        self._logprob_aligner = LogprobAligner(token_bytes) if checked.logprobs is not None else None
         self._with_top = bool(checked.logprobs)
         self._echo, self._offset = checked.echoes[prompt], 0
         self._prompt_entries: list[TokenLogprob] = []
@@ -376,4 +406,4 @@ class _ChoiceWriter:
         return logprobs
 
     def _token_text(self, token: int) -> str:
-        return self._token_bytes[token].decode("utf-8", "replace")
+        return token_text(self._client, token)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
@@ -35,6 +35,7 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response_in_pieces
 from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -47,6 +48,7 @@ class EmbeddingRequest(StrictStruct):
     `dimensions`: vectors are cut to this size. `cache_salt`, `priority` and `timeout` (seconds) are extensions.
     """
 
+    field_table: ClassVar[str] = "embeddings"
     model: str
     input: str | list[str | int | list[int]]
     dimensions: Dimensions | None = None
@@ -73,12 +75,13 @@ class EmbeddingUsage(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct):
-    """One embedding for each input, in order."""
+    """One embedding for each input, in order. `warnings` is an extension."""
 
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
+    warnings: list[str] | UnsetType = UNSET
 
 
 @router.post("/v1/embeddings", **documented(EmbeddingRequest, EmbeddingList))
@@ -106,7 +109,7 @@ async def create_embedding(request: Request) -> Response:
     except PlaitError as error:
         raise as_api_error(error) from error
     is_large = len(results) > LARGE_VECTORS
-    response = await run_aside(is_large, _response, results, model.name, body.encoding_format or "float")
+    response = await run_aside(is_large, _response, results, body.model, body.encoding_format or "float")
     return await json_response_in_pieces(response)
 
 
@@ -124,7 +127,7 @@ def split_inputs(value: str | Sequence[str | int | list[int]]) -> list[Embedding
 def _response(results: Sequence[CallResult], model: str, encoding: Encoding) -> EmbeddingList:
     data = [Embedding(index, _encode_vector(result, encoding)) for index, result in enumerate(results)]
     num_tokens = sum(result.usage.prompt_tokens for result in results)
-    return EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens))
+    return EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens), warnings=request_warnings())
 
 
 def _encode_vector(result: CallResult, encoding: Encoding) -> list[float] | str:

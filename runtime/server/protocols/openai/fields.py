@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,15 +12,22 @@ from plait.runtime.messages import Usage
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import Priority, StrictStruct, build_constraint
+from plait.runtime.server.protocols.structured_outputs import StructuredOutputs, structured_constraints
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class StreamOptions(StrictStruct):
-    """`include_usage`: a last chunk with the usage. Obfuscation is never added."""
+    """`include_usage`: a last chunk with the usage."""
 
+    field_table: ClassVar[str] = "stream_options"
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+
+
+class UsageOption(StrictStruct):
+    """OpenRouter's `usage`: `include` is `include_usage` of a stream."""
+
+    include: bool | None = None
 
 
 class Schema(StrictStruct):
@@ -64,6 +71,7 @@ class SamplingRequest(_OpenAISampling, kw_only=True, forbid_unknown_fields=True)
     stream_options: StreamOptions | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     regex: str | None = None
     ebnf: str | None = None
     lark: str | None = None
@@ -73,11 +81,12 @@ class SamplingRequest(_OpenAISampling, kw_only=True, forbid_unknown_fields=True)
     complete: bool | None = None
     compact: bool | None = None
     strict_formats: bool | None = None
+    usage: UsageOption | None = None
 
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk that has the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return any((self.stream_options and self.stream_options.include_usage, self.usage and self.usage.include))
 
 
 def check_stream_options(body: SamplingRequest) -> None:
@@ -106,6 +115,8 @@ def constraint_of(body: SamplingRequest) -> tuple[Spec | None, str | None]:
             "strict_formats": bool(schema_format.strict or body.strict_formats),
         }
         constraints.append((param, build_constraint(param, JsonSchema, schema_format.schema or {}, **options)))
+    if body.structured_outputs is not None:
+        constraints += structured_constraints(body.structured_outputs, strict_formats=bool(body.strict_formats))
     if len(constraints) > 1:
         first, second = constraints[0][0], constraints[1][0]
         raise invalid(f"'{first}' and '{second}' cannot both constrain the answer", second)

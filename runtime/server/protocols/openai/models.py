@@ -17,12 +17,16 @@ router = APIRouter()
 
 
 class Model(msgspec.Struct):
-    """OpenAI's model object. `max_model_len`: the context length in tokens, null until the model is first loaded."""
+    """OpenAI's model object. `max_model_len`: the context length in tokens, null until the model is first loaded.
+
+    `root`: the model's own name, which differs from `id` for an alias.
+    """
 
     id: str
     created: int
     max_model_len: int | None
     status: ModelStatus
+    root: str
     object: Literal["model"] = "model"
     owned_by: str = "plait"
 
@@ -32,20 +36,21 @@ class ModelList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def _model(state: AppState, model: ServedModel) -> Model:
+def _model(state: AppState, name: str, model: ServedModel) -> Model:
     info = model.info
-    return Model(model.name, state.started_at, None if info is None else info.context_length, model.status)
+    return Model(name, state.started_at, None if info is None else info.context_length, model.status, model.name)
 
 
 @router.get("/v1/models", **documented(answer=ModelList, errors=(500, 503)))
 async def list_models(request: Request) -> Response:
-    """The models of this server."""
+    """The models of this server, by all of their names."""
     state = state_of(request)
-    return json_response(ModelList([_model(state, model) for model in state.models]))
+    return json_response(ModelList([_model(state, name, model) for model in state.models for name in model.names]))
 
 
 @router.get("/v1/models/{model:path}", **documented(answer=Model, errors=(404, 500, 503)))
 async def get_model(request: Request, model: str) -> Response:
     """One model, by its name."""
     state = state_of(request)
-    return json_response(_model(state, state.find_model(model)))
+    found = state.find_model(model)
+    return json_response(_model(state, model if model in found.aliases else found.name, found))

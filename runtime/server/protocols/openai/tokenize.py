@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
@@ -21,14 +21,15 @@ from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
-from plait.runtime.server.generation.logprobs import token_text
+from plait.runtime.server.generation.logprobs import text_of_tokens, token_text
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest, FunctionTool, Message
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool, FunctionTool, Message
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -41,21 +42,22 @@ LARGE_ANSWER_TOKENS = 2000  # an answer with more is made in a thread
 
 
 class TokenizeRequest(StrictStruct):
-    """`prompt`, plain text, or `messages`, rendered as for a chat completion.
+    """`prompt`, or `messages`, rendered as for a chat completion.
 
-    `add_special_tokens`: adds the BOS token where the model has one. `parse_special`: names of control tokens in
-    `prompt` become control tokens; otherwise they are plain text.
+    `add_special_tokens`: adds the BOS token where the model has one. `parse_special`: whether names of control tokens
+    in `prompt` become control tokens; by default as in a prompt of `/v1/completions`.
     """
 
+    field_table: ClassVar[str] = "tokenize"
     model: str = "default"
     prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
     add_special_tokens: bool = True
-    parse_special: bool = False
+    parse_special: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=128)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
 
@@ -67,11 +69,13 @@ class Tokenized(msgspec.Struct, omit_defaults=True):
     count: int | list[int]
     max_model_len: int
     token_strs: Sequence[str | list[str]] | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class DetokenizeRequest(StrictStruct):
     """`skip_special_tokens`: control tokens are left out of the text."""
 
+    field_table: ClassVar[str] = "tokenize"
     tokens: list[int | list[int]]
     model: str = "default"
     skip_special_tokens: bool = True
@@ -82,13 +86,15 @@ class Detokenized(msgspec.Struct):
 
     prompt: str | list[str]
     text: str | list[str]
+    warnings: list[str] | UnsetType = UNSET
 
 
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
 async def tokenize_prompt(request: Request) -> Response:
     """The token ids of a prompt or a conversation."""
     body = await read_json(request, TokenizeRequest)
-    client = (await use_model(request, body.model)).client
+    model = await use_model(request, body.model)
+    client = model.client
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give 'prompt' or 'messages', and only one of them", "prompt")
     if body.messages is not None:
@@ -98,7 +104,8 @@ async def tokenize_prompt(request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
-        token_lists = await _prompts(prompts, body, client)
+        parse_special = model.settings.completions_special if body.parse_special is None else body.parse_special
+        token_lists = await _prompts(prompts, body, client, parse_special)
     is_large = sum(map(len, token_lists)) > LARGE_ANSWER_TOKENS
     return await run_aside(is_large, _tokenized, body, token_lists, client)
 
@@ -113,8 +120,9 @@ def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Clie
         names = [msgspec.Raw(encode([text_of(token) for token in ids])) for ids in token_lists]
     limit = client.model.context_length
     if isinstance(body.prompt, list):
-        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names))
-    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, names[0] if names else None))
+        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names, request_warnings()))
+    first_names = names[0] if names else None
+    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, first_names, request_warnings()))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
@@ -131,7 +139,7 @@ async def detokenize_tokens(request: Request) -> Response:
     else:
         texts = _texts(client, token_lists, body.skip_special_tokens)
     answer = texts if kinds == {list} else texts[0]
-    return json_response(Detokenized(answer, answer))
+    return json_response(Detokenized(answer, answer, request_warnings()))
 
 
 async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
@@ -147,12 +155,12 @@ async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
     return list((await prepare_chat(client, conversation_of(chat_request))).prompt_ids)
 
 
-async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client) -> list[list[int]]:
+async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client, parse_special: bool) -> list[list[int]]:
     """The token ids of each text. Long texts are tokenized in a thread."""
     token_lists = []
     is_long = sum(map(len, texts)) > TOKENIZE_IN_THREAD_CHARS
     for text in texts:
-        parts = [(text, body.parse_special)]
+        parts = [(text, parse_special)]
         if len(text) > TOKENIZE_IN_THREAD_CHARS:
             check_fits_context(client, len(text))
         if is_long:
@@ -169,7 +177,4 @@ def _texts(client: Client, token_lists: Sequence[list[int]], skip_special: bool)
 
 def _text(client: Client, ids: list[int], skip_special: bool) -> str:
     check_token_ids(ids, client.model.vocab_size, "tokens")
-    names = {} if skip_special else client.tokenizer.control_texts
-    token_bytes = client.tokenizer.vocabulary.token_bytes
-    data = [names[token].encode() if token in names else token_bytes[token] for token in ids]
-    return b"".join(data).decode("utf-8", "replace")
+    return client.tokenizer.decode(ids) if skip_special else text_of_tokens(client, ids)

@@ -19,6 +19,7 @@ from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_t
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.violation import find_violation
@@ -43,6 +44,7 @@ from plait.runtime.server.protocols.programs.types import (
     TurnAnswer,
 )
 from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -54,7 +56,7 @@ async def run_program(request: Request) -> Response:
     body = await read_json(request, ProgramRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body.defaults))
     steps = compile_program(body, model.settings.max_choices)
-    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": model.name}
+    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": body.model}
 
     def execution() -> _Execution:
         return _Execution(model.client, body, steps, envelope, tenant_of(request))
@@ -146,6 +148,7 @@ class _Execution:
             ],
             calls=calls,
             usage=ProgramUsage(prompt, cached, completion, prompt + completion),
+            warnings=request_warnings(),
         )
 
     def _call_answer(self, done: FinishedCall, violation: str | None) -> CallAnswer:
@@ -184,6 +187,7 @@ class _Execution:
             usage,
             list(result.warnings) or msgspec.UNSET,
             drawn_weight(result),
+            cache_miss_report(self._client, result),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

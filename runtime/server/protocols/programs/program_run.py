@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
@@ -154,13 +155,24 @@ class ProgramRun:
                 lambda: self._submit(step, program_branch, followed_by), self._abort_sessions
             )
             program_branch.expect_known(followed_by)
-        assert self._tasks is not None
         self.calls += calls
-        texts = [self._tasks.create_task(self._follow(step, i, call)) for i, call in enumerate(calls)]
+        texts = [self._start(self._follow(step, i, call)) for i, call in enumerate(calls)]
         program_branch.pieces.append(TextPiece(texts[0]))
         if step.name is not None:
             samples: Value = [*texts]
             program_branch.variables[step.name] = texts[0] if len(texts) == 1 else samples
+
+    def _start(self, following: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+        """Runs a coroutine as a task of the program. Raises CancelledError if the program is ending meanwhile.
+
+        Another branch may fail in the same iteration of the event loop in which this one goes on.
+        """
+        assert self._tasks is not None
+        try:
+            return self._tasks.create_task(following)
+        except RuntimeError:
+            following.close()
+            raise asyncio.CancelledError from None
 
     def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
         if isinstance(step, SelectStep):

@@ -5,7 +5,7 @@ A node has exactly one of text, var, gen, select, role and fork; `index` belongs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
 from plait.runtime.server.chat.template_settings import TemplateVariables
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
@@ -104,6 +105,7 @@ class ProgramRequest(StrictStruct, kw_only=True):
     `chat_template_kwargs`, `enable_thinking`: further variables of the chat template, for all turns.
     """
 
+    field_table: ClassVar[str] = "programs"
     program: Annotated[list[Node], Meta(min_length=1, max_length=4096)]
     model: str = "default"
     variables: Annotated[dict[VariableName, str | list[str]], Meta(max_length=1024)] | None = None
@@ -142,6 +144,7 @@ class CallAnswer(msgspec.Struct):
     """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice.
 
     `warnings`: what the constraint does not enforce. `weight`: of a gen with `particles` or `exact`.
+    `cache_miss`: on request.
     """
 
     name: str | None
@@ -156,6 +159,7 @@ class CallAnswer(msgspec.Struct):
     usage: CallUsage
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class TurnAnswer(msgspec.Struct):
@@ -164,7 +168,10 @@ class TurnAnswer(msgspec.Struct):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True):
-    """`variables`: those outside forks, with those of the request. `text`: the whole text, `messages`: its turns."""
+    """`variables`: those outside forks, with those of the request. `text`: the whole text, `messages`: its turns.
+
+    `warnings`: fields of the request that have no effect.
+    """
 
     id: str
     object: Literal["program"] = "program"
@@ -175,3 +182,4 @@ class ProgramAnswer(msgspec.Struct, kw_only=True):
     messages: list[TurnAnswer]
     calls: list[CallAnswer]
     usage: ProgramUsage
+    warnings: list[str] | UnsetType = UNSET

@@ -52,9 +52,7 @@ async def generate(request: Request) -> Response:
     """Continues texts. One prompt with n=1 gives an object, all else a list. Streams when `stream` is true."""
     body = await read_json(request, GenerateRequest)
     model, tenant = await use_model(request, body.model, body.timeout), tenant_of(request)
-    prompt_requests = await parse_generate_request(
-        body, model.client, tenant, request_id(request), model.settings.max_choices
-    )
+    prompt_requests = await parse_generate_request(body, model.client, tenant, request_id(request), model.settings)
     single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
     aborted = _register_wait(registry, tenant, prompt_requests)
@@ -130,7 +128,7 @@ def _writers(
     """A writer for each call. Calls can be aborted by their rid within the block; those of `aborted` are."""
     owners = [prompt_request for prompt_request in prompt_requests for _ in range(prompt_request.submission.n)]
     writers = [
-        SglangResponseWriter(client, owner, call, None if single else index)
+        SglangResponseWriter(client, owner, handle, call, None if single else index)
         for index, (owner, call) in enumerate(zip(owners, handle.calls, strict=True))
     ]
 

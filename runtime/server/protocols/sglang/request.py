@@ -12,17 +12,13 @@ from plait.runtime.client.client import Client
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import Submission, tokenize
-from plait.runtime.server.protocols.sglang.structural_tag import structural_constraint
-from plait.runtime.server.protocols.sglang.types import (
-    SAMPLING_OF_REQUEST,
-    UNSUPPORTED_FIELDS,
-    UNSUPPORTED_SAMPLING,
-    GenerateRequest,
-    SglangSamplingParams,
-)
-from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, check_unsupported, checked_count
+from plait.runtime.server.protocols.sglang.types import SAMPLING_OF_REQUEST, GenerateRequest, SglangSamplingParams
+from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, checked_count
+from plait.runtime.server.protocols.structural_tag import structural_constraint
+from plait.runtime.server.settings import ServerSettings
 
 MAX_PLAIN_BYTES = 1 << 20
 ANY_JSON = "$$ANY$$"  # SGLang's schema of any JSON value
@@ -46,25 +42,25 @@ CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
 
 async def parse_generate_request(
-    body: GenerateRequest, client: Client, tenant: str, own_id: str, max_choices: int
+    body: GenerateRequest, client: Client, tenant: str, own_id: str, settings: ServerSettings
 ) -> list[PromptRequest]:
     """One request per prompt; `own_id` is the rid of those that have none. Raises ApiError 400."""
-    check_unsupported(body, UNSUPPORTED_FIELDS)
     prompts = _prompts(body)
     size = len(prompts)
     params, paths = _sampling_params(body, size)
-    counts = _counts(params, paths, max_choices)
+    counts = _counts(params, paths, settings.max_choices)
     rids = _per_prompt("rid", body.rid, size, own_id) if isinstance(body.rid, list) else [body.rid or own_id] * size
     return_logprob = _per_prompt("return_logprob", body.return_logprob, size, False)
     starts = _per_prompt("logprob_start_len", body.logprob_start_len, size, None)
     tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, size, None)
+    parse_special = parses_special(settings, body.parse_special)
     input_name = "text" if body.text is not None else "input_ids"
     salt, priority = body.cache_salt or body.extra_key or "", body.priority or 0
     prompt_requests = []
     for index, prompt in enumerate(prompts):
         if index:
             await asyncio.sleep(0)  # the work on each prompt may take milliseconds
-        ids = await _token_ids(prompt, client, f"{input_name}[{index}]" if size > 1 else input_name)
+        ids = await _token_ids(prompt, client, parse_special, f"{input_name}[{index}]" if size > 1 else input_name)
         start = _logprob_start(starts[index], len(ids), params[index]) if return_logprob[index] else None
         sampling = read_sampling_params(
             params[index],
@@ -108,8 +104,6 @@ def _sampling_params(body: GenerateRequest, size: int) -> tuple[list[SglangSampl
     paths = [
         f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else "sampling_params" for i in range(size)
     ]
-    for sampling_params, path in zip(params, paths, strict=True):
-        check_unsupported(sampling_params, UNSUPPORTED_SAMPLING, path=path)
     return params, paths
 
 
@@ -150,9 +144,9 @@ def _per_prompt(name: str, value: Any, size: int, default: Any) -> list[Any]:
     return [default if value is None else value] * size
 
 
-async def _token_ids(prompt: str | list[int], client: Client, param: str) -> Sequence[int]:
+async def _token_ids(prompt: str | list[int], client: Client, parse_special: bool, param: str) -> Sequence[int]:
     if isinstance(prompt, str):
-        ids: Sequence[int] = await tokenize(client, [(prompt, True)])
+        ids: Sequence[int] = await tokenize(client, [(prompt, parse_special)])
     else:
         ids = prompt
         check_token_ids(ids, client.model.vocab_size, param)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.client.call import Call, CallResult
@@ -16,7 +16,9 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.generation.aside import LARGE_TOKENS
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
+from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.http.response import encoded
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
@@ -27,8 +29,11 @@ from plait.runtime.tokenizer.detokenizer import Detokenizer
 class SglangResponseWriter:
     """Collects one call's answer: `push` takes updates, `response()` is the answer so far."""
 
-    def __init__(self, client: Client, prompt_request: PromptRequest, call: Call, index: int | None) -> None:
-        self._client, self._prompt_request, self._call = client, prompt_request, call
+    def __init__(
+        self, client: Client, prompt_request: PromptRequest, handle: RequestHandle, call: Call, index: int | None
+    ) -> None:
+        self._client, self._prompt_request, self._handle, self._call = client, prompt_request, handle, call
+        self._warnings: list[str] | UnsetType = UNSET
         self._index = UNSET if index is None else index
         vocabulary = client.tokenizer.vocabulary
         self._logprob_aligner = LogprobAligner(vocabulary.token_bytes) if prompt_request.with_logprobs else None
@@ -57,6 +62,7 @@ class SglangResponseWriter:
             except Aborted:
                 if not self.aborted:
                     raise
+            self._warnings = self._handle.warnings([] if self._result is None else [self._call])
         return bool(text) or update.finished
 
     @property
@@ -77,10 +83,12 @@ class SglangResponseWriter:
             completion_tokens=len(self._ids) if result is None else result.usage.completion_tokens,
             cached_tokens=None if result is None else result.usage.cached_tokens,
             e2e_latency=UNSET if result is None else result.usage.wall_s,
-            warnings=UNSET if result is None else list(result.warnings) or UNSET,
+            warnings=self._warnings,
             particles=UNSET if result is None or result.particles is None else result.particles.report(),
-            weight=UNSET if result is None else drawn_weight(result),
         )
+        if result is not None:
+            meta_info.weight = drawn_weight(result)
+            meta_info.cache_miss = cache_miss_report(self._client, result, self._prompt_request.submission.prompt_ids)
         if self._prompt_request.with_logprobs:
             meta_info.output_token_logprobs = self._entries
             if self._prompt_request.top_logprobs:

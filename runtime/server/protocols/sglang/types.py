@@ -5,13 +5,14 @@ Source: SGLang's native API pages (sampling parameters, /generate), 0.5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct, UnsupportedFields
+from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
 
 # these stand at the top of a request, not in its sampling_params
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
@@ -23,11 +24,9 @@ else:
 
 
 class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=True):
-    """SGLang's sampling parameters. Those of `UNSUPPORTED_SAMPLING` are refused but for the values there.
+    """SGLang's sampling parameters."""
 
-    `spaces_between_special_tokens` has no effect, as in SGLang with any fast tokenizer.
-    """
-
+    field_table: ClassVar[str] = "sampling_params"
     max_new_tokens: int | None = None
     n: int | None = None
     json_schema: str | None = None
@@ -35,17 +34,7 @@ class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=
     ebnf: str | None = None
     structural_tag: str | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    custom_params: Any = None
-    no_stop_trim: Any = None
-    stream_interval: Any = None
 
-
-UNSUPPORTED_SAMPLING: UnsupportedFields = {
-    "custom_params": (),
-    "no_stop_trim": (False,),
-    "stream_interval": (1,),
-}
 
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
@@ -54,13 +43,15 @@ Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
 class GenerateRequest(StrictStruct):
     """SGLang's request: `text` or `input_ids`, of one prompt or of a list of them.
 
-    Names of control tokens in `text` become control tokens. Fields with a list type take one value for all prompts or
-    a list with one for each. `timeout` (seconds) and `cache_salt` are extensions; `extra_key` is SGLang's name of the
-    latter.
+    Names of control tokens in `text` become control tokens, unless `parse_special` is false. Fields with a list type
+    take one value for all prompts or a list with one for each. `parse_special`, `timeout` (seconds) and `cache_salt`
+    are extensions; `extra_key` is SGLang's name of the latter.
     """
 
+    field_table: ClassVar[str] = "generate"
     text: Texts | None = None
     input_ids: Ids | None = None
+    parse_special: bool | None = None
     model: str = "default"
     sampling_params: SglangSamplingParams | list[SglangSamplingParams] | None = None
     rid: str | list[str] | None = None
@@ -73,36 +64,7 @@ class GenerateRequest(StrictStruct):
     extra_key: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-    token_ids_logprob: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    modalities: Any = None
-    input_embeds: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    return_hidden_states: Any = None
-    log_metrics: Any = None
-    no_logs: Any = None
-    background: Any = None
 
-
-UNSUPPORTED_FIELDS: UnsupportedFields = {
-    "token_ids_logprob": (),
-    "image_data": ([],),
-    "video_data": ([],),
-    "audio_data": ([],),
-    "modalities": ([],),
-    "input_embeds": (),
-    "lora_path": (),
-    "session_params": (),
-    "custom_logit_processor": (),
-    "return_hidden_states": (False,),
-    "log_metrics": (True,),
-    "no_logs": (False, True),
-    "background": (False,),
-}
 
 TokenEntry = tuple[float | None, int, str | None]  # logprob, token id, text with return_text_in_logprobs
 
@@ -119,8 +81,8 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 class MetaInfo(msgspec.Struct):
     """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
 
-    `warnings`, `weight` and `particles` are extensions. `particles`: how a value with `particles` was drawn, as in the
-    meta info of a gen; its numbers are described in docs/constraints.md.
+    `warnings`, `weight`, `cache_miss` and `particles` are extensions. `particles`: how a value with `particles` was
+    drawn, as in the meta info of a gen; its numbers are described in docs/constraints.md.
     """
 
     id: str
@@ -136,6 +98,7 @@ class MetaInfo(msgspec.Struct):
     warnings: list[str] | UnsetType = UNSET
     particles: dict[str, float] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
+    cache_miss: CacheMissReport | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):

@@ -28,6 +28,9 @@ OTHER_VALUES: dict[str, Any] = {
 }
 
 
+HOST_ONLY = {"repeat_last_n": 64}  # the device keeps counts of all tokens, from which none is taken away
+
+
 def is_on_device(params: SamplingParams) -> bool:
     return can_sample_on_device(cast(GenerationRequest, SimpleNamespace(params=params)))
 
@@ -35,6 +38,9 @@ def is_on_device(params: SamplingParams) -> bool:
 @pytest.mark.parametrize("name", fields_of_stages(SamplingParams, *SAMPLER_STAGES))
 def test_parameters_of_the_sampler(name: str) -> None:
     assert is_on_device(SamplingParams())
+    if name in HOST_ONLY:
+        assert not is_on_device(SamplingParams(**{name: HOST_ONLY[name]}))
+        return
     assert is_on_device(SamplingParams(**{name: OTHER_VALUES[name]}))
     assert name in ON_DEVICE
 

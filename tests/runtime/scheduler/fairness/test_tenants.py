@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Open
-from plait.runtime.scheduler import batching, fairness
+from plait.runtime.scheduler.policy import batching, fairness, waiting_order
 
 STEP_S = 0.02
 CLIENT = b"c"
@@ -164,6 +164,19 @@ def test_more_tenants_than_rows_take_turns(simulate, num_tenants, monkeypatch):
     assert simulation.scheduler.num_pauses <= sum(tokens.values()) / fairness.TURN_TOKENS + 4
 
 
+@pytest.mark.parametrize("weights", [[1.0, 0.25], [1.0, 0.1], [4.0, 1.0, 0.25], [0.5, 0.25, 0.125]])
+def test_turns_are_as_long_as_weights_say(simulate, weights):
+    """Three tenants of each weight on two rows, over three cycles at least."""
+    tenants = {f"tenant {i}": weight for i, weight in enumerate(3 * weights)}
+    simulation = simulate(rows=2, pages=4096, context=8192, tenant_weights=tenants, owner=lambda number: number)
+    simulation.post(*(call(i, name, 4000) for i, name in enumerate(tenants)))
+    simulation.steps(int(5 * fairness.TURN_TOKENS * sum(tenants.values()) / 2))
+    tokens = simulation.tokens()
+    part = sum(tokens.values()) / sum(tenants.values())
+    parts = {name: tokens[i] / (part * weight) for i, (name, weight) in enumerate(tenants.items())}
+    assert all(0.7 <= share <= 1.4 for share in parts.values()), parts
+
+
 def test_turns_go_on_where_pages_are_few(simulate):
     """Each turn computes the whole prompt again, since the other's pages take its place."""
     simulation = simulate(rows=1, pages=700, batch_tokens=64)
@@ -183,7 +196,7 @@ def test_a_step_compares_few_waiting_requests_however_many_tenants_there_are(sim
     simulation.post(*(call(i, f"t{i % num_tenants}", 600) for i in range(600)))
     simulation.steps(3)
     assert len(simulation.scheduler.waiting) > 590
-    assert len(lengths) <= 3 * batching.MAX_RANKED
+    assert len(lengths) <= 3 * waiting_order.MAX_RANKED
 
 
 def test_first_come_knows_no_tenants(simulate):

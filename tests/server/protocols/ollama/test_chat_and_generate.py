@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from importlib.metadata import version
 
@@ -10,6 +11,7 @@ import httpx
 import msgspec
 import ollama
 import pytest
+from served_process import Served
 
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.ollama.model_description import describe
@@ -183,8 +185,7 @@ WRONG = [
     ({"format": "xml"}, "format"),
     ({"format": {"type": "no"}}, "format"),
     ({"tools": [WEATHER, WEATHER]}, "get_weather"),
-    ({"think": True}, "think"),
-    ({"think": "high"}, "think"),
+    ({"think": "hard"}, "think"),
     ({"keep_alive": 0}, "keep_alive"),
     ({"keep_alive": "soon"}, "keep_alive"),
     ({"top_logprobs": 99}, "top_logprobs"),
@@ -193,9 +194,9 @@ WRONG = [
     ({"options": {"temperature": -1}}, "temperature"),
     ({"options": {"top_p": 2}}, "top_p"),
     ({"options": {"repeat_penalty": 0}}, "repeat_penalty"),
-    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
+    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": -2}}, "repeat_last_n"),
     ({"options": {"mirostat": 1}}, "mirostat"),
-    ({"options": {"num_gpu": 1}}, "num_gpu"),
+    ({"options": {"typical_p": 0.7}}, "typical_p"),
     ({"options": {"temprature": 1}}, "temprature"),
     ({"options": {"stop": [""]}}, "stop"),
 ]
@@ -227,6 +228,33 @@ def test_errors_of_the_path_have_ollamas_format(address):
     assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
 
 
+def test_show_and_ps_have_the_context_that_requests_may_use(small_model):
+    server = Served(small_model, "--context-length", "640")
+    with contextlib.closing(server), httpx.Client(base_url=server.address, timeout=60) as http:
+        info = http.post("/api/show", json={"model": "default"}).json()["model_info"]
+        (loaded,) = http.get("/api/ps").json()["models"]
+        limit = info["llama.context_length"]
+        assert limit == loaded["context_length"] == http.get("/v1/models").json()["data"][0]["max_model_len"] == 640
+        assert next(value for key, value in info.items() if "context_length" in key) == limit
+        body = {"model": "default", "messages": ASK, "stream": False}
+        for num_ctx, status in ((limit, 200), (limit + 1, 400)):
+            options = {"num_ctx": num_ctx, "num_predict": 1}
+            assert http.post("/api/chat", json=body | {"options": options}).status_code == status
+
+
+def test_the_window_of_the_repetition_penalty(real_client):
+    """Ollama's own default is 64; here all tokens count unless a request says otherwise."""
+    prompt = "red red red red red red blue blue blue blue"
+    base = {"temperature": 0, "num_predict": 12, "repeat_penalty": 1.9}
+
+    def text(**options):
+        return real_client.generate("default", prompt, raw=True, options=base | options).response
+
+    assert text() == text(repeat_last_n=-1) != text(repeat_last_n=2)
+    assert text(repeat_last_n=0) == text(repeat_penalty=1.0) != text()
+    assert text(repeat_last_n=64) == text(), "all of this text is in a window of 64"
+
+
 # -- without a server -------------------------------------------------------------------------------
 
 
@@ -235,7 +263,7 @@ class OutputWithoutLogprobs:
 
 
 def test_tool_call_is_streamed_when_it_is_complete():
-    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs(), with_thinking=True)
+    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs())
     messages = []
     reasoning, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
     cut_off = [ParsedPart("call", "g", 1), ParsedPart("arguments", '{"b', 1)]

@@ -59,9 +59,9 @@ def test_without_reasoning_the_answer_begins_at_once(client):
 @pytest.mark.parametrize(
     ("budget", "keywords", "message"),
     [
-        ({}, {"response_format": {"type": "text"}}, "needs a constraint"),
         ({"max_tokens": -1}, {}, "max_tokens"),
-        ({"effort": "high"}, {}, "effort"),
+        ({"effort": "huge"}, {}, "effort"),
+        ({"effort": "high"}, {"extra_body": {"reasoning_effort": "low"}}, "contradict each other"),
         ({}, {"extra_body": {"exact": True}, "temperature": 1.0}, "exact cannot be combined with reasoning"),
     ],
 )

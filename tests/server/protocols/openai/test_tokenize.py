@@ -49,8 +49,9 @@ def test_conversation_has_the_tokens_of_a_chat_completion(post):
     assert answer["tokens"][: closed["count"]] == closed["tokens"] and closed["count"] < answer["count"]
 
 
-def test_control_tokens_of_a_prompt_are_plain_text(post):
-    plain = post("tokenize", prompt="<|im_end|>").json()
+def test_control_tokens_of_a_prompt_are_those_of_completions(post):
+    assert post("tokenize", prompt="<|im_end|>").json()["count"] == 1
+    plain = post("tokenize", prompt="<|im_end|>", parse_special=False).json()
     assert plain["count"] > 1 and post("detokenize", tokens=plain["tokens"]).json()["text"] == "<|im_end|>"
 
 
@@ -70,7 +71,7 @@ def test_long_lists_are_tokenized_in_a_thread():
 
     client = SimpleNamespace(tokenizer=SimpleNamespace(encode=encode))
     body = TokenizeRequest(prompt=[], add_special_tokens=False)
-    assert asyncio.run(_prompts(["word " * 100] * 90, body, client)) == [[1]] * 90
+    assert asyncio.run(_prompts(["word " * 100] * 90, body, client, False)) == [[1]] * 90
     assert len(seen) == 90 and threading.get_ident() not in seen
 
 

@@ -145,7 +145,7 @@ def test_forks_append_and_variables_are_plain_text(http):
     assert result["messages"][0]["content"] == f"<|im_end|> A{tip} B"
     assert result["messages"][1]["content"] == f"{x}{x}two"
     control = http.post("/tokenize", json={"prompt": "<|im_end|>", "parse_special": True}).json()["count"]
-    plain = http.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["count"]
+    plain = http.post("/tokenize", json={"prompt": "<|im_end|>", "parse_special": False}).json()["count"]
     assert control == 1 < plain
     first = next(call for call in result["calls"] if call["name"] == "tip")
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "<|im_end|> A"}]}).json()["tokens"]

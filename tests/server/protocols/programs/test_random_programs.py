@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from asgi_server import wait_until
@@ -15,9 +16,11 @@ from plait.runtime.server.app import create_app
 from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 from plait.runtime.server.settings import server_settings
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning", "error:coroutine")
 PATIENCE_S = 60.0
 FAILING = [{"timeout": 0.001, "max_tokens": 400}, {"regex": "("}, {"stop_token_ids": [1 << 30]}]
 GEN = st.builds(
@@ -125,3 +128,29 @@ def test_nothing_is_left_of_a_program(small_engine, requests) -> None:
     assert most <= limit
     assert loop.calls.num_open == 0 and not loop.batch_scheduler.has_work
     assert small_engine.client.status().held_pages == 0
+
+
+def test_a_branch_that_goes_on_while_the_program_ends_starts_nothing() -> None:
+    """It may go on in the same iteration of the event loop in which another one has failed."""
+    program = ProgramRun(SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None)))  # type: ignore[arg-type]
+
+    async def fail() -> None:
+        raise ValueError
+
+    async def follow() -> str:
+        return "text"
+
+    async def branch() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            program._start(follow())
+
+    async def go() -> None:
+        async with asyncio.TaskGroup() as program._tasks:
+            program._tasks.create_task(branch())
+            program._tasks.create_task(fail())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(go())
+    assert [type(error) for error in caught.value.exceptions] == [ValueError]

@@ -1,0 +1,230 @@
+"""Compiles Structural to a grammar of llguidance: where calls begin in free text, and what stands around them.
+
+start: call{1,} TAIL                              blocks anywhere in free text
+call: open0 ("\\n{...f..." value0 "}</c>" | "\\n{...g..." value1 "}</c>")
+open0[lazy]: /(?s:.*)/ "<c>"                      free text up to and with the first opener of any kind
+TAIL: /(?s:.*)/ & ~/(?s:.*)(<c>)(?s:.*)/          free text without an opener
+
+start: open0 (... value0 ...) ("," "{...f..." value0 "}" | ...)* "]" TAIL      all calls together
+"""
+
+from __future__ import annotations
+
+import json
+
+import llguidance
+import msgspec
+
+from plait.constrained.guidance.call_tracker import CallTexts
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
+from plait.constrained.guidance.number_limiter import digit_limit
+from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.full_validation import Segment
+from plait.constrained.specs import (
+    ID_PLACE,
+    NAME_PLACE,
+    Elements,
+    GrammarError,
+    JsonObject,
+    JsonSchema,
+    Keywords,
+    Structural,
+    Trigger,
+)
+from plait.constrained.structural.contents import ContentRules, content_rules
+from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.vocabulary import Vocabulary
+
+MAX_MARKS = 8  # that a completion tries at each step
+
+
+def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
+    """Compiles free text that contains calls. Raises GrammarError with the pointer of what is refused.
+
+    >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
+    """
+    marks = Marks(spec, vocabulary)
+    contents = [_content(trigger, index, spec, marks) for index, trigger in enumerate(spec.calls)]
+    rules = _Layout(spec, marks, contents).rules()
+    unchecked = [pointer for content in contents for pointer in content.unchecked]
+    warnings = [warning for content in contents for warning in content.warnings]
+    otherwise = None if spec.otherwise is None else _otherwise(spec.otherwise)
+    if otherwise is not None:
+        rules += otherwise.rules
+        unchecked += otherwise.unchecked
+        warnings += otherwise.warnings
+    schemas = [trigger.schema for trigger in spec.calls if trigger.schema is not None]
+    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
+    return ensure_compiles(
+        LlguidanceSource(
+            llguidance.LLMatcher.grammar_from_lark("\n".join(rules)),
+            tuple(unchecked),
+            segments=_segments(spec, marks) if unchecked else (),
+            max_digits=max(map(digit_limit, schemas), default=0),
+            json_delimiters=_json_delimiters(spec, marks),
+            free_text=spec.free_text,
+            warnings=tuple(dict.fromkeys(warnings)),
+            control_tokens=tuple(marks.control_tokens.items()),
+            marks=_marks(spec),
+            calls=_call_texts(spec, contents, otherwise, marks),
+        ),
+        vocabulary,
+    )
+
+
+def _call_texts(
+    spec: Structural, contents: list[ContentRules], otherwise: ContentRules | None, marks: Marks
+) -> CallTexts | None:
+    """Returns what is needed to follow the calls; None if no array in them must have unique items."""
+    if not any(content is not None and content.unique for content in (*contents, otherwise)):
+        return None
+    return CallTexts(
+        tuple(
+            msgspec.structs.replace(
+                content.text,
+                begin=marks.pattern(call.begin, with_id=True),
+                end=marks.pattern(call.end, with_id=True),
+                unique=json.dumps(content.unique) if content.unique else "",
+            )
+            for call, content in zip(spec.calls, contents, strict=True)
+        ),
+        marks.pattern(spec.begin),
+        marks.pattern(spec.separator),
+        spec.is_section,
+        None if otherwise is None else json.dumps(otherwise.unique) if otherwise.unique else "",
+    )
+
+
+def _marks(spec: Structural) -> tuple[str, ...]:
+    """Returns the texts that end texts which may have any characters, where they are fixed."""
+    found = ["="] if any(isinstance(call.content, Keywords) for call in spec.calls) else []
+    for call in spec.calls:
+        if isinstance(call.content, Elements):
+            found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
+    found += [call.end for call in spec.calls if not _is_json(call)]
+    fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
+    return tuple(fixed)[:MAX_MARKS]
+
+
+def _is_json(call: Trigger) -> bool:
+    return isinstance(call.content, str | JsonSchema | JsonObject)
+
+
+def _segments(spec: Structural, marks: Marks) -> tuple[Segment, ...]:
+    """Returns the parts of a text that are JSON, for validation."""
+    return tuple(
+        Segment(
+            marks.text_pattern(call.begin),
+            call.schema or "",
+            marks.text_pattern(call.end),
+        )
+        for call in spec.calls
+        if _is_json(call)
+    )
+
+
+def _json_delimiters(spec: Structural, marks: Marks) -> tuple[tuple[bytes, bytes], ...] | None:
+    """Returns the texts around the JSON of each kind of call; None if they are not fixed, or not all of it is JSON."""
+    if spec.call_id or not all(map(_is_json, spec.calls)):
+        return None
+    found = [(spec.begin + call.begin, call.end) for call in spec.calls]
+    found += [(spec.separator + call.begin, call.end) for call in spec.calls] if spec.is_section else []
+    return tuple((marks.spelled(begin), marks.spelled(end)) for begin, end in found)
+
+
+def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> ContentRules:
+    pointer = f"/triggers/{index}/content"
+    try:
+        found = content_rules(trigger, f"value{index}", spec, marks)
+    except GrammarError as error:
+        tool = f"tool {trigger.name!r:.100}: " if trigger.name else ""
+        if isinstance(error.where, str):
+            raise GrammarError(tool + error.reason, pointer + error.where) from None
+        raise GrammarError(f"{tool}{error}", pointer) from None  # an index into a pattern or a grammar
+    return found.at(pointer)
+
+
+def _otherwise(spec: JsonSchema | JsonObject) -> ContentRules:
+    try:
+        found = json_rules(spec, "otherwise")
+    except GrammarError as error:
+        raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
+    return ContentRules("otherwise", found.rules, found.unchecked, found.warnings, found.unique).at("/otherwise")
+
+
+class _Layout:
+    """Writes the rules of a spec whose contents have rules already."""
+
+    def __init__(self, spec: Structural, marks: Marks, contents: list[ContentRules]) -> None:
+        self._spec, self._marks, self._contents = spec, marks, contents
+        self._openers = spec.openers or ((spec.begin,) if spec.begin else tuple(call.begin for call in spec.calls))
+        self._rules = [rule for content in contents for rule in content.rules]
+        plain = [opener for opener in self._openers if not marks.split(opener)[1]]
+        without = f" & ~/(?s:.*)({'|'.join(map(regex_literal, plain))})(?s:.*)/" if plain else ""
+        self._free = f"/(?s:.*)/{without}"  # free text without an opener
+
+    def rules(self) -> list[str]:
+        spec = self._spec
+        calls = self._section() if spec.is_section else self._blocks(1 if spec.otherwise is not None else spec.at_least)
+        may_miss = spec.is_section and spec.at_least == 0 and spec.otherwise is None
+        if spec.free_text:
+            self._rules.append(f"TAIL: {self._free}{self._not_another_call()}")
+            start = f"{calls} TAIL" + (" | TAIL" if may_miss else "")
+        else:
+            start = calls + (" | otherwise" if spec.otherwise is not None else ' | ""' if may_miss else "")
+        return [f"start: {start}", *self._rules]
+
+    def _blocks(self, at_least: int) -> str:
+        self._rules.append(f"call: {self._first()}")
+        return f"call{{{at_least},{'' if self._spec.at_most is None else self._spec.at_most}}}"
+
+    def _section(self) -> str:
+        spec = self._spec
+        most = "" if spec.at_most is None else spec.at_most - 1
+        first, more = self._first(), ""
+        if most != 0:
+            options = [
+                f"{self._marks.literal(spec.separator + call.begin, with_id=True)} {content.expression}"
+                for call, content in zip(spec.calls, self._contents, strict=True)
+            ]
+            self._rules.append(f"more: {' | '.join(options)}")
+            more = f" more{{{max(spec.at_least - 1, 0)},{most}}}"
+        self._rules.append(f"calls: ({first}){more} {self._marks.literal(spec.end)}")
+        return "calls"
+
+    def _first(self) -> str:
+        """Returns the expression of a call with the free text before it."""
+        grouped: dict[str, list[str]] = {}
+        for call, content in zip(self._spec.calls, self._contents, strict=True):
+            whole = self._spec.begin + call.begin
+            opener = next(opener for opener in self._openers if whole.startswith(opener))
+            opener = opener if self._spec.free_text else ""
+            rest = self._marks.literal(whole[len(opener) :], with_id=True)
+            grouped.setdefault(opener, []).append(f"{rest} {content.expression}")
+        return " | ".join(f"{self._opening(opener)} ({' | '.join(calls)})" for opener, calls in grouped.items())
+
+    def _opening(self, opener: str) -> str:
+        """Returns the expression of free text and an opener."""
+        if not opener:
+            return ""
+        name = f"open{self._openers.index(opener)}"
+        plain, control = self._marks.split(opener)
+        if not control:
+            self._rules.append(f"{name}[lazy]: /(?s:.*)/ {self._marks.literal(plain)}")
+            return name
+        terminal = f"FREE{self._openers.index(opener)}"
+        if plain:
+            self._rules.append(f"{terminal}F: {self._free}")
+        self._rules.append(
+            f"{terminal}: {terminal}F {self._marks.literal(plain)}" if plain else f"{terminal}: {self._free}"
+        )
+        return f"{terminal} {control}"
+
+    def _not_another_call(self) -> str:
+        """Returns what excludes free text that begins like one more call, where nothing else ends the calls."""
+        spec = self._spec
+        if not spec.is_section or spec.end:
+            return ""
+        begins = [self._marks.split(spec.separator + call.begin) for call in spec.calls]
+        plain = [text for text, control in begins if text and not control]
+        return f" & ~/({'|'.join(map(regex_literal, plain))})(?s:.*)/" if plain else ""

@@ -1,0 +1,127 @@
+"""The content of a call, with the text that ends it, as Lark rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from plait.constrained.cfg.lark_compiler import check_lark
+from plait.constrained.guidance.call_tracker import BEGINS, CallText
+from plait.constrained.json_schema.compiler import json_rules, schema_rules
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.regex.python_syntax import to_plain_pattern
+from plait.constrained.specs import (
+    TYPE_PLACE,
+    Elements,
+    JsonObject,
+    JsonSchema,
+    JsonString,
+    Keywords,
+    Lark,
+    Regex,
+    Structural,
+    Trigger,
+)
+from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
+from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
+from plait.constrained.structural.marks import Marks
+from plait.constrained.structural.raw_text import element_value, ended_text, typed_value
+
+IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
+_JSON = CallText(b"", b"")
+_OTHER = CallText(b"", b"", is_other=True)
+
+
+@dataclass(frozen=True)
+class ContentRules:
+    """What a content adds to a grammar.
+
+    expression: of the content and its end. rules: that it refers to. unchecked, warnings: as in RewrittenSchema.
+    unique: a schema of arrays that must not repeat items, as `extract_unique_items` returns it. text: how the content
+    is followed, without the marks around it.
+    """
+
+    expression: str
+    rules: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unique: dict[str, Any] | None = None
+    text: CallText = _JSON
+
+    def at(self, pointer: str) -> ContentRules:
+        """Returns the same with `pointer` before the pointers."""
+        return replace(self, unchecked=tuple(pointer + inner for inner in self.unchecked))
+
+
+def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -> ContentRules:
+    """Returns the rules of the content of `trigger`, each with a name that begins with `name`. Raises GrammarError."""
+    content = trigger.content
+    if isinstance(content, str):
+        content = json_spec(content, spec)
+    if isinstance(content, JsonSchema | JsonObject):
+        found = json_rules(content, name)
+        end = marks.literal(trigger.end, with_id=True)
+        return ContentRules(f"{found.start} {end}", found.rules, found.unchecked, found.warnings, found.unique)
+    if isinstance(content, Regex):
+        body = f"/{regex_to_lark(to_plain_pattern(content.pattern).pattern)}/"
+        expression, rules = ended_text(body, trigger.end, name.upper(), marks)
+        return ContentRules(expression, rules, text=_OTHER)
+    if isinstance(content, Lark):
+        check_lark(content.grammar)
+        end = marks.literal(trigger.end, with_id=True)
+        return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
+    if isinstance(content, JsonString):
+        return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
+    assert isinstance(content, Elements | Keywords)
+    return _elements(content, trigger, name, spec, marks)
+
+
+def _elements(
+    content: Elements | Keywords, trigger: Trigger, name: str, spec: Structural, marks: Marks
+) -> ContentRules:
+    if isinstance(content, Elements):
+        opening = content.open.partition(TYPE_PLACE)[0] if content.types else content.open
+        form = ElementForm(opening, content.close, content.separator, trigger.end)
+        write = typed_value if content.types else element_value
+        value: WriteValue = partial(write, content=content, marks=marks)
+    else:
+        form = ElementForm("{name}=", "", ", ", trigger.end, IDENTIFIER, only_such_names=True)
+        value = partial(_literal_value, content=content)
+    found = ElementRules(json_spec(str(content.schema), spec), form, name, marks, value)
+    return ContentRules(
+        found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
+    )
+
+
+def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the expression of a string and its end, and its rules."""
+    if isinstance(content.of, Regex):
+        pattern = regex_to_lark(pattern_in_json(content.of.pattern))
+        return f"{name.upper()} {end}", (f'{name.upper()}: "\\"" /{pattern}/ "\\""',)
+    check_lark(content.of.grammar)
+    rules = (f"{name}: %lark {{", grammar_in_json(content.of.grammar), "}")
+    return f'"\\"" {name} "\\"" {end}', rules
+
+
+def _literal_value(
+    schema: Schema, definitions: dict[str, Any], name: str, kinds: frozenset[str], content: Keywords
+) -> ElementValue | None:
+    if schema is False:
+        return None
+    whole = {**({} if schema is True else schema), **({"$defs": definitions} if definitions else {})}
+    return ElementValue(name, schema_rules(whole, content, name), ((b"", BEGINS),))
+
+
+def json_spec(schema: str, spec: Structural) -> JsonSchema:
+    """Returns a schema in the style of a Structural."""
+    return JsonSchema(
+        schema,
+        whitespace=spec.whitespace,
+        lenient=spec.lenient,
+        annotations=spec.annotations,
+        compact=spec.compact,
+        strict_formats=spec.strict_formats,
+    )

@@ -1,0 +1,163 @@
+"""Values of elements: strings that stand as they are up to the mark that ends them, and JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from plait.constrained.guidance.call_tracker import BEGINS, CONTAINERS
+from plait.constrained.json_schema.compiler import schema_rules
+from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.numbers import number_range
+from plait.constrained.specs import TYPE_PLACE, Elements, GrammarError
+from plait.constrained.structural.elements import ElementValue
+from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.structural.value_kinds import case_kinds, is_of_kind, value_cases
+
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_SPACE = r"[\x20\x09\x0a\x0d]*"
+_READ_AS = {"null": "null", "boolean": "true|false", "number": _NUMBER, "integer": _NUMBER}
+_CONTAINERS = ("array", "object")
+
+
+def ended_text(body: str, end: str, name: str, marks: Marks) -> tuple[str, tuple[str, ...]]:
+    """Returns the expression of a text and its end, and the terminals that it refers to, whose names begin with `name`.
+
+    body: the expression of the text as part of a terminal. The end does not occur in the text and its end together
+    before it ends them, so a reader may search for it. No text can contain a control token, so what follows one in
+    `end` excludes nothing.
+    """
+    plain, control = marks.split(end)
+    if control and not plain:
+        return f"{name} {control}", (f"{name}: {body}",)
+    rules = [f"{name}B: {body}", f"{name}E: {name}B {marks.literal(plain)}"]
+    if control:
+        return f"{name}E {control}", tuple(rules)
+    rules.append(f"{name}: {name}E & ~/(?s:.*){regex_literal(plain)}(?s:.+)/")
+    return name, tuple(rules)
+
+
+def element_value(
+    schema: Schema, definitions: dict[str, Any], name: str, expected: frozenset[str], content: Elements, marks: Marks
+) -> ElementValue | None:
+    """Returns the value of a parameter and its close; None if no value can be written.
+
+    A string stands raw. If other types are `expected`, it is not a text that is JSON of one of these, so that a reader
+    that tries JSON first finds the value that was meant.
+    """
+    readings = ((b"", _begins(expected)),)
+    cases, definitions = value_cases(schema, definitions)
+    if not cases:
+        return None
+    strings = [text for case in cases if (text := _string(case)) is not None]
+    if not strings:
+        wholes = [case[0] for case in cases]
+        whole = wholes[0] if len(wholes) == 1 else {"anyOf": wholes}
+        inner = _json_rules(whole, definitions, name, content, marks)
+        return None if inner is None else ElementValue(*inner, readings)
+    kinds = expected - {"string"}
+    bodies = [f"{name.upper()}S" + (f" & ~/{_read_as(kinds)}/" if kinds else "")]
+    bodies += [scalar for case in cases for scalar in _scalars(case)]
+    expression, rules = ended_text(" | ".join(bodies), content.close, name.upper(), marks)
+    rules = (f"{name.upper()}S: {' | '.join(strings)}", *rules)
+    others = [
+        {**case[0], "type": kept} for case in cases if (kept := [k for k in case_kinds(case) if k in _CONTAINERS])
+    ]
+    if others:
+        inner = _json_rules({"anyOf": others} if len(others) > 1 else others[0], definitions, name, content, marks)
+        if inner is not None:
+            return ElementValue(f"({expression} | {inner[0]})", [*rules, *inner[1]], readings)
+    return ElementValue(expression, list(rules), readings)
+
+
+def _begins(kinds: frozenset[str]) -> tuple[bytes, ...]:
+    """Returns the bytes with which a value of these types begins where it is JSON."""
+    if "string" not in kinds:
+        return BEGINS
+    return CONTAINERS if kinds & set(_CONTAINERS) else ()
+
+
+def _json_rules(
+    schema: dict[str, Any], definitions: dict[str, Any], name: str, content: Elements, marks: Marks
+) -> tuple[str, list[str]] | None:
+    """Returns the expression of JSON and its close, and the rules; None if there is no value."""
+    whole = {**schema, "$defs": definitions} if definitions else schema
+    try:
+        rules = schema_rules(whole, content, name)
+    except GrammarError as error:
+        if error.reason.startswith(("Unsatisfiable schema", "no value")):
+            return None
+        raise
+    return f"{name} {marks.literal(content.close)}", rules
+
+
+def _string(case: list[dict[str, Any]]) -> str | None:
+    """Returns the expression of the strings of one case, as part of a terminal; None if there are none."""
+    if "string" not in kinds_of(case):
+        return None
+    bodies: list[str] = []
+    for part in case:
+        if "enum" in part:
+            texts = [regex_literal(value) for value in part["enum"] if isinstance(value, str)]
+            if not texts:
+                return None
+            bodies.append(f"/{'|'.join(texts)}/")
+        if "pattern" in part:
+            bodies.append(f"/{regex_to_lark(part['pattern'][1:-1])}/")
+        low, high = part.get("minLength", 0), part.get("maxLength", "")
+        if low or high != "":
+            bodies.append(f"/(?s:.{{{low},{high}}})/")
+    return f"({' & '.join(bodies or ['/(?s:.*)/'])})"
+
+
+def _scalars(case: list[dict[str, Any]]) -> list[str]:
+    """Returns the expressions of null, booleans and numbers of one case; multiples are left out unless listed."""
+    kinds, listed = kinds_of(case), next((part["enum"] for part in case if "enum" in part), None)
+    if listed is not None:
+        found = [value for value in listed if is_of_kind(value, [kind for kind in kinds if kind in _READ_AS])]
+        return [f"/{regex_literal(json.dumps(value))}/" for value in found]
+    bodies = [f"/{_READ_AS[kind]}/" for kind in kinds if kind in ("null", "boolean")]
+    number = next((kind for kind in kinds if kind in ("integer", "number")), None)
+    if number is None or any("multipleOf" in part for part in case):
+        return bodies
+    pattern = number_range(case).pattern(is_integer=number == "integer")
+    return [*bodies, f"/{pattern}/"] if pattern else bodies
+
+
+def _read_as(kinds: frozenset[str]) -> str:
+    """Returns the pattern of all texts that a reader of these types does not take for a string."""
+    scalars = "|".join(dict.fromkeys(_READ_AS[kind] for kind in sorted(kinds) if kind in _READ_AS))
+    options = [f"{_SPACE}({scalars}){_SPACE}"] if scalars else []
+    options += [_SPACE + r"[\[{](?s:.*)"] if kinds & set(_CONTAINERS) else []
+    return "|".join(options)
+
+
+def typed_value(
+    schema: Schema, definitions: dict[str, Any], name: str, expected: frozenset[str], content: Elements, marks: Marks
+) -> ElementValue | None:
+    """Returns the value of a parameter behind the text of its type, which `content.types` lists; None if there is none.
+
+    A value of several types is one of several texts, each with the values of the types that it stands for.
+    """
+    if schema is False:
+        return None
+    whole: dict[str, Any] = {} if schema is True else dict(schema)
+    rest = content.open.partition(TYPE_PLACE)[2]
+    options: list[str] = []
+    rules: list[str] = []
+    readings: list[tuple[bytes, tuple[bytes, ...]]] = []
+    for index, text in enumerate(dict.fromkeys(text for _, text in content.types)):
+        kinds = [kind for kind in kinds_of([whole]) if (kind, text) in content.types]
+        if not kinds:
+            continue
+        value = element_value(
+            {**whole, "type": kinds}, definitions, f"{name}y{index}", frozenset(kinds), content, marks
+        )
+        if value is not None:
+            options.append(f"{marks.literal(text + rest)} {value.expression}")
+            rules += value.rules
+            readings += [(marks.pattern(text + rest), begins) for _, begins in value.readings]
+    return ElementValue(f"({' | '.join(options)})", rules, tuple(readings)) if options else None

@@ -1,0 +1,199 @@
+"""`CallFormat`: how a model writes tool calls, and the text of given calls.
+
+An answer's calls are `begin`, the calls with `separator` between them, `end`. A call is `head`, its arguments, `tail`.
+`format_probe.py` derives a format from a chat template, `format_table.py` lists the exceptions, and `parser.py` reads
+calls of every format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from plait.runtime.tokenizer.json_text import json_text
+
+CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
+IdSource = Literal["", "client", "counter"]
+# A mark such as <tool_call>, [TOOL_CALLS] or <｜tool▁calls▁begin｜> at the beginning of a text.
+_MARK = re.compile("\ufdd0?(?:" r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\])")
+
+
+@dataclass(frozen=True)
+class JsonArguments:
+    """One JSON object. `style`: the white space in it; see `JsonSchema`."""
+
+    style: Literal["spaced", "compact", "any"] = "spaced"
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of the arguments."""
+        separators = (",", ":") if self.style == "compact" else None
+        return json_text(arguments, ensure_ascii=False, separators=separators)
+
+
+@dataclass(frozen=True)
+class ElementArguments:
+    """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
+
+    Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
+    has_cdata: a value with markup or a line's end stands in a CDATA section.
+    """
+
+    open: str
+    close: str
+    separator: str = ""
+    types: tuple[tuple[str, str], ...] = ()
+    has_cdata: bool = False
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of the arguments."""
+        return self.separator.join(
+            f"{self.opening(name, json_type(value))}{self._escaped(element_text(value))}{self.close}"
+            for name, value in arguments.items()
+        )
+
+    def opening(self, name: str, value_type: str) -> str:
+        """Returns the opening mark of an argument."""
+        return self.open.replace("{type}", dict(self.types).get(value_type, "")).replace("{name}", name)
+
+    def _escaped(self, text: str) -> str:
+        return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
+
+
+@dataclass(frozen=True)
+class KeywordArguments:
+    """Python's keyword arguments: `name=value, name=value` with Python literals; strings are written as in JSON, which
+    Python reads alike."""
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of the arguments."""
+        return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
+
+
+ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a model writes tool calls.
+
+    head, tail: contain {name}, and {id} if the calls have ids. begin, separator, end: see the module. lead: white space
+    before the first call of an answer without text.
+    id_source: what {id} is: the call's id, or a number that the template counts up. id_pattern: a regex of the ids.
+    id_form: the form of a client's id that the template accepts, with {name} and {index}; "" for any.
+    takes_text: the template writes arguments that are given as JSON text without a change, so they are rendered as the
+    model wrote them. values_as_text: the template is given arguments other than strings as their JSON text, since it
+    would not write them as JSON.
+    is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
+    calls have it, too.
+    is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
+    their answer.
+    """
+
+    head: str
+    tail: str
+    arguments: ArgumentsForm = JsonArguments()
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    lead: str = ""
+    id_source: IdSource = ""
+    id_pattern: str = ""
+    id_form: str = ""
+    takes_text: bool = False
+    values_as_text: bool = False
+    is_single: bool = False
+    has_long_opener: bool = False
+    is_native: bool = True
+    writes_calls: bool = True
+
+    @property
+    def opener(self) -> str:
+        """The text that commits an answer to a call: the first mark, or all text before the name."""
+        before = self.begin + self.head_start
+        match = None if self.has_long_opener else _MARK.match(before)
+        return match[0] if match else before
+
+    @property
+    def head_start(self) -> str:
+        """The head's text before the name and the id."""
+        return re.split(r"\{name\}|\{id\}", self.head)[0]
+
+    def call_head(self, name: str, call_id: str = "") -> str:
+        """Returns the text of a call before its arguments."""
+        return self.head.replace("{name}", name).replace("{id}", call_id)
+
+    def render_calls(self, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]) -> str:
+        """Returns the text of (id, name, arguments or their text) as a model writes them."""
+        texts = []
+        for call_id, name, arguments in calls:
+            text = arguments if isinstance(arguments, str) else self.arguments.render(arguments)
+            texts.append(f"{self.call_head(name, call_id)}{text}{self.tail.replace('{id}', call_id)}")
+        return f"{self.begin}{self.separator.join(texts)}{self.end}"
+
+    def template_arguments(self, arguments: Mapping[str, Any]) -> str | Mapping[str, Any]:
+        """Returns arguments in the form in which the template writes them as the model does."""
+        if self.takes_text:
+            return self.arguments.render(arguments)
+        if not self.values_as_text:
+            return arguments
+        return {name: element_text(value) for name, value in arguments.items()}
+
+    def texts(self) -> Iterator[str]:
+        """Yields all texts of the format."""
+        yield from (self.begin, self.head, self.tail, self.separator, self.end)
+        if isinstance(self.arguments, ElementArguments):
+            yield from (self.arguments.open, self.arguments.close, self.arguments.separator)
+
+    def describe(self) -> str:
+        """Returns the format as one line: its texts around the form of the arguments.
+
+        >>> CallFormat("<call>{name}", "</call>").describe()
+        '<call>{name}{json}</call>'
+        """
+        form = self.arguments
+        if isinstance(form, JsonArguments):
+            text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
+        elif isinstance(form, KeywordArguments):
+            text = "{keywords}"
+        else:
+            text = f"{{{form.open}{{value}}{form.close}{form.separator}}}"
+        text = f"{self.head}{text}{self.tail}"
+        if self.begin or self.end or self.separator:
+            text = f"{self.begin}({text})*{self.separator}{self.end}"
+        return repr(text)[1:-1]
+
+
+def element_text(value: Any) -> str:
+    """Returns a string as it is, and another value as JSON."""
+    return value if isinstance(value, str) else json_text(value, ensure_ascii=False)
+
+
+def json_type(value: Any) -> str:
+    """Returns JSON Schema's name for the type of a value.
+
+    >>> json_type(True), json_type(1), json_type(1.5), json_type([])
+    ('boolean', 'integer', 'number', 'array')
+    """
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array"}
+    return names.get(type(value), "object")
+
+
+def python_literal(value: Any) -> str:
+    """Returns a JSON value as Python writes it, with strings as in JSON.
+
+    >>> python_literal({"a": [True, None, "x"]})
+    '{"a": [True, None, "x"]}'
+    """
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{json_text(k, ensure_ascii=False)}: {python_literal(v)}" for k, v in value.items()) + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(python_literal, value)) + "]"
+    return json_text(value, ensure_ascii=False)

@@ -1,0 +1,95 @@
+"""Control tokens within a model's marks, such as [TOOL_CALLS]: shown to the parser, and apart from text spelled alike.
+
+The text of an answer omits control tokens. Where a format has some, the parser reads the answer with these tokens as
+their texts behind CONTROL, a noncharacter, so that text that only spells such a token is no mark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property, lru_cache
+
+from plait.constrained.vocabulary import Vocabulary
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+from plait.runtime.tokenizer.tokenizer import Tokenizer
+
+CONTROL = "\ufdd0"
+
+
+class ControlMarks:
+    """The control tokens of a tokenizer that stand in the texts of a model's formats.
+
+    texts: their texts; none if the marks are ordinary text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+        known = {text: token for token, text in tokenizer.control_texts.items() if text}
+        joined = "\0".join(texts)
+        found = sorted((text for text in known if text in joined), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, found))) if found else None
+        used = {match[0] for match in self._pattern.finditer(joined)} if self._pattern else set()
+        self._ids = {known[text]: text for text in used}
+        self._tokenizer = tokenizer
+
+    @property
+    def pairs(self) -> tuple[tuple[str, int], ...]:
+        """The texts and ids of the control tokens, sorted."""
+        return tuple(sorted((text, token) for token, text in self._ids.items()))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        vocabulary = self._tokenizer.vocabulary
+        token_bytes = list(vocabulary.token_bytes)
+        for token, text in self._ids.items():
+            token_bytes[token] = (CONTROL + text).encode()
+        return Vocabulary(tuple(token_bytes), (), vocabulary.encode)
+
+    def detokenizer(self) -> Detokenizer:
+        """Returns a detokenizer that shows these tokens behind CONTROL."""
+        return Detokenizer(self._vocabulary)
+
+    def mark(self, text: str) -> str:
+        """Returns `text` with CONTROL before each control token."""
+        return self._pattern.sub(lambda match: CONTROL + match[0], text) if self._pattern else text
+
+    def mark_calls(self, call_format: CallFormat) -> CallFormat:
+        """Returns a format as the parser reads it."""
+        form = call_format.arguments
+        if isinstance(form, ElementArguments):
+            form = replace(form, open=self.mark(form.open), close=self.mark(form.close))
+        return replace(
+            call_format,
+            arguments=form,
+            begin=self.mark(call_format.begin),
+            head=self.mark(call_format.head),
+            tail=self.mark(call_format.tail),
+            separator=self.mark(call_format.separator),
+            end=self.mark(call_format.end),
+        )
+
+    def mark_reasoning(self, marks: ReasoningFormat) -> ReasoningFormat:
+        """Returns reasoning marks as the parser reads them."""
+        return replace(marks, begin=self.mark(marks.begin), end=self.mark(marks.end))
+
+
+_SHOWN = re.compile(f"{CONTROL}(?:<[^<>]*>|\\[[^\\[\\]]*\\]|\\S)?")
+
+
+def without_control_tokens(text: str) -> str:
+    """Returns text without the control tokens that the parser was shown."""
+    return _SHOWN.sub("", text) if CONTROL in text else text
+
+
+def control_marks(tokenizer: Tokenizer, calls: CallFormat | None, reasoning: ReasoningFormat | None) -> ControlMarks:
+    """Returns the control tokens in a model's formats."""
+    texts = (*(calls.texts() if calls else ()), *((reasoning.begin, reasoning.end) if reasoning else ()))
+    return _control_marks(tokenizer, texts)
+
+
+@lru_cache(maxsize=32)
+def _control_marks(tokenizer: Tokenizer, texts: tuple[str, ...]) -> ControlMarks:
+    return ControlMarks(tokenizer, texts)

@@ -1,0 +1,103 @@
+"""The constraint on an answer that may call tools, in the form in which the model writes calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.constrained.specs import (
+    Content,
+    Elements,
+    GrammarError,
+    JsonObject,
+    JsonSchema,
+    JsonString,
+    Keywords,
+    Lark,
+    Regex,
+    Structural,
+    Trigger,
+)
+from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
+from plait.runtime.server.errors import invalid
+
+
+def tool_constraint(
+    call_format: CallFormat, conversation: Conversation, control_tokens: Sequence[tuple[str, int]] = ()
+) -> Structural:
+    """Returns the constraint of an answer that may call tools.
+
+    It allows free text with valid calls; with `must_call` only calls; with a JSON constraint either calls or a JSON
+    answer that satisfies it. control_tokens: the texts and ids of those in the model's marks. Raises ApiError for an
+    invalid schema, and for a constraint that is not JSON.
+    """
+    tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
+    strict = any(tool.strict for tool in tools)
+    lead = call_format.lead if conversation.must_call else ""
+    return Structural(
+        [_trigger(call_format, tool) for tool in tools],
+        at_least=1 if conversation.must_call else 0,
+        at_most=1 if conversation.one_call or call_format.is_single else None,
+        free_text=not conversation.must_call and otherwise is None,
+        annotations=not strict,
+        strict_formats=conversation.strict_formats or strict,
+        otherwise=otherwise,
+        openers=(lead + call_format.opener,),
+        begin=lead + call_format.begin,
+        separator=call_format.separator,
+        end=call_format.end,
+        control_tokens=control_tokens,
+        call_id=call_format.id_pattern,
+    )
+
+
+def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObject | None:
+    """Returns the constraint of an answer without calls, if tools may be called; None for free text and `must_call`.
+
+    Raises ApiError for a constraint that is not JSON.
+    """
+    constraint, param = conversation.constraint, conversation.constraint_param
+    if constraint is None or conversation.must_call or not conversation.callable_tools:
+        return None
+    if isinstance(constraint, JsonSchema | JsonObject):
+        return constraint
+    text = f"'{param}' cannot constrain an answer that may call tools; set 'tool_choice' to 'none' or 'required'"
+    raise invalid(text, param, "unsupported_combination")
+
+
+def _trigger(call_format: CallFormat, tool: ToolDefinition) -> Trigger:
+    """Returns the call of one tool."""
+    head = call_format.head.replace("{name}", tool.name)
+    try:
+        if tool.input is not None:
+            before, content, behind = _input(call_format, tool.input)
+            return Trigger(head + before, content, behind + call_format.tail, name=tool.name)
+        schema = closed_arguments(dict(tool.parameters))
+        return Trigger(head, _content(call_format, schema), call_format.tail, name=tool.name)
+    except GrammarError as error:
+        raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
+
+
+def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, str]:
+    """Returns the arguments of a tool with freeform input: what is before the text, its constraint, what is behind."""
+    probe = "zq_input"
+    text = call_format.arguments.render({INPUT: probe})
+    content: Content = spec
+    if f'"{probe}"' in text:
+        probe, content = f'"{probe}"', JsonString(spec)
+    before, _, behind = text.partition(probe)
+    return before, content, behind
+
+
+def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
+    """Returns the constraint on a call's arguments."""
+    form = call_format.arguments
+    if isinstance(form, ElementArguments):
+        return Elements(schema, form.open, form.close, form.separator, types=form.types)
+    if isinstance(form, JsonArguments):
+        if form.style == "spaced":
+            return schema
+        return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
+    return Keywords(schema)

@@ -1,0 +1,226 @@
+"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from plait.runtime.client.call import CallResult
+from plait.runtime.client.client import Client
+from plait.runtime.server.app_state import use_model_in_turn
+from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
+from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.engines.served_model import ServedModel
+from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.cache_miss import cache_miss_report
+from plait.runtime.server.generation.json_completion import with_json_completion
+from plait.runtime.server.generation.sampling_fields import read_sampling_params
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import named_sse_event
+from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
+from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items
+from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
+from plait.runtime.server.protocols.openai.responses.response_object import (
+    Incomplete,
+    OutputItem,
+    ReasoningEcho,
+    ResponseBody,
+    ResponseError,
+    ResponseUsage,
+)
+from plait.runtime.server.protocols.openai.responses.tools import ToolTable
+from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsesRequest
+from plait.runtime.server.protocols.shared import (
+    drawn_weight,
+    remaining_context,
+    timeout_of,
+    token_logprobs,
+)
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class CheckedResponse:
+    """A checked request. `started`: the response object while nothing is generated. `keeper`: keeps the response."""
+
+    submission: Submission
+    prepared: PreparedChat
+    started: ResponseBody
+    with_logprobs: bool
+    tools: ToolTable
+    keeper: Keeper
+
+
+@router.post("/v1/responses", **documented(ResponsesRequest, ResponseBody, stream=True))
+async def create_response(request: Request) -> Response:
+    """The next turn of a conversation, as items. Streams events when `stream` is true."""
+    body = await read_json(request, ResponsesRequest)
+    model = await use_model_in_turn(request, body.model, timeout_of(body))
+    checked = await _check(body, model, *await all_items(request, body))
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(model.client, checked),
+        complete=lambda: _complete_response(model.client, checked),
+        constraint_param=checked.prepared.constraint_param,
+        fail=lambda error: named_sse_event("response.failed", _failed(checked, error, [])),
+    )
+
+
+async def _check(
+    body: ResponsesRequest, model: ServedModel, items: Sequence[PlacedItem], keeper: Keeper
+) -> CheckedResponse:
+    conversation, tools = conversation_of(body, items)
+    untagged = model.settings.untagged_tool_calls
+    prepared = await prepare_chat(model.client, conversation, untagged_tool_calls=untagged)
+    context_left = remaining_context(model.client.model.context_length, prepared.prompt_ids, "input")
+    with_logprobs = bool(LOGPROBS in (body.include or ()) or body.top_logprobs)
+    sampling = read_sampling_params(
+        body,
+        "responses",
+        max_tokens=context_left if body.max_output_tokens is None else body.max_output_tokens,
+        logprobs=with_logprobs,
+    )
+    sampling = with_json_completion(sampling, prepared.constraint, body.complete)
+    salt, priority = body.cache_salt or "", body.priority or 0
+    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, 1, keeper.tenant, salt, priority)
+    return CheckedResponse(submission, prepared, _started(body, keeper), with_logprobs, tools, keeper)
+
+
+def _started(body: ResponsesRequest, keeper: Keeper) -> ResponseBody:
+    text = msgspec.to_builtins(body.text) if body.text else {}
+    return ResponseBody(
+        id=keeper.response_id,
+        created_at=int(time.time()),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=body.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning else None),
+        store=keeper.store is not None,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text={"format": text.get("format") or {"type": "text"}},
+        tool_choice=msgspec.to_builtins(body.tool_choice) or "auto",
+        tools=[_shown(tool) for tool in msgspec.to_builtins(body.tools or [])],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        user=body.user,
+    )
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the response object shows it."""
+    return {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
+
+
+def _finished(
+    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, handle: RequestHandle
+) -> ResponseBody:
+    """The response object at its end."""
+    is_cut = output.finish_reason == "length"
+    return msgspec.structs.replace(
+        checked.started,
+        status="incomplete" if is_cut else "completed",
+        completed_at=None if is_cut else int(time.time()),
+        incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
+        output=items.output,
+        usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
+        warnings=handle.warnings(more=checked.prepared.warnings),
+        weight=drawn_weight(output.call.result(0)),
+        cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
+    )
+
+
+def _delta_events(
+    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, parts: list[ParsedPart]
+) -> list[Event]:
+    """The events for new parts. The logprobs so far go with the last of them that is text."""
+    events: list[Event] = []
+    texts = [index for index, part in enumerate(parts) if part.kind == "text"]
+    for index, part in enumerate(parts):
+        logprobs = None
+        if checked.with_logprobs and texts and index == texts[-1]:
+            logprobs, output.logprobs = token_logprobs(client, output.logprobs), []
+        events += items.add(part, logprobs)
+    if output.finish_reason is not None:
+        events += items.close("incomplete" if output.finish_reason == "length" else "completed")
+    return events
+
+
+async def _complete_response(client: Client, checked: CheckedResponse) -> ResponseBody:
+    async with submit(client, [checked.submission]) as handle:
+        (result,) = await handle.results()
+        is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
+        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle, result))
+
+
+def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:
+    output = ChatOutput(checked.prepared, client, handle.calls[0])
+    items = OutputItems(checked.tools.called)
+    _delta_events(checked, client, output, items, output.parse_result(result))
+    return _finished(checked, client, output, items, handle)
+
+
+def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:
+    reason = ResponseError("server_error", error.message)
+    response = msgspec.structs.replace(checked.started, status="failed", error=reason, output=output)
+    return ResponseEvent(type="response.failed", response=response)
+
+
+class _ResponseStream(StreamWriter):
+    """Writes the numbered events of one response."""
+
+    def __init__(self, client: Client, checked: CheckedResponse, handle: RequestHandle) -> None:
+        self._client, self._checked, self._handle = client, checked, handle
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
+        self._items = OutputItems(checked.tools.called)
+        self._count = 0
+
+    def write(self, batch: Batch) -> bytes:
+        events: list[Event] = []
+        if not self._count:
+            started = self._checked.started
+            events.append(ResponseEvent(type="response.created", response=started))
+            events.append(ResponseEvent(type="response.in_progress", response=started))
+        for _, update in batch:
+            parts = self._output.parse_update(update)
+            events += _delta_events(self._checked, self._client, self._output, self._items, parts)
+        return self._encode(events)
+
+    def finish(self) -> bytes:
+        response = _finished(self._checked, self._client, self._output, self._items, self._handle)
+        response = self._checked.keeper.keep(response)
+        kind: Literal["response.completed", "response.incomplete"] = "response.completed"
+        if response.status == "incomplete":
+            kind = "response.incomplete"
+        return self._encode([ResponseEvent(type=kind, response=response)])
+
+    def fail(self, error: ApiError) -> bytes:
+        return self._encode([_failed(self._checked, error, self._items.output)])
+
+    def _encode(self, events: list[Event]) -> bytes:
+        encoded = []
+        for event in events:
+            event.sequence_number = self._count
+            self._count += 1
+            encoded.append(named_sse_event(event.type, event))
+        return b"".join(encoded)
+
+
+def _events(client: Client, checked: CheckedResponse) -> AsyncGenerator[bytes, None]:
+    param = checked.prepared.constraint_param
+    return stream_events(client, [checked.submission], lambda handle: _ResponseStream(client, checked, handle), param)

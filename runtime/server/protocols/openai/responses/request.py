@@ -1,0 +1,137 @@
+"""Converts a `/v1/responses` request to a `Conversation`: items, tools and constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from plait.constrained.specs import JsonObject, JsonSchema, Spec
+from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, Turn
+from plait.runtime.server.chat.template_settings import template_variables
+from plait.runtime.server.chat.thinking import thinking_of
+from plait.runtime.server.errors import invalid
+from plait.runtime.server.http.json_body import convert_json
+from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
+from plait.runtime.server.protocols.openai.responses.types import (
+    LOGPROBS,
+    AdditionalToolsItem,
+    CallItem,
+    CallOutputItem,
+    Content,
+    CustomCallItem,
+    CustomCallOutputItem,
+    Item,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    MessageItem,
+    ReasoningItem,
+    Refusal,
+    ResponsesRequest,
+    Tool,
+)
+from plait.runtime.server.protocols.shared import build_constraint
+from plait.runtime.server.request_warnings import warn
+
+PlacedItem = tuple[str, Item]
+"""An item, and its JSON path for errors."""
+
+
+def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
+    """The conversation of `items`, and its tools. Raises ApiError 400 for values that contradict each other."""
+    lists: list[tuple[str, Sequence[Tool]]] = [("tools", body.tools or ())]
+    lists += [(f"{place}.tools", item.tools) for place, item in items if isinstance(item, AdditionalToolsItem)]
+    tools = read_tools(lists)
+    names, must_call, one_call = tool_choice(body, tools)
+    constraint, param = _constraint(body)
+    for name in body.include or ():
+        if name != LOGPROBS:
+            warn(f"include: {name}", "items have their texts, and no tools run here")
+    effort = body.reasoning.effort if body.reasoning else None
+    conversation = Conversation(
+        turns=_turns(body, items),
+        tools=tools.definitions,
+        callable_names=names,
+        must_call=must_call,
+        one_call=one_call or body.parallel_tool_calls is False,
+        constraint=constraint,
+        constraint_param=param,
+        strict_formats=bool(body.strict_formats),
+        untagged_calls=body.untagged_tool_calls,
+        template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
+        thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
+    )
+    return conversation, tools
+
+
+def placed_items(items: Sequence[Mapping[str, Any]]) -> list[PlacedItem]:
+    """The items of `input`, which is a list. Raises ApiError 400."""
+    return [
+        (f"input[{index}]", convert_json({"type": "message", **raw}, Item, f"input[{index}]"))  # type: ignore[arg-type]
+        for index, raw in enumerate(items)
+    ]
+
+
+def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
+    output_format = body.text.format if body.text else None
+    if isinstance(output_format, JsonObjectFormat):
+        return JsonObject(compact=bool(body.compact)), "text.format"
+    if isinstance(output_format, JsonSchemaFormat):
+        param = "text.format.schema"
+        options = {
+            "annotations": not output_format.strict,
+            "compact": bool(body.compact),
+            "strict_formats": bool(output_format.strict or body.strict_formats),
+        }
+        return build_constraint(param, JsonSchema, output_format.schema, **options), param
+    return None, None
+
+
+def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
+    turns = [] if body.instructions is None else [Turn("system", body.instructions)]
+    call_ids = set[str]()
+    reasoning: str | None = None
+    for place, item in items:
+        if isinstance(item, CallItem | CustomCallItem):
+            call_ids.add(item.call_id)
+            _add_call(turns, _call(item, place), reasoning)
+        elif isinstance(item, CallOutputItem | CustomCallOutputItem):
+            if item.call_id not in call_ids:
+                param = f"{place}.call_id"
+                raise invalid(f"'{param}' answers no call of the items before it", param)
+            turns.append(Turn("tool", _text(item.output), call_id=item.call_id))
+        elif isinstance(item, MessageItem):
+            turns.append(_message(item, reasoning))
+        elif isinstance(item, ReasoningItem):
+            reasoning = "".join(part.text for part in item.content or []) or None
+            if item.encrypted_content:
+                warn(f"{place}.encrypted_content", "this server cannot read it")
+            continue
+        reasoning = None
+    return tuple(turns)
+
+
+def _call(item: CallItem | CustomCallItem, place: str) -> ToolCall:
+    arguments = item.arguments if isinstance(item, CallItem) else {INPUT: item.input}
+    return ToolCall(item.call_id, qualified(item.name, item.namespace), arguments, f"{place}.arguments")
+
+
+def _add_call(turns: list[Turn], call: ToolCall, reasoning: str | None) -> None:
+    """Adds a call. Consecutive calls and the text before them are one turn."""
+    if turns and turns[-1].role == "assistant":
+        last = turns.pop()
+        turns.append(replace(last, calls=(*last.calls, call)))
+    else:
+        turns.append(Turn("assistant", "", (call,), reasoning))
+
+
+def _message(item: MessageItem, reasoning: str | None) -> Turn:
+    if item.role == "assistant":
+        return Turn("assistant", _text(item.content), reasoning=reasoning)
+    return Turn("user" if item.role == "user" else "system", _text(item.content))
+
+
+def _text(content: str | Sequence[Content]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)

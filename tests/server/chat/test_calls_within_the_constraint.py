@@ -1,0 +1,124 @@
+"""Calls that the constraint allows, of schemas of every shape: the parser reads them as arguments that are valid."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from call_templates import CALL_TEMPLATES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matchers import allowed_tokens, compile_in_process
+from schema_strategies import BYTE_VOCABULARY, EOS_ID, exceeds_double_range
+
+from plait.constrained import GrammarError
+from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.server.chat.call_format import CallFormat
+from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
+from plait.runtime.server.chat.model_formats import find_formats
+from plait.runtime.server.chat.parser import OutputParser
+from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+KINDS = ("json in tags", "list with ids", "elements", "keys and values", "typed elements")
+FORMATS = [find_formats(ChatTemplate(CALL_TEMPLATES[kind].source, "", "")).calls for kind in KINDS]
+VALUES: list[Any] = [
+    *({"type": kind} for kind in ("string", "integer", "number", "boolean", "object", ["string", "null"])),
+    *({"enum": values} for values in (["a", "5", "x y"], ["a", 1, None], ["[1]", 2])),
+    *({"$ref": reference} for reference in ("#/$defs/S", "#text", "https://example.org/x#text", "#/$defs/I")),
+    *({}, True, {"const": "5"}, {"not": {"type": "string"}}, {"type": "string", "pattern": "^[0-9]{1,3}$"}),
+    {"anyOf": [{"type": "string"}, {"type": "integer", "maximum": 9}]},
+    {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "array"}]},
+    {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
+]
+DEFINITIONS = {"S": {"$anchor": "text", "type": "string"}, "I": {"type": "integer"}}
+OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "x-y"]), st.sampled_from(VALUES), max_size=3).flatmap(
+    lambda properties: st.sampled_from([[], [*properties][:1], [*properties]]).map(
+        lambda required: {"type": "object", "properties": properties, "required": required}
+    )
+)
+SCHEMAS = st.one_of(
+    OBJECTS,
+    OBJECTS.map(lambda one: {"$ref": "#/$defs/O", "$defs": {"O": one}}),
+    OBJECTS.map(lambda one: {"allOf": [one]}),
+    st.lists(OBJECTS, min_size=2, max_size=2).map(lambda cases: {"anyOf": cases}),
+).map(lambda schema: {**schema, "$id": "https://example.org/x", "$defs": DEFINITIONS | schema.get("$defs", {})})
+
+
+def written(call_format: CallFormat, schema: dict[str, Any], seed: int) -> str | None:
+    """An answer that the masks allow; None if there is none, or none that ends soon."""
+    conversation = Conversation((Turn("user", "go"),), (ToolDefinition("f", "", schema),), must_call=True)
+    rng, tokens = random.Random(seed), list[int]()
+    likely = {1 + byte for byte in f'"5 a1[]{{}},:{call_format.tail}{call_format.separator}'.encode()}
+    try:
+        matcher = compile_in_process(tool_constraint(call_format, conversation), BYTE_VOCABULARY).matcher()
+        while len(tokens) < 150:
+            allowed = [token for token in allowed_tokens(matcher, BYTE_VOCABULARY) if token != EOS_ID]
+            if not allowed:
+                break
+            preferred = [token for token in allowed if token in likely]
+            tokens.append(rng.choice(preferred if preferred and rng.random() < 0.9 else allowed))
+            assert matcher.accept(tokens[-1])
+        rest = matcher.completion(2000)
+    except GrammarError:
+        return None
+    return None if rest is None else bytes(token - 1 for token in [*tokens, *rest] if token != EOS_ID).decode()
+
+
+def read(call_format: CallFormat, schema: dict[str, Any], pieces: list[str]) -> list[str]:
+    parser = OutputParser(None, False, call_format, {"f": schema})
+    parts = [*itertools.chain(*map(parser.push, pieces)), *parser.finish()]
+    assert parser.num_calls and not parser.is_within_arguments and not any(part.kind == "text" for part in parts)
+    numbers = range(parser.num_calls)
+    return ["".join(p.text for p in parts if p.kind == "arguments" and p.number == number) for number in numbers]
+
+
+@given(st.sampled_from(FORMATS), SCHEMAS, st.integers(0, 1 << 30))
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_masks_allow_is_read_as_valid_arguments(
+    call_format: CallFormat, schema: dict[str, Any], seed: int
+) -> None:
+    """However the text is split."""
+    text = written(call_format, schema, seed)
+    if text is None:
+        return
+    calls = read(call_format, schema, [text])
+    assert calls == read(call_format, schema, list(text)), text
+    for call in calls:
+        is_valid = jsonschema_rs.validator_for(closed_arguments(schema)).is_valid(json.loads(call))
+        assert is_valid or exceeds_double_range(call), (text, call)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#text"}}, "$defs": {"S": {"$anchor": "text", "type": "string"}}},
+        {"$ref": "#/$defs/O", "$defs": {"O": {"properties": {"a": {"type": "string"}}}}},
+        {"allOf": [{"properties": {"a": {"type": "string"}}}]},
+        {"properties": {"a": {"not": {"type": ["number", "array", "object", "boolean", "null"]}}}},
+    ],
+)
+def test_a_text_that_is_json_is_a_string_where_the_schema_wants_one(schema: dict[str, Any]) -> None:
+    """However it says so."""
+    call_format = FORMATS[KINDS.index("elements")]
+    text = call_format.render_calls([("", "f", {"a": "5"})])
+    assert read(call_format, schema, [text]) == ['{"a": "5"}']
+
+
+def test_a_text_is_no_string_in_one_case_and_json_in_another() -> None:
+    """A reader knows the names of arguments, not which case of the schema they belong to."""
+    cases = [
+        {"properties": {"a": {"type": kind}, "b": {"const": kind}}, "required": ["a", "b"]}
+        for kind in ("string", "integer")
+    ]
+    call_format, schema = FORMATS[KINDS.index("elements")], {"type": "object", "anyOf": cases}
+    conversation = Conversation((Turn("user", "go"),), (ToolDefinition("f", "", schema),), must_call=True)
+    grammar = compile_in_process(tool_constraint(call_format, conversation), BYTE_VOCABULARY)
+    for arguments, expected in (({"a": "5", "b": "string"}, False), ({"a": "x", "b": "string"}, True)):
+        matcher = grammar.matcher()
+        text = call_format.lead + call_format.render_calls([("", "f", arguments)])
+        assert all(matcher.accept(1 + byte) for byte in text.encode()) == expected

@@ -1,0 +1,153 @@
+"""Small chat templates of our own, one for each way in which models write tool calls."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_TURNS = """{%- if tools %}<|im_start|>system
+Tools:{% for t in tools %} {{ t | tojson }}{% endfor %}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}@CALLS@<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+_EACH = "{% for c in m.tool_calls or [] %}@ONE@{% endfor %}"
+_LIST = "{% if m.tool_calls %}@BEGIN@{% for c in m.tool_calls %}@ONE@{% if not loop.last %}@SEP@{% endif %}{% endfor %}@END@{% endif %}"
+_LINE = "{{ '\\n' }}"  # a line's end behind a block tag is not written
+_VALUE = "{{ v if v is string else v | tojson }}"
+
+
+class CallTemplate(NamedTuple):
+    """A template and the format that is derived from it, as `CallFormat.describe` writes it."""
+
+    source: str
+    described: str
+
+
+def _each(one: str) -> str:
+    return _TURNS.replace("@CALLS@", _EACH.replace("@ONE@", one))
+
+
+def _list(begin: str, one: str, separator: str, end: str) -> str:
+    calls = _LIST.replace("@BEGIN@", begin).replace("@ONE@", one).replace("@SEP@", separator).replace("@END@", end)
+    return _TURNS.replace("@CALLS@", calls)
+
+
+def _items(one: str) -> str:
+    return "{% for k, v in c.function.arguments.items() %}" + one + "{% endfor %}"
+
+
+NAME, ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+CALL_TEMPLATES = {
+    "json in tags": CallTemplate(
+        _each(_LINE + '<tool_call>\n{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}\n</tool_call>"),
+        r'(<tool_call>\n{"name": "{name}", "arguments": {json}}\n</tool_call>)*\n',
+    ),
+    "json as given": CallTemplate(
+        _each(
+            "<call>"
+            + NAME
+            + " {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}</call>"
+        ),
+        r"<call>{name} {json}</call>",
+    ),
+    "compact json": CallTemplate(
+        _each("<call>" + NAME + " {{ c.function.arguments | tojson(separators=(',', ':')) }}</call>"),
+        r"<call>{name} {json compact}</call>",
+    ),
+    "list": CallTemplate(
+        _list("<|calls|>[", '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}", ", ", "]"),
+        r'<|calls|>[({"name": "{name}", "arguments": {json}})*, ]',
+    ),
+    "list with ids": CallTemplate(
+        _list("[CALLS][", '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + ', "id": "{{ c.id }}"}', ", ", "]"),
+        r'[CALLS][({"name": "{name}", "arguments": {json}, "id": "{id}"})*, ]',
+    ),
+    "id before the arguments": CallTemplate(
+        _each(
+            "{% if c.id | length != 9 %}{{ raise_exception('an id has nine letters') }}{% endif %}"
+            "[CALLS]" + NAME + "[ID]{{ c.id }}[ARGS]" + ARGUMENTS
+        ),
+        r"[CALLS]{name}[ID]{id}[ARGS]{json}",
+    ),
+    "counted calls": CallTemplate(
+        _list(
+            "<calls>", "<call>functions." + NAME + ":{{ loop.index0 }}<args>" + ARGUMENTS + "</call>", "", "</calls>"
+        ),
+        r"<calls>(<call>functions.{name}:{id}<args>{json}</call>)*</calls>",
+    ),
+    "section": CallTemplate(
+        _list("<|calls:begin|>", "<|call:begin|>" + NAME + "<|sep|>" + ARGUMENTS + "<|call:end|>", "", "<|calls:end|>"),
+        r"<|calls:begin|>(<|call:begin|>{name}<|sep|>{json}<|call:end|>)*<|calls:end|>",
+    ),
+    "lines in a section": CallTemplate(
+        _list("<calls>\n", '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}\n", "", "</calls>"),
+        r'<calls>\n({"name": "{name}", "arguments": {json}}\n)*</calls>',
+    ),
+    "name as a key": CallTemplate(
+        _list("<calls>[", '{"' + NAME + '": ' + ARGUMENTS + "}", ", ", "]</calls>"),
+        r'<calls>[({"{name}": {json}})*, ]</calls>',
+    ),
+    "bare json": CallTemplate(
+        _each(
+            "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+            '{"name": "' + NAME + '", "parameters": ' + ARGUMENTS + "}"
+        ),
+        r'{"name": "{name}", "parameters": {json}}',
+    ),
+    "elements": CallTemplate(
+        _each(
+            _LINE
+            + "<tool_call>\n<function="
+            + NAME
+            + ">\n"
+            + _items(
+                "<parameter={{ k }}>\n{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}\n</parameter>\n"
+            )
+            + "</function>\n</tool_call>"
+        ),
+        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value}\n</parameter>\n}</function>\n</tool_call>)*\n",
+    ),
+    "keys and values": CallTemplate(
+        _each(
+            _LINE
+            + "<tool_call>"
+            + NAME
+            + "\n"
+            + _items("<key>{{ k }}</key>\n<value>" + _VALUE + "</value>\n")
+            + "</tool_call>"
+        ),
+        r"(<tool_call>{name}\n{<key>{name}</key>\n<value>{value}</value>\n}</tool_call>)*\n",
+    ),
+    "keys and values in one line": CallTemplate(
+        _each("<tool_call>" + NAME + _items("<key>{{ k }}</key><value>" + _VALUE + "</value>") + "</tool_call>"),
+        r"<tool_call>{name}{<key>{name}</key><value>{value}</value>}</tool_call>",
+    ),
+    "typed elements": CallTemplate(
+        _list(
+            "<calls>\n",
+            '<invoke name="'
+            + NAME
+            + '">\n'
+            + _items(
+                '<parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+                + _VALUE
+                + "</parameter>\n"
+            )
+            + "</invoke>\n",
+            "",
+            "</calls>",
+        ),
+        r'<calls>\n(<invoke name="{name}">\n{<parameter name="{name}" string="{type}">{value}</parameter>\n}</invoke>\n)*</calls>',
+    ),
+    "elements that python writes": CallTemplate(
+        _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
+        r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
+    ),
+}
+# The marks are control tokens of SmolLM2, which the model writes as single tokens.
+CONTROL_TEMPLATE = CallTemplate(
+    _list("<repo_name>", "<reponame>" + NAME + "<file_sep>" + ARGUMENTS + "<filename>", "", "<gh_stars>"),
+    r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
+)
