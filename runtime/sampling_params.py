@@ -127,7 +127,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "gen programs openai sglang", json_type=list[int], stage="output")] = ()
     ignore_eos: Annotated[bool, Param(
         "The end token does not end the output",
-        "gen programs openai sglang", stage="output")] = False
+        "gen programs openai responses sglang", stage="output")] = False
     seed: Annotated[int | None, Param(
         "The same seed gives the same output, in any batch",
         "gen programs openai responses ollama sglang=sampling_seed openai_client", -(2**63), 2**63 - 1,

@@ -40,13 +40,16 @@ def test_stream_equals_the_message(model) -> None:
     assert "".join(chunk.text for chunk in chunks) == answer.text
 
 
-def test_async_stream_equals_the_message(model) -> None:
-    async def both():
+def test_async_stream_equals_the_message(base_url) -> None:
+    async def both(model):
         message = await model.ainvoke(ASK)
         return message.text, "".join([chunk.text async for chunk in model.astream(ASK)])
 
-    message, streamed = asyncio.run(both())
-    assert message == streamed and "Paris" in message
+    async def by_chat_and_responses():  # in one loop, since all models share their connections
+        return [await both(chat(base_url, use_responses_api=kind)) for kind in (False, True)]
+
+    for message, streamed in asyncio.run(by_chat_and_responses()):
+        assert message == streamed and "Paris" in message
 
 
 @pytest.mark.parametrize("choice", ["any", "clock"])

@@ -157,7 +157,7 @@ RESPONSES = {
     "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
-    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
+    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5, ignore_eos=True),
 }
 CLAUDE_PROMPT = {
     "model": Effect("other", REFUSED),
