@@ -122,7 +122,11 @@ def test_the_server_can_turn_it_off(serve) -> None:
         plain = http.post("/tokenize", json={"prompt": TURN}).json()["count"]
         assert plain > 30 and completion(http, TURN)[1] == generated(http, TURN)[1] == raw(http, TURN)[1] == plain
         assert completion(http, [{"text": TURN, "special": True}])[1] == plain
-        for path, body in (("/v1/completions", ASK | {"prompt": "a"}), ("/generate", {"text": "a"})):
+        for path, body in (
+            ("/v1/completions", ASK | {"prompt": "a"}),
+            ("/generate", {"text": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+        ):
             answer = http.post(path, json=body | {"parse_special": True})
             assert answer.status_code == 400 and "--completions-special off" in answer.json()["error"]["message"]
 
