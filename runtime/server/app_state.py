@@ -96,7 +96,9 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     start, is_waiting = time.monotonic(), not model.accepts_requests
     if record.is_background and is_waiting:
         record.reserve_calls(RequestSize(0))  # lines of other batches may run meanwhile
-    queue_time_s = record.place.latest_begin - start if record.place is not None else math.inf
+    queue_time_s = math.inf if record.is_background else model.queue.max_queue_time_s or math.inf
+    if record.place is not None:
+        queue_time_s = record.place.latest_begin - start
     await cancel_on_disconnect(request, state.pool.acquire(model, timeout_s, record.is_background, queue_time_s))
     if is_waiting:
         record.wait_s += time.monotonic() - start

@@ -101,7 +101,6 @@ REFUSED = (
     Row("container inference_geo", "messages"),
     Row("thread", CLAUDE, "threads are not kept", (),
         {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}),
-    Row("suffix", "ollama_generate", "there is no fill-in-the-middle", ("",)),
     Row("context", "ollama_generate", "write 'messages'", ([],)),
     Row("width height steps", "ollama_generate", "answers are text"),
     Row("token_ids_logprob session_params", "generate"),

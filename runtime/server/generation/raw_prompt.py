@@ -6,10 +6,19 @@ marks of fill in the middle, and render chat templates, themselves.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 import msgspec
 
 from plait.runtime.server.errors import unsupported
 from plait.runtime.server.settings import ServerSettings
+
+# What stands before the prefix, the suffix and the middle, in the tokenizers of models that were trained for it.
+MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+)
 
 
 class PromptPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,3 +36,19 @@ def parses_special(settings: ServerSettings, parse_special: bool | None = None) 
     if parse_special and not settings.completions_special:
         raise unsupported("parse_special", "cannot be true on this server: it runs with --completions-special off")
     return settings.completions_special if parse_special is None else parse_special
+
+
+def with_suffix(
+    parts: Sequence[tuple[str, bool]], suffix: str, added_texts: Container[str]
+) -> Sequence[tuple[str, bool]]:
+    """Returns the parts of a prompt for the text between `parts` and `suffix`, which is plain text.
+
+    added_texts: of the model's tokenizer. Raises ApiError 400 for a model without marks for it.
+
+    >>> with_suffix([("a", True)], "c", {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"})
+    [('<fim_prefix>', True), ('a', True), ('<fim_suffix>', True), ('c', False), ('<fim_middle>', True)]
+    """
+    for begin, hole, end in MARKS:
+        if begin in added_texts and hole in added_texts and end in added_texts:
+            return [(begin, True), *parts, (hole, True), (suffix, False), (end, True)]
+    raise unsupported("suffix", "is not supported by this model: its tokenizer has no marks to fill in the middle")

@@ -139,9 +139,14 @@ def test_the_wait_for_a_model_is_a_part_of_the_queue_time() -> None:
 
     async def check(http: httpx.AsyncClient, pool: EnginePool) -> None:
         pool._start = start_slowly
-        refused = await http.post("/v1/completions", json={**ASK, "model": "a"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
-        assert "0.2 s" in refused.text and refused.headers["retry-after"] == "1"
+        for answer in (
+            http.post("/v1/completions", json={**ASK, "model": "a"}),
+            http.post("/tokenize", json={"prompt": "hi", "model": "a"}),  # it has no place
+            http.get("/props", params={"model": "a"}),
+        ):
+            refused = await answer
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+            assert "0.2 s" in refused.text and refused.headers["retry-after"] == "1"
         may_start.set()
         while pool.models[0].engine_state != "loaded":
             await asyncio.sleep(0.01)

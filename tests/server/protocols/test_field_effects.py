@@ -329,6 +329,7 @@ ENDPOINTS = {
             "prompt": Effect("other", "prompt"),
             "system": Effect("Be brief.", "prompt"),
             "raw": Effect(True, "prompt"),
+            "suffix": Effect("x", REFUSED),  # by a model without marks for it
         },
     ),
     "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS),

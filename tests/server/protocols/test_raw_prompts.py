@@ -14,12 +14,17 @@ import pytest
 from fast_gguf_reader import Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_scheduler import CONTROL
+from scripted_server import ScriptedServer
 from tokenizer_samples import DIGITS_THEN_BYTES
 from trained_tokenizers import save_folder, train_tokenizer
 from transformers import AutoTokenizer
 
+from plait.runtime.messages import Append
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.server.generation.raw_prompt import PromptPart
+from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation import raw_prompt
+from plait.runtime.server.generation.raw_prompt import MARKS, PromptPart
 from plait.runtime.server.protocols.openai.completion_prompts import read_prompts
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
@@ -117,7 +122,11 @@ def test_the_server_can_turn_it_off(serve) -> None:
         plain = http.post("/tokenize", json={"prompt": TURN}).json()["count"]
         assert plain > 30 and completion(http, TURN)[1] == generated(http, TURN)[1] == raw(http, TURN)[1] == plain
         assert completion(http, [{"text": TURN, "special": True}])[1] == plain
-        for path, body in (("/v1/completions", ASK | {"prompt": "a"}), ("/generate", {"text": "a"})):
+        for path, body in (
+            ("/v1/completions", ASK | {"prompt": "a"}),
+            ("/generate", {"text": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+        ):
             answer = http.post(path, json=body | {"parse_special": True})
             assert answer.status_code == 400 and "--completions-special off" in answer.json()["error"]["message"]
 
@@ -145,3 +154,32 @@ def test_other_tokenizers_and_no_second_bos(trained, text) -> None:
     (plain,) = asyncio.run(read_prompts(parts, client, True))
     assert plain.ids[0] == bos and not {reference.token_to_id(name) for name in PIECES[:4]} & set(plain.ids[1:])
     assert client.tokenizer.decode(plain.ids).lstrip() == text.lstrip()
+
+
+def test_a_suffix_stands_behind_the_marks_of_the_model(tmp_path) -> None:
+    reference = train_tokenizer("byte-level")
+    reference.add_special_tokens([*MARKS[1]])
+    tokenizer = load_tokenizer(save_folder(reference, tmp_path))
+    client = SimpleNamespace(tokenizer=tokenizer, model=SimpleNamespace(context_length=999, vocab_size=999))
+    begin, hole, end = (reference.token_to_id(mark) for mark in MARKS[1])
+    before, after = reference.encode("the cat", add_special_tokens=False).ids, " on <fim_middle>"
+    prompts = asyncio.run(read_prompts(["the cat"] * 2, client, True, after))
+    whole = [tokenizer.bos_id, begin, *before, hole, *tokenizer.encode_plain(after), end]
+    assert [prompt.ids for prompt in prompts] == [whole] * 2
+    assert [prompt.plain_bytes for prompt in prompts] == [0, 0] and end not in tokenizer.encode_plain(after)
+    with pytest.raises(ApiError, match="needs a prompt of text"):
+        asyncio.run(read_prompts([1, 2], client, True, after))
+
+
+@pytest.mark.parametrize(("path", "is_special"), [("/v1/completions", True), ("/api/generate", False)])
+def test_a_suffix_over_http(monkeypatch, path, is_special) -> None:
+    monkeypatch.setattr(raw_prompt, "MARKS", (("<|im_start|>", "<|endoftext|>", "<|im_end|>"),))
+    server = ScriptedServer()
+    body = {"model": "default", "prompt": "a<|im_start|>", "suffix": "b<|im_end|>"}
+    assert server.post(path, body).status_code == 200
+    tokens = [token for append in server.scheduler.sent(Append) for token in append.token_ids]
+    begin, hole, end = (CONTROL[name] for name in ("<|im_start|>", "<|endoftext|>", "<|im_end|>"))
+    prefix = [*b"a", begin] if is_special else [*b"a<|im_start|>"]
+    assert tokens == [begin, *prefix, hole, *b"b<|im_end|>", end]
+    echo = server.post("/v1/completions", body | {"echo": True})
+    assert echo.status_code == 400 and echo.json()["error"]["param"] == "echo"

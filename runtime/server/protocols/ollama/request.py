@@ -17,7 +17,7 @@ from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
-from plait.runtime.server.generation.raw_prompt import parses_special
+from plait.runtime.server.generation.raw_prompt import parses_special, with_suffix
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.ollama.types import (
@@ -57,14 +57,17 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: Se
         )
         return await prepare_chat(client, conversation)
     prompt = body.prompt or ""
-    if body.raw:
+    if body.raw or body.suffix:
         if body.system:
-            raise invalid("'system' has no place in a raw prompt", "system")
+            raise invalid("'system' has no place in a prompt without a template", "system")
         if body.chat_template_kwargs:
-            raise invalid("'chat_template_kwargs' has no effect on a raw prompt", "chat_template_kwargs")
+            raise invalid("'chat_template_kwargs' has no effect on a prompt without a template", "chat_template_kwargs")
         if body.think is not None:
-            warn("think", "a raw prompt has no template")
-        ids = await tokenize(client, [(prompt, parses_special(model.settings))])
+            warn("think", "the prompt has no template")
+        parts: Sequence[tuple[str, bool]] = [(prompt, bool(body.raw) and parses_special(model.settings))]
+        if body.suffix:
+            parts = with_suffix(parts, body.suffix, client.tokenizer.added_texts)
+        ids = await tokenize(client, parts)
         return PreparedChat(ids, constraint, param, lambda: OutputParser(None, False))
     system = (Turn("system", body.system),) if body.system else ()
     conversation = Conversation(

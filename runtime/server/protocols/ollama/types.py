@@ -102,12 +102,13 @@ class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
     """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens, unless
-    the server is set otherwise."""
+    the server is set otherwise. With `suffix` the answer stands between the two, which are plain text without `raw`."""
 
     field_table: ClassVar[str] = "ollama_generate"
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+    suffix: str | None = None
 
 
 class AnswerFunctionCall(msgspec.Struct):

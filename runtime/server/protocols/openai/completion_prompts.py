@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from plait.runtime.client.client import Client
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.logprobs import text_of_tokens
-from plait.runtime.server.generation.raw_prompt import PromptPart
+from plait.runtime.server.generation.raw_prompt import PromptPart, with_suffix
 from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.shared import check_token_ids, remaining_context
 from plait.runtime.tokenizer.token_healing import num_plain_bytes
@@ -30,8 +31,12 @@ class Prompt(NamedTuple):
     plain_bytes: int
 
 
-async def read_prompts(given: Prompts | None, client: Client, parse_special: bool) -> list[Prompt]:
-    """Returns the prompts. parse_special: whether control tokens in their texts are read. Raises ApiError 400."""
+async def read_prompts(
+    given: Prompts | None, client: Client, parse_special: bool, suffix: str | None = None
+) -> list[Prompt]:
+    """Returns the prompts. parse_special: whether control tokens in their texts are read. suffix: of each text, between
+    which the answer stands. Raises ApiError 400.
+    """
     prompts: Any = given
     if isinstance(prompts, str) or (prompts and any(_is_all(prompts, kind) for kind in (int, PromptPart))):
         prompts = [prompts]
@@ -41,11 +46,14 @@ async def read_prompts(given: Prompts | None, client: Client, parse_special: boo
     for index, prompt in enumerate(prompts):
         param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
-            num_bytes = len(prompt.encode(errors="replace"))
-            read = Prompt(await tokenize(client, [(prompt, parse_special)]), prompt, num_bytes)
+            num_bytes = 0 if suffix else len(prompt.encode(errors="replace"))
+            read = Prompt(await _tokens(client, [(prompt, parse_special)], suffix), prompt, num_bytes)
         elif _is_all(prompt, PromptPart):
             parts = [(part.text, parse_special and part.special) for part in prompt]
-            read = Prompt(await tokenize(client, parts), "".join(text for text, _ in parts), num_plain_bytes(parts))
+            num_bytes = 0 if suffix else num_plain_bytes(parts)
+            read = Prompt(await _tokens(client, parts, suffix), "".join(text for text, _ in parts), num_bytes)
+        elif _is_all(prompt, int) and suffix:
+            raise invalid("'suffix' needs a prompt of text", "suffix")
         elif _is_all(prompt, int):
             # The length is checked first, since a body may have millions of tokens.
             remaining_context(client.model.context_length, prompt, param)
@@ -59,6 +67,10 @@ async def read_prompts(given: Prompts | None, client: Client, parse_special: boo
             raise invalid(f"'{param}' is empty", param)
         tokenized.append(read)
     return tokenized
+
+
+async def _tokens(client: Client, parts: Sequence[tuple[str, bool]], suffix: str | None) -> list[int]:
+    return await tokenize(client, with_suffix(parts, suffix, client.tokenizer.added_texts) if suffix else parts)
 
 
 def _is_all(items: Any, kind: type) -> bool:

@@ -23,7 +23,7 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
@@ -63,6 +63,7 @@ class CompletionRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=Tru
     """`prompt`: a text, a list of texts, a list of token ids, a list of parts of one text, or a list of such lists.
 
     `parse_special`: whether names of control tokens in texts become control tokens; by default as the server is set.
+    `suffix`: a text behind the answer, for models that fill in the middle.
     """
 
     field_table: ClassVar[str] = "completions"
@@ -152,7 +153,8 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
     constraint, constraint_param = constraint_of(body)
     if num_prompts(body.prompt) * best_of > model.settings.max_choices:  # checked before the prompts are tokenized
         raise invalid(f"prompts times choices must not exceed {model.settings.max_choices}", "prompt")
-    prompts = await read_prompts(body.prompt, model.client, parses_special(model.settings, body.parse_special))
+    parse_special = parses_special(model.settings, body.parse_special)
+    prompts = await read_prompts(body.prompt, model.client, parse_special, body.suffix)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
     for index, prompt in enumerate(prompts):
@@ -180,8 +182,8 @@ async def _check(body: CompletionRequest, model: ServedModel, tenant: str, compl
 
 def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int]:
     """Returns n and best_of. Raises ApiError if they, or other fields that need no context, are invalid."""
-    if body.suffix:
-        raise unsupported("suffix", "is not supported: this server has no fill-in-the-middle")
+    if body.suffix and body.echo:
+        raise invalid("'suffix' and 'echo' cannot both be given", "echo")
     n = checked_count(body.n, max_choices)
     best_of = checked_count(body.best_of, MAX_BEST_OF, name="best_of") if body.best_of is not None else n
     if best_of < n:

@@ -22,6 +22,7 @@ from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import text_of_tokens, token_text
+from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -104,7 +105,7 @@ async def tokenize_prompt(request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
-        parse_special = model.settings.completions_special if body.parse_special is None else body.parse_special
+        parse_special = parses_special(model.settings, body.parse_special)
         token_lists = await _prompts(prompts, body, client, parse_special)
     is_large = sum(map(len, token_lists)) > LARGE_ANSWER_TOKENS
     return await run_aside(is_large, _tokenized, body, token_lists, client)
