@@ -108,6 +108,18 @@ def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], pa
     return frozenset(names)
 
 
+def unnamed_choice(choice: object, *, has_tools: bool) -> tuple[frozenset[str] | None, bool, bool]:
+    """What `tool_choice` none, auto (None) or required means: (names of tools that may be called, None for all; whether
+    a call is required; whether only one is allowed). Raises ApiError 400 for any other choice without tools.
+
+    >>> unnamed_choice("required", has_tools=True)
+    (None, True, False)
+    """
+    if not has_tools and choice not in (None, "none", "auto"):
+        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
+    return None if has_tools and choice != "none" else frozenset(), choice == "required", False
+
+
 # -- weights of drawn values ----------------------------------------------------------------------
 
 

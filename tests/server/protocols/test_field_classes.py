@@ -141,7 +141,7 @@ def test_names_of_other_things_do_not_resemble_fields(server, name) -> None:
         ("/v1/responses", {"text": {"x": 1}}, "x"),
         ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}, "x": 1}]}, "x"),
         ("/api/chat", {"options": {"xyzzy": 1}}, "xyzzy"),
-        ("/api/chat", {"temperature": 0}, "options.temperature"),
+        ("/api/generate", {"temperature": 0}, "options.temperature"),
         ("/generate", {"sampling_params": {"xyzzy": 1}}, "xyzzy"),
     ],
 )
@@ -410,6 +410,14 @@ def test_reasoning_that_is_sent_back_is_the_turns_reasoning(server) -> None:
         assert prompt_of(reasoning="hm", reasoning_details=[]) == prompt_of(reasoning_content="hm") != prompt_of()
     finally:
         server.client.tokenizer.replace_chat_template(old)
+
+
+def test_parsed_answers_of_openai_are_sent_back(server) -> None:
+    call = {"name": "f", "arguments": "{}", "parsed_arguments": {"x": 1}}
+    answer = {"role": "assistant", "content": "ho", "parsed": None}
+    turns = [*ASK, answer | {"tool_calls": [{"id": "1", "type": "function", "function": call}]}]
+    turns += [{"role": "tool", "tool_call_id": "1", "content": "done"}]
+    assert ask(server, "/v1/chat/completions", {"model": "default", "messages": turns}) == []
 
 
 def test_the_classes_are_counted(server) -> None:

@@ -319,6 +319,8 @@ ENDPOINTS = {
         | {
             "messages": Effect([{"role": "user", "content": "other"}], "prompt"),
             "tools": Effect([CHAT_TOOL], "prompt"),
+            "tool_choice": Effect("required", "constraint", {"tools": [CHAT_TOOL]}),
+            **sampling({"max_output_tokens": "max_tokens"}, temperature=0.5, top_p=0.5, max_output_tokens=3),
         },
     ),
     "/api/generate": Endpoint(

@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
 from plait.runtime.sampling_params import SamplingParams
-from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking, ToolCall, Turn
+from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.template_settings import template_variables
@@ -23,12 +25,19 @@ from plait.runtime.server.generation.submission import tokenize
 from plait.runtime.server.protocols.ollama.types import (
     SAMPLING_OF_REQUEST,
     Message,
+    NamedTool,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
     OllamaRequestFields,
 )
-from plait.runtime.server.protocols.shared import build_constraint, build_tools, remaining_context
+from plait.runtime.server.protocols.shared import (
+    build_constraint,
+    build_tools,
+    checked_tool_names,
+    remaining_context,
+    unnamed_choice,
+)
 from plait.runtime.server.request_warnings import warn
 
 # Ollama's defaults
@@ -47,9 +56,13 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: Se
     if isinstance(body, OllamaChatRequest):
         tools = build_tools([tool.function for tool in body.tools or ()], "tools[{}].function")
         turns = tuple(_turns(body.messages or ()))
+        names, must_call, one_call = _tool_choice(body, tools)
         conversation = Conversation(
             turns,
             tools,
+            names,
+            must_call,
+            one_call,
             constraint=constraint,
             constraint_param=param,
             template_variables=variables,
@@ -80,6 +93,14 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: Se
     return await prepare_chat(client, conversation)
 
 
+def _tool_choice(body: OllamaChatRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
+    """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
+    choice = body.tool_choice
+    if tools and isinstance(choice, NamedTool):
+        return checked_tool_names([choice.name], tools, "tool_choice.name"), True, True
+    return unnamed_choice(choice, has_tools=bool(tools))
+
+
 def _thinking(think: bool | Effort | None) -> Thinking:
     """The reasoning, which the answer has unless `think` is false."""
     if isinstance(think, bool):
@@ -89,7 +110,7 @@ def _thinking(think: bool | Effort | None) -> Thinking:
 
 def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequence[int]) -> SamplingParams:
     """The checked sampling parameters, with Ollama's defaults."""
-    options = body.options or OllamaOptions()
+    options = _options(body)
     check_num_ctx(options, context_length)
     context_left = remaining_context(
         context_length, prompt_ids, "messages" if isinstance(body, OllamaChatRequest) else "prompt"
@@ -109,6 +130,15 @@ def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequ
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
     )
+
+
+def _options(body: OllamaRequestFields) -> OllamaOptions:
+    """The options, with those of the top level of a chat request that they do not have."""
+    options = body.options or OllamaOptions()
+    if not isinstance(body, OllamaChatRequest):
+        return options
+    above = {"temperature": body.temperature, "top_p": body.top_p, "num_predict": body.max_output_tokens}
+    return replace(options, **{name: value for name, value in above.items() if getattr(options, name) is None})
 
 
 def check_num_ctx(options: OllamaOptions, context_length: int) -> None:

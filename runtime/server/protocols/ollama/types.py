@@ -92,12 +92,24 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
+class NamedTool(StrictStruct, tag_field="type", tag="function"):
+    name: str
+
+
 class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A conversation. Without messages the answer only says that the model is loaded."""
+    """A conversation. Without messages the answer only says that the model is loaded.
+
+    `tool_choice` is an extension. It, and the fields behind it for those that `options` does not have, are what the
+    ai SDK's provider (`ollama-ai-provider-v2`) sends.
+    """
 
     field_table: ClassVar[str] = "ollama_chat"
     messages: Annotated[list[Message], Meta(max_length=1024)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):

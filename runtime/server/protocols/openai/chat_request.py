@@ -28,7 +28,7 @@ from plait.runtime.server.protocols.openai.chat_types import (
 )
 from plait.runtime.server.protocols.openai.custom_tools import custom_tool
 from plait.runtime.server.protocols.openai.fields import check_stream_options, constraint_of
-from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition
+from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition, unnamed_choice
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -159,15 +159,11 @@ def _name_of(choice: NamedToolChoice | NamedCustomChoice) -> str:
 def _tool_choice(body: ChatRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
     """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
-    if not tools:
-        if choice in (None, "none", "auto"):
-            return frozenset(), False, False
-        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
-    if isinstance(choice, NamedToolChoice | NamedCustomChoice):
+    if tools and isinstance(choice, NamedToolChoice | NamedCustomChoice):
         param = f"tool_choice.{choice.__struct_config__.tag}.name"
         return checked_tool_names([_name_of(choice)], tools, param), True, True
-    if isinstance(choice, AllowedToolsChoice):
+    if tools and isinstance(choice, AllowedToolsChoice):
         allowed = choice.allowed_tools
         names = checked_tool_names([_name_of(tool) for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools")
         return names, allowed.mode == "required", False
-    return frozenset() if choice == "none" else None, choice == "required", False
+    return unnamed_choice(choice, has_tools=bool(tools))

@@ -35,6 +35,12 @@ class FunctionCall(StrictStruct):
     arguments: str
 
 
+class EarlierFunctionCall(FunctionCall):
+    """`parsed_arguments`: added to answers by the `parse` of OpenAI's client, and sent back by it; ignored."""
+
+    parsed_arguments: Any = None
+
+
 class CustomCall(StrictStruct):
     name: str
     input: str
@@ -44,7 +50,7 @@ class AssistantToolCall(StrictStruct):
     """A tool call of an earlier answer, with what its type names."""
 
     id: str
-    function: FunctionCall | None = None
+    function: EarlierFunctionCall | None = None
     type: Literal["function", "custom"] = "function"
     index: int | None = None
     custom: CustomCall | None = None
@@ -69,7 +75,7 @@ class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     """An earlier answer, sent back. Fields that can only be null are those that this server never fills.
 
     `reasoning`: another name of `reasoning_content`. `provider_specific_fields`: added to answers by litellm, and sent
-    back by it; ignored, as are the `reasoning_details` of OpenRouter.
+    back by it; ignored, as are the `reasoning_details` of OpenRouter and the `parsed` of OpenAI's client.
     """
 
     content: str | list[TextPart | RefusalPart] | None = None
@@ -82,6 +88,7 @@ class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None
     provider_specific_fields: dict[str, Any] | None = None
 
 

@@ -120,6 +120,18 @@ def test_tools(client):
     assert chat_and_stream(client, messages=turns, tools=[WEATHER]).eval_count > 0
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_tool_choice(address, choice):
+    """Fields that the ai SDK's provider sends at the top level. What `options` says comes first."""
+    body = {"model": "default", "messages": ASK, "tools": [WEATHER], "tool_choice": choice, "stream": False}
+    answer = httpx.post(f"{address}/api/chat", json=body | {"temperature": 0, "max_output_tokens": 60}).json()
+    assert answer["message"]["tool_calls"][0]["function"]["name"] == "get_weather" and "warnings" not in answer
+    short = httpx.post(f"{address}/api/chat", json=body | {"max_output_tokens": 60, "options": {"num_predict": 2}})
+    assert short.json()["eval_count"] == 2
+    wrong = httpx.post(f"{address}/api/chat", json={"model": "default", "messages": ASK, "tool_choice": choice})
+    assert wrong.status_code == 400 and "needs 'tools'" in wrong.text
+
+
 def test_format_with_tools(client):
     response = chat_and_stream(
         client, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40}

@@ -22,7 +22,7 @@ from plait.runtime.server.protocols.openai.responses.types import (
     ResponsesRequest,
     Tool,
 )
-from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition
+from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition, unnamed_choice
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,11 @@ def _definition(tool: FunctionTool | CustomTool, place: str) -> ToolDefinition:
 def tool_choice(body: ResponsesRequest, tools: ToolTable) -> tuple[frozenset[str] | None, bool, bool]:
     """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
-    if not tools.definitions:
-        if choice in (None, "none", "auto"):
-            return frozenset(), False, False
-        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
-    if isinstance(choice, NamedToolChoice | NamedCustomChoice):
+    if tools.definitions and isinstance(choice, NamedToolChoice | NamedCustomChoice):
         return _chosen([choice], tools, "tool_choice.name"), True, True
-    if isinstance(choice, AllowedToolsChoice):
+    if tools.definitions and isinstance(choice, AllowedToolsChoice):
         return _chosen(choice.tools, tools, "tool_choice.tools"), choice.mode == "required", False
-    return frozenset() if choice == "none" else None, choice == "required", False
+    return unnamed_choice(choice, has_tools=bool(tools.definitions))
 
 
 def _chosen(choices: Sequence[NamedToolChoice | NamedCustomChoice], tools: ToolTable, param: str) -> frozenset[str]:
