@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.server.chat.call_format import CallFormat, ElementArguments
-from plait.runtime.server.chat.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -17,10 +17,10 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.control_marks import ControlMarks, control_marks
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.model_formats import fitted_calls, formats_in_thread
+from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
-from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged

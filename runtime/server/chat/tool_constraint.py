@@ -19,8 +19,8 @@ from plait.constrained.specs import (
     Trigger,
 )
 from plait.constrained.tool_arguments import closed_arguments
-from plait.runtime.server.chat.call_format import CallFormat, ElementArguments, JsonArguments
 from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
 from plait.runtime.server.errors import invalid
 
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.server.chat.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
 from plait.runtime.server.chat.control_marks import control_marks
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
+from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.model_formats import ModelFormats, find_formats, fitted_calls
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.messages import tool_instructions
-from plait.runtime.server.chat.model_formats import ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.prompt import render_chat
-from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer

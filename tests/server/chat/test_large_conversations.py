@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import CHARS_PER_VALUE, has_more_values
-from plait.runtime.server.chat.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.messages import parsed_arguments, tool_instructions
-from plait.runtime.server.chat.model_formats import find_formats
 from plait.runtime.server.chat.prompt import ControlTokenEscaper, render_chat
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_limits import MAX_ELEMENTS

@@ -22,10 +22,10 @@ from plait.constrained import JsonSchema
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
-from plait.runtime.server.chat.model_formats import find_formats
+from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.server.chat.formats.model_formats import find_formats
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
-from plait.runtime.server.chat.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer

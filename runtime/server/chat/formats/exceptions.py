@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plait.runtime.server.chat.call_format import CallFormat, KeywordArguments
-from plait.runtime.server.chat.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.call_format import CallFormat, KeywordArguments
+from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 
 GENERIC_FORMAT = CallFormat('{"tool_call": {"name": "{name}", "arguments": ', "}}", is_native=False)
 # used where the answer itself may be JSON

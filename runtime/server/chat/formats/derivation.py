@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from plait.runtime.server.chat.call_format import (
+from plait.runtime.server.chat.formats.call_format import (
     ArgumentsForm,
     CallFormat,
     ElementArguments,
@@ -20,7 +20,7 @@ from plait.runtime.server.chat.call_format import (
     KeywordArguments,
     element_text,
 )
-from plait.runtime.server.chat.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe
+from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe
 
 KEYS, VALUES = ("qz_k1", "qz_k2"), ("qz_v1", "qz_v2")
 # Values of each JSON type, to see how elements name types and write scalars.
