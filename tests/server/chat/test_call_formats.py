@@ -241,7 +241,8 @@ def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:
     assert dict(marks.pairs) == {text: tokenizer.encode([(text, True)])[0] for text, _ in marks.pairs}
     assert len(marks.pairs) == 7
     written = call_format.render_calls([("", "f", {"a": "<repo_name>"})])
-    spelled = "<repo_name><reponame>f<file_sep>{}"
+    spelled = "<repo_name><reponame>f<file_sep>{} " + "".join(f"\ufdd0{text}" for text, _ in marks.pairs)
+    spelled += "\ufdd0<repo_name>\ufdd0<reponame>f\ufdd0<file_sep>{}"
     parts = [("hm<jupyter_text>", True), (f"{spelled} ", False), ("<jupyter_start>", True), ("so ", False)]
     head, _, tail = written.partition('"<repo_name>"')
     parts += [(head, True), ('"<repo_name>"', False), (tail, True)]
