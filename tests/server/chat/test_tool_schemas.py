@@ -20,6 +20,7 @@ from plait.runtime.server.chat.formats.call_format import CallFormat
 from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VOCABULARY = Vocabulary(
@@ -154,6 +155,16 @@ def test_a_refused_schema_names_its_tool() -> None:
     with pytest.raises(GrammarError, match="tool 'bad': the reference points to nothing") as caught:
         grammar_of(FORMATS[0], TOOLS[0], bad)
     assert caught.value.where == "/triggers/1/content/properties/p/$ref"
+
+
+@pytest.mark.parametrize("call_format", FORMATS)
+def test_tools_that_no_constraint_can_tell_apart_or_hold_are_refused(call_format: CallFormat) -> None:
+    twice = (ToolDefinition("f", ""), ToolDefinition("f", ""))
+    many = tuple(ToolDefinition(f"f{number}", "") for number in range(129))
+    for tools, reason in ((twice, "the same begin"), (many, "1 to 128 triggers")):
+        with pytest.raises(ApiError, match=reason) as caught:
+            grammar_of(call_format, *tools)
+        assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
