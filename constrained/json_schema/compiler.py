@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import llguidance
@@ -31,6 +31,7 @@ Style: TypeAlias = JsonSchema | JsonObject | Elements | Keywords
 
 _ESCAPES = 'nrbtf\\"'
 _WITH_CASES = ('"anyOf"', '"oneOf"', '"if"', '"not"', '"contains"', '"depend', '"unevaluated')
+_SHORT = 2000  # characters of a grammar
 _MANY_ALTERNATIVES_FROM = 10_000  # characters of a schema with possibly more alternatives than llguidance follows
 _NOT_COMBINED = (
     "schema too large",
@@ -173,11 +174,18 @@ def _first_valid(schema: dict[str, Any], style: Style, start: str) -> tuple[list
     reason = "it has no form as literals of Python"
     for form in _forms(schema, style):
         body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
-        rules = [f"{start}: {body[0]}", *body[1:]]
-        reason = grammar_refusal(llguidance.LLMatcher.grammar_from_lark("\n".join([f"start: {start}", *rules])))
+        text = "\n".join(["start: value", f"value: {body[0]}", *body[1:]])
+        reason = _short_refusal(text) if len(text) < _SHORT else _refusal(text)
         if not reason:
-            return rules, ""
+            return [f"{start}: {body[0]}", *body[1:]], ""
     return None, reason.rpartition(_WITHIN)[2]
+
+
+def _refusal(lark: str) -> str:
+    return grammar_refusal(llguidance.LLMatcher.grammar_from_lark(lark))
+
+
+_short_refusal = lru_cache(maxsize=256)(_refusal)  # many parameters of tools have the same schema
 
 
 def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:

@@ -124,6 +124,8 @@ class _QueueTransformer(NodeTransformer):
         if not (isinstance(place, nodes.Getattr) and isinstance(place.node, nodes.Name)):
             return node
         stored, argument = nodes.NSRef(place.node.name, place.attr, lineno=node.lineno), call.args[0]
+        result: nodes.Expr
+        left: nodes.Expr
         if call.node.attr == "append":
             result, left = nodes.Const(None), nodes.Add(place, nodes.List([argument]))
         elif call.node.attr == "pop" and isinstance(argument, nodes.Const) and argument.value == 0:

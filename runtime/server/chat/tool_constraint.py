@@ -38,24 +38,27 @@ def tool_constraint(
     lead = call_format.lead if conversation.must_call else ""
     triggers = [_trigger(call_format, tool) for tool in tools]
     at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
-    return Structural(
-        triggers,
-        at_least=1 if conversation.must_call else 0,
-        at_most=1 if conversation.one_call or call_format.is_single else None,
-        free_text=not conversation.must_call and otherwise is None,
-        annotations=not strict,
-        strict_formats=conversation.strict_formats or strict,
-        otherwise=otherwise,
-        openers=tuple(call_format.begin + trigger.begin for trigger in triggers)
-        if at_start
-        else (lead + call_format.opener,),
-        begin=lead + call_format.begin,
-        separator=call_format.separator,
-        end=call_format.end,
-        control_tokens=control_tokens,
-        call_id=call_format.id_pattern,
-        at_start=at_start,
-    )
+    try:
+        return Structural(
+            triggers,
+            at_least=1 if conversation.must_call else 0,
+            at_most=1 if conversation.one_call or call_format.is_single else None,
+            free_text=not conversation.must_call and otherwise is None,
+            annotations=not strict,
+            strict_formats=conversation.strict_formats or strict,
+            otherwise=otherwise,
+            openers=tuple(call_format.begin + trigger.begin for trigger in triggers)
+            if at_start
+            else (lead + call_format.opener,),
+            begin=lead + call_format.begin,
+            separator=call_format.separator,
+            end=call_format.end,
+            control_tokens=control_tokens,
+            call_id=call_format.id_pattern,
+            at_start=at_start,
+        )
+    except GrammarError as error:  # two tools of one name, or more tools than a constraint may have
+        raise invalid(f"'tools': {error}", "tools", "invalid_constraint") from None
 
 
 def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObject | None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.server.chat.control_marks import control_marks
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
-from plait.runtime.server.chat.formats.control_marks import control_marks
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.messages import tool_instructions
@@ -241,7 +241,8 @@ def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:
     assert dict(marks.pairs) == {text: tokenizer.encode([(text, True)])[0] for text, _ in marks.pairs}
     assert len(marks.pairs) == 7
     written = call_format.render_calls([("", "f", {"a": "<repo_name>"})])
-    spelled = "<repo_name><reponame>f<file_sep>{}"
+    spelled = "<repo_name><reponame>f<file_sep>{} " + "".join(f"\ufdd0{text}" for text, _ in marks.pairs)
+    spelled += "\ufdd0<repo_name>\ufdd0<reponame>f\ufdd0<file_sep>{}"
     parts = [("hm<jupyter_text>", True), (f"{spelled} ", False), ("<jupyter_start>", True), ("so ", False)]
     head, _, tail = written.partition('"<repo_name>"')
     parts += [(head, True), ('"<repo_name>"', False), (tail, True)]

@@ -17,9 +17,9 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, exceeds_double_range
 
 from plait.constrained import GrammarError
 from plait.constrained.tool_arguments import closed_arguments
-from plait.runtime.server.chat.call_format import CallFormat
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.model_formats import find_formats
+from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.tokenizer.chat_template import ChatTemplate

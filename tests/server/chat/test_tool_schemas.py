@@ -17,9 +17,10 @@ from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.call_format import CallFormat
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VOCABULARY = Vocabulary(
@@ -125,8 +126,18 @@ def _in_order(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=list(SCHEMAS))
-def test_each_schema_compiles_alone(tool: ToolDefinition) -> None:
-    grammar_of(FORMATS[0], tool)
+def test_each_schema_alone_allows_what_is_valid(tool: ToolDefinition) -> None:
+    """The shortest call is valid, and an invented argument passes only where the schema is open."""
+    grammar, validator = grammar_of(FORMATS[0], tool), jsonschema_rs.validator_for(closed_arguments(tool.parameters))
+    completion = grammar.matcher().completion(200)
+    assert completion is not None
+    text = bytes(token - 1 for token in completion if token).decode()
+    before, behind = call_text(FORMATS[0], tool.name, {}).split("{}")
+    arguments = json.loads(text.removeprefix(before).removesuffix(behind))
+    assert validator.is_valid(arguments)
+    for invented in (5, "x"):
+        given = {**arguments, "invented": invented}
+        assert accepts(grammar, call_text(FORMATS[0], tool.name, given)) == validator.is_valid(given)
 
 
 def test_only_what_a_schema_does_not_open_is_closed() -> None:
@@ -144,6 +155,16 @@ def test_a_refused_schema_names_its_tool() -> None:
     with pytest.raises(GrammarError, match="tool 'bad': the reference points to nothing") as caught:
         grammar_of(FORMATS[0], TOOLS[0], bad)
     assert caught.value.where == "/triggers/1/content/properties/p/$ref"
+
+
+@pytest.mark.parametrize("call_format", FORMATS)
+def test_tools_that_no_constraint_can_tell_apart_or_hold_are_refused(call_format: CallFormat) -> None:
+    twice = (ToolDefinition("f", ""), ToolDefinition("f", ""))
+    many = tuple(ToolDefinition(f"f{number}", "") for number in range(129))
+    for tools, reason in ((twice, "the same begin"), (many, "1 to 128 triggers")):
+        with pytest.raises(ApiError, match=reason) as caught:
+            grammar_of(call_format, *tools)
+        assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -1,13 +1,14 @@
 """`CallFormat`: how a model writes tool calls, and the text of given calls.
 
 An answer's calls are `begin`, the calls with `separator` between them, `end`. A call is `head`, its arguments, `tail`.
-`format_probe.py` derives a format from a chat template, `format_table.py` lists the exceptions, and `parser.py` reads
-calls of every format.
+`call_probe.py` derives a format from a chat template, `exceptions.py` lists the exceptions, and `parser.py` reads calls
+of every format.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -15,9 +16,11 @@ from typing import Any, Literal, TypeAlias
 from plait.runtime.tokenizer.json_text import json_text
 
 CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
+# Stands before the text of a control token that the parser is shown. It is random, so that no text can forge one.
+CONTROL = f"\ufdd0{secrets.token_hex(8)}"
 IdSource = Literal["", "client", "counter"]
 # A mark such as <tool_call>, [TOOL_CALLS] or <｜tool▁calls▁begin｜> at the beginning of a text.
-_MARK = re.compile("\ufdd0?(?:" r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\])")
+_MARK = re.compile(f"(?:{CONTROL})?(?:" r"<[^<>\s{]+>|<[^<>\s{=]+=|\[[A-Z_]+\])")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Control tokens within a model's marks, such as [TOOL_CALLS]: shown to the parser, and apart from text spelled alike.
 
 The text of an answer omits control tokens. Where a format has some, the parser reads the answer with these tokens as
-their texts behind CONTROL, a noncharacter, so that text that only spells such a token is no mark.
+their texts behind CONTROL, which no text can have, so that text that only spells such a token is no mark.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments
+from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
-
-CONTROL = "\ufdd0"
 
 
 class ControlMarks:

@@ -1,0 +1,75 @@
+"""What stands within a tool call that is no JSON: elements, keyword arguments, and text in a JSON string."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plait.constrained.specs.checks import SchemaSource, check_style, check_tags, schema_text
+from plait.constrained.specs.errors import GrammarError
+from plait.constrained.specs.values import Lark, Regex
+
+NAME_PLACE = "{name}"
+TYPE_PLACE = "{type}"  # of a value in the mark of an element
+
+
+class Elements(msgspec.Struct, frozen=True, tag="elements"):
+    """The properties of an object that matches `schema`, each as `open`, value, `close`, with `separator` between two.
+
+    `open` has {name} once, for the name. The order is that of the schema; optional properties may be left out, and an
+    object that the schema leaves open has further ones, with names of up to 64 letters, digits, "_", "." and "-".
+    A value that is a string stands raw: any text without `close`; others are JSON, in the style of JsonSchema. Where a
+    string and other types are possible, what is JSON of one of these is not written as a string. For Trigger only.
+
+    `types`: pairs of a JSON type and a text; {type} in `open`, behind {name}, stands for the text of the value's type.
+
+    >>> Elements({"type": "object"}, "<parameter={name}>", "</parameter>").separator
+    ''
+    """
+
+    schema: SchemaSource
+    open: str
+    close: str
+    separator: str = ""
+    whitespace: bool = False
+    compact: bool = False
+    types: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        check_style(self)
+        check_tags(self, ("open", "close"), ("separator",))
+        if self.types and self.open.partition(NAME_PLACE)[2].count(TYPE_PLACE) != 1:
+            raise GrammarError(f"open must have {TYPE_PLACE} once behind {NAME_PLACE}, for the type of a value")
+        if self.open.count(NAME_PLACE) != 1 or self.open.endswith(NAME_PLACE):
+            raise GrammarError(f"open must have {NAME_PLACE} once, for the name of a parameter, and a text behind it")
+
+
+class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
+    """The properties of an object that matches `schema` as keyword arguments of Python: `a=1, b="x", c=None`.
+
+    Order and names as in Elements; only names that are identifiers of ASCII letters, digits and "_". The values are
+    literals: JSON with True, False and None. `whitespace` and `compact` as in JsonSchema, for containers. For Trigger
+    only.
+
+    >>> Keywords({"type": "object"}).schema
+    '{"type":"object"}'
+    """
+
+    schema: SchemaSource
+    whitespace: bool = False
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        check_style(self)
+
+
+class JsonString(msgspec.Struct, frozen=True, tag="json_string"):
+    """A JSON string, quotes included, whose value is a text of `of`; no character has another form than json.dumps
+    with ensure_ascii=False gives it. For Trigger only.
+
+    >>> JsonString(Regex("a|b")).of.pattern
+    'a|b'
+    """
+
+    of: Regex | Lark
