@@ -103,8 +103,17 @@ def _marks(spec: Structural) -> tuple[str, ...]:
         if isinstance(call.content, Elements):
             found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
     found += [call.end for call in spec.calls if not _is_json(call)]
-    fixed = dict.fromkeys(mark for mark in found if not (spec.call_id and ID_PLACE in mark))
+    if spec.is_section:  # another call or the end: each may begin alike
+        found += [spec.end, *(_rest_of(spec.end, spec.separator + call.begin) for call in spec.calls)]
+    elements = [(call.end, call.content) for call in spec.calls if isinstance(call.content, Elements)]
+    found += [_rest_of(end, content.separator + content.open) for end, content in elements]
+    fixed = dict.fromkeys(mark for mark in found if mark and not (spec.call_id and ID_PLACE in mark))
     return tuple(fixed)[:MAX_MARKS]
+
+
+def _rest_of(mark: str, other: str) -> str:
+    """Returns what is left of a mark behind the text with which another one begins, too."""
+    return next((mark[at:] for at in range(len(mark)) if mark[at] != other[at : at + 1]), "")
 
 
 def _is_json(call: Trigger) -> bool:

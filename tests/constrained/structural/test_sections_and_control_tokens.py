@@ -180,3 +180,18 @@ def test_invalid_arguments_raise_when_the_spec_is_made(make: object, where: int 
     with pytest.raises(GrammarError) as caught:
         make()  # type: ignore[operator]
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize("content", [{"type": "object"}, Elements({"type": "object"}, "<p={name}>", "</p>")])
+def test_a_section_whose_end_begins_like_another_call_is_completed(content: object) -> None:
+    """However far it has come: its end and another call begin alike."""
+    spec = Structural(
+        [Trigger("<call f>", content, "</call>"), Trigger("<call g>", content, "</call>")],
+        **{"at_least": 1, "free_text": False, "begin": "<calls>\n", "separator": "\n", "end": "\n</calls>"},
+    )
+    grammar, written = compile_in_process(spec, VOCABULARY), b"<calls>\n<call f>"
+    for size in range(len(written) + 1):
+        matcher = grammar.matcher()
+        assert all(matcher.accept(1 + byte) for byte in written[:size])
+        completion = matcher.completion(200)
+        assert completion is not None and all(map(matcher.accept, completion)) and matcher.is_accepting
