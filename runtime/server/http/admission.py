@@ -125,19 +125,14 @@ class AdmissionControl:
         record.reserve_calls = partial(self.reserve_calls, record)
         record.reserve_program = partial(self.reserve_program, record)
 
-    def receive_upload(self, record: RequestRecord) -> None:
-        """Counts an upload, which begins. Raises ApiError 503 or 429."""
-        self._count(record, self.uploads, MAX_UPLOADS, f"{MAX_UPLOADS} uploads are being received")
-
-    def admit_without_place(self, record: RequestRecord) -> None:
-        """Counts a request that runs no call. Raises ApiError 503 or 429."""
-        text = f"{MAX_WITHOUT_PLACE} requests that run no call are being answered"
-        self._count(record, self.without_place, MAX_WITHOUT_PLACE, text)
-
-    def _count(self, record: RequestRecord, shares: TenantShares, limit: int, text: str) -> None:
-        """Counts a request in `shares` until it ends. Raises ApiError 503 or 429 with `text` above `limit`."""
+    def count_without_place(self, record: RequestRecord) -> None:
+        """Counts an upload, or another request that runs no call, until it ends. Raises ApiError 503 or 429."""
+        shares, limit, what = self.without_place, MAX_WITHOUT_PLACE, "requests that run no call are being answered"
+        if record.path == UPLOAD_PATH:
+            shares, limit, what = self.uploads, MAX_UPLOADS, "uploads are being received"
         if shares.ahead(record.tenant, 1) > limit:
-            raise self._queue_full(Refusal(text, any(name != record.tenant for name in shares.holders())))
+            is_own_share = any(name != record.tenant for name in shares.holders())
+            raise self._queue_full(Refusal(f"{limit} {what}", is_own_share))
         shares.take(record.tenant)
         record.on_end.append(lambda: shares.take(record.tenant, -1))
 
@@ -287,10 +282,8 @@ class AdmissionMiddleware:
     async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         self.admission.admit(record)
         if not needs_place(record.path):
-            self.admission.admit_without_place(record)
-        if scope["path"] == UPLOAD_PATH:
-            self.admission.receive_upload(record)
-        else:
+            self.admission.count_without_place(record)
+        if scope["path"] != UPLOAD_PATH:
             receive = self.admission.observe_body(record, receive)
         try:
             await self.app(scope, receive, send)

@@ -75,10 +75,7 @@ class Metrics:
             "counter", "plait_rejections_total", "Requests refused before any work, and invalid ones.", ("reason",)
         )
         self.fields = Metric(
-            "counter",
-            "plait_request_fields_total",
-            "Fields of requests that had no effect.",
-            ("class",),
+            "counter", "plait_request_fields_total", "Fields of requests that had no effect.", ("class",)
         )
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.cache_misses = Metric(
@@ -90,9 +87,7 @@ class Metrics:
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.waiting = Metric("gauge", "plait_requests_waiting", "Requests that wait for their turn.", model)
         self.reruns = Metric(
-            "counter",
-            "plait_reruns_total",
-            "Requests run again: the runtime ended before they had sent anything.",
+            "counter", "plait_reruns_total", "Requests run again: the runtime ended before they had sent anything."
         )
         self.dropped_log_lines = Metric(
             "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
