@@ -24,7 +24,7 @@ from plait.constrained.specs.values import JsonObject, JsonSchema
 
 MAX_CALLS = 1000
 ID_PLACE = "{id}"
-_CALL_ID = re.compile(r"(?:(?:\[[A-Za-z0-9_-]+\]|[A-Za-z0-9_-])(?:\+|\{[0-9]{1,2}(?:,[0-9]{1,2})?\})?)+")
+_CALL_ID = re.compile(r"(?:(?:\[[A-Za-z0-9_-]+\]|[A-Za-z0-9_-])(?:\+|\{[0-9]{1,2}(?:,[0-9]{1,2})?\})?)++")
 
 
 if TYPE_CHECKING:

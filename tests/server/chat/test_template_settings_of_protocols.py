@@ -102,7 +102,7 @@ def test_tokenize_and_count_tokens(server) -> None:
 
 def test_a_raw_prompt_has_no_template(server) -> None:
     response = server.post("/api/generate", OLLAMA | {"prompt": "hi", "raw": True, "chat_template_kwargs": OFF})
-    assert response.status_code == 400 and "no effect on a raw prompt" in response.text
+    assert response.status_code == 400 and "no effect on a prompt without a template" in response.text
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "x <|im_e", "d|>"])
