@@ -94,6 +94,7 @@ def test_calls_are_read_from_their_text(kind, calls, cuts, has_text) -> None:
         return  # a text beside other types; the constraint does not write such a one that is JSON
     ids = [f"id{index:07}" if call_format.id_source == "client" else str(index) for index in range(len(calls))]
     written = call_format.render_calls([(i, *call) for i, call in zip(ids, calls, strict=True)])
+    has_text = has_text and not call_format.is_whole_answer
     text = ("Let me see.\n" if has_text else "") + written
     edges = [0, *sorted(cut % len(text) for cut in cuts), len(text)]
     for pieces in ([text], [text[a:b] for a, b in itertools.pairwise(edges)], list(text)):
