@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 LANGUAGE_CLIENTS := .venv-language-clients
 SERVER_CLIENTS := .venv-server-clients
 AGENTS := .venv-agents
+OLDER_CLIENTS := .venv-older-clients
+AI_SDK := tests/clients/server/ai_sdk
 AUDIT := .venv-audit
 TRITON_OLDEST := .venv-triton-oldest
 TRITON_NEWEST := .venv-triton-newest
@@ -48,16 +50,18 @@ schemathesis: $(VENV)/.test  ## many requests made from the OpenAPI document
 faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what happens with the promises (at most 20 minutes)
 	$(BIN)/python benchmarks/faults/all.py
 
-# Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
-# programs of ours, and other people's clients of the server, which ask it over HTTP.
-clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## tests with other projects' clients (large environments of their own)
+# Clients too large for the tests, in environments of their own: litellm and SGLang's own language below programs of ours,
+# and other people's clients of the server, which ask it over HTTP; the older ones allow no openai 3, or not its
+# dependencies, and guidellm needs torch. Node.js runs the ai SDK.
+clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made $(OLDER_CLIENTS)/.made $(AI_SDK)/node_modules/.made  ## tests with other projects' clients (large environments of their own)
 	PLAIT_SERVER="$(CURDIR)/$(BIN)/python" LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
-	PLAIT="$(CURDIR)/$(BIN)/plait" $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
+	PLAIT="$(CURDIR)/$(BIN)/plait" $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server --ignore tests/clients/server/older tests/clients/server
+	PLAIT="$(CURDIR)/$(BIN)/plait" $(OLDER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server/older
 
 # Coding agents, which need node: in a namespace whose only network is its loopback, so that none of them asks its maker.
 # PLAIT_TEST_MODEL=MODEL reports what a real model achieves, too.
 agents: $(VENV)/.test $(AGENTS)/.made  ## run coding agents (Claude Code, Codex, opencode, aider) on a server with a scripted model
-	unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
+	PLAIT_AGENTS=1 unshare --map-root-user --net sh -c 'ip link set lo up && exec "$$@"' - $(BIN)/pytest -rs --timeout=1800 tests/agents
 
 # Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
 audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
@@ -91,7 +95,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -128,14 +132,20 @@ $(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.tom
 	touch $@
 
 $(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/server/constraints.txt
-	$(PYTHON) -m venv $(SERVER_CLIENTS)
-	$(SERVER_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/server/constraints.txt -r $<
+$(OLDER_CLIENTS)/.made: tests/clients/server/older/requirements.txt tests/clients/server/older/constraints.txt
+$(SERVER_CLIENTS)/.made $(OLDER_CLIENTS)/.made:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -c $(word 2,$^) -r $<
+	touch $@
+
+$(AI_SDK)/node_modules/.made: $(AI_SDK)/package.json $(AI_SDK)/package-lock.json
+	npm ci --prefix $(AI_SDK) --ignore-scripts --no-audit --no-fund --loglevel error
 	touch $@
 
 # The packages' own scripts put their programs in place: npm may be set up not to run them.
 $(AGENTS)/.made: tests/agents/package-lock.json tests/agents/requirements.txt
 	mkdir -p $(AGENTS) && cp tests/agents/package.json tests/agents/package-lock.json $(AGENTS)
-	npm ci --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
+	npm install --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund
 	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
 	$(PYTHON) -m venv $(AGENTS)/python

@@ -53,8 +53,8 @@ from plait.runtime.messages import (
 )
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import batching
 from plait.runtime.scheduler.engine_loop import EngineLoop
+from plait.runtime.scheduler.policy import batching
 
 WEIGHTS_S, TOKEN_S, KV_READ_S, ATTENTION_S, HOST_S = 6.0e-3, 29.5e-6, 49e-9, 0.96e-9, 1e-3
 PAGES, MAX_BATCH_TOKENS, MAX_ROWS, CONTEXT = 396_000, 8192, 64, 32_768

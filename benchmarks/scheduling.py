@@ -29,8 +29,8 @@ from plait.runtime.config import engine_config
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import batching
 from plait.runtime.scheduler.engine_loop import EngineLoop
+from plait.runtime.scheduler.policy import batching
 
 FIXED_S, ROW_S, TOKEN_S = 0.012, 0.0006, 0.0008
 CLIENT, PAGES, CONTEXT = b"simulated", 400_000, 16_384

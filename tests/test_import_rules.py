@@ -136,7 +136,7 @@ def test_file_violates_no_rule(path: Path) -> None:
         ("plait.lang.core.x", "import torch"),
         ("plait.cli", "import torch"),
         ("plait.lang.x", "from plait.constrained.compile_service.pool import CompilePool"),
-        ("plait.runtime.batch.x", "from plait.runtime.scheduler.fairness import Fairness"),
+        ("plait.runtime.batch.x", "from plait.runtime.scheduler.policy.fairness import Fairness"),
         ("plait.runtime.executor.x", "from plait.runtime.scheduler import engine_loop"),
         ("plait.runtime.client.x", "from plait.runtime.executor.runner import Runner"),
         ("plait.runtime.x", "import pickle"),

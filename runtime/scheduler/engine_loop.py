@@ -33,13 +33,13 @@ from plait.runtime.messages import (
 )
 from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE, TokenMask
 from plait.runtime.sampling.sampler import Sampler, SamplerOutput
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.failed_steps import discard_steps
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
 from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, call_of

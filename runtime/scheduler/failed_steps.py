@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from plait.runtime.batch.request import Request
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.overlap import OverlappedStep
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 
 def discard_steps(

@@ -138,6 +138,7 @@ ADVICE = (
     Row("verbosity", "chat text", "the model has no setting for it", ("medium",)),
     Row("context", "reasoning", "the template decides which reasoning it renders"),
     Row("summary generate_summary", "reasoning", "reasoning is sent as it is, without a summary"),
+    Row("context", "reasoning", "the template decides which turns show their reasoning"),
     Row("prediction", "chat", "nothing is gained from it here"),
     Row("prompt_cache_options prompt_cache_retention cache_prompt", f"{OPENAI} responses",
         "prefixes are always cached, while there is room", ("in_memory", True)),

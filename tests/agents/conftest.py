@@ -39,6 +39,8 @@ class RequestLines(logging.Handler):
 
 
 def skip_unless_installed(name):
+    if not os.environ.get("PLAIT_AGENTS"):
+        pytest.skip("2026-11-27: only `make agents` runs agents, since it leaves them no network")
     if shutil.which(CODING_AGENTS[name].command) is None:
         pytest.skip(f"2026-11-27: {name} is not installed here; `make agents` installs it")
 

@@ -87,7 +87,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "plait.runtime.executor.packed_cpu_runner": fail_steps,
     "plait.runtime.sampling.sampler": fail_samplers,
     "plait.runtime.scheduler.token_mask": fail_masks,
-    "plait.runtime.scheduler.batching": preempt,
+    "plait.runtime.scheduler.policy.batching": preempt,
     "plait.runtime.log_writer": fill_the_disk_of_the_log,
 }
 

@@ -13,8 +13,8 @@ from plait.runtime.batch.request import GenerationRequest, Request, ScoringReque
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens, encode_logprobs
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.finish_info import FinishInfo
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
 from plait.runtime.scheduler.sessions.session import Call, Session, SessionError

@@ -31,9 +31,9 @@ from plait.runtime.messages import (
     SessionCall,
     Welcome,
 )
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import CompletionDoesNotFit, OutputProcessor
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey

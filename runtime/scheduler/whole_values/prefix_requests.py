@@ -13,8 +13,8 @@ from plait.runtime.arrays import Float32Array
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.sampling.exact_search import Path
-from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.finish_info import FinishInfo
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 _PART = 64  # tokens that are compared at once
 

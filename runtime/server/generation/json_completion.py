@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plait.constrained.specs import JsonObject, JsonSchema, Reasoning, Spec, Structural
+from plait.constrained.specs import Content, JsonObject, JsonSchema, JsonString, Lark, Reasoning, Spec, Structural
 from plait.runtime.sampling_params import SamplingParams, check_sampling
 from plait.runtime.server.errors import invalid
 
@@ -15,7 +15,8 @@ def with_json_completion(
     """Returns `sampling` with `complete` set.
 
     `requested`: the request's own `complete`. By default (None) JSON and tool calls are completed if a whole value fits
-    within the token limit, unless stop strings, patterns or tokens may cut it.
+    within the token limit, unless stop strings, patterns or tokens may cut it, or a call contains a text of a grammar:
+    of that the search for a shortest text may find none, and calls would always seem too long.
 
     Raises ApiError for `complete` without a constraint, and InputError for `complete` with a stop condition.
 
@@ -28,7 +29,10 @@ def with_json_completion(
         raise invalid("'complete' needs a constraint, such as response_format or regex", "complete")
     if requested is None:
         may_be_cut = bool(sampling.stop or sampling.stop_token_ids or sampling.stop_regex)
-        requested = isinstance(constraint, JsonSchema | JsonObject | Structural) and not may_be_cut
+        is_completed = isinstance(constraint, JsonSchema | JsonObject) or (
+            isinstance(constraint, Structural) and not any(_has_grammar(call.content) for call in constraint.calls)
+        )
+        requested = is_completed and not may_be_cut
         if_it_fits = True
     else:
         if_it_fits = isinstance(constraint, Structural) and constraint.free_text
@@ -37,3 +41,7 @@ def with_json_completion(
     completing = msgspec.structs.replace(sampling, complete=True, if_it_fits=if_it_fits)
     check_sampling(completing)
     return completing
+
+
+def _has_grammar(content: Content) -> bool:
+    return isinstance(content.of if isinstance(content, JsonString) else content, Lark)

@@ -75,8 +75,8 @@ def documented(
             for field in msgspec.structs.fields(query)
         ]
     content: dict[str, Any] = {media_type: {"schema": _schema(answer) if answer is not None else {}}}
-    if stream:
-        content[stream if isinstance(stream, str) else "text/event-stream"] = {"schema": {"type": "string"}}
+    if stream:  # of events: OpenAPI 3.1 does not say whether a schema is of the whole stream or of an event
+        content |= {stream: {"schema": {"type": "string"}}} if isinstance(stream, str) else {"text/event-stream": {}}
     responses: dict[int | str, Any] = {200: {"description": "Done.", "content": content}}
     for status in errors:
         error = {"application/json": {"schema": _schema(error_body)}}

@@ -12,7 +12,7 @@ from typing import Any
 from plait.runtime.server.request_warnings import warn
 
 _HOSTED = {
-    "responses": r"(web_search(_preview)?|code_interpreter|image_generation)(_\d{4}_\d\d_\d\d)?",
+    "responses": r"(web_search(_preview)?|code_interpreter|image_generation|tool_search)(_\d{4}_\d\d_\d\d)?",
     "messages": r"(web_search|web_fetch|code_execution|tool_search_tool_(regex|bm25))(_\d{8})?",
 }
 _HOSTED["count_tokens"] = _HOSTED["messages"]

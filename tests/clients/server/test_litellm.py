@@ -1,4 +1,4 @@
-"""litellm: one server over the protocols of OpenAI, vLLM, Anthropic and Ollama, complete and streamed."""
+"""litellm: one server over each of its providers that can reach it, complete and streamed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ TOOL = {
 }
 
 
-@pytest.fixture(params=["openai", "hosted_vllm", "anthropic", "ollama_chat"])
+OPENAI_PROVIDERS = ["openai", "hosted_vllm", "custom_openai", "litellm_proxy", "lm_studio", "llamafile"]
+OPENAI_PROVIDERS += ["docker_model_runner", "lemonade", "xinference", "openai/responses"]
+OLLAMA_PROVIDERS = ["ollama", "ollama_chat"]
+
+
+@pytest.fixture(params=[*OPENAI_PROVIDERS, "anthropic", *OLLAMA_PROVIDERS])
 def ask(address, request):
-    """`litellm.completion` over one of the protocols."""
-    base = {"openai": f"{address}/v1", "hosted_vllm": f"{address}/v1"}.get(request.param, address)
+    """`litellm.completion` over one of the providers."""
+    base = f"{address}/v1" if request.param in OPENAI_PROVIDERS else address
 
     def ask(**fields):
         fields = dict(messages=ASK, temperature=0, max_tokens=60, num_retries=0) | fields
@@ -51,7 +56,7 @@ def test_stream_equals_the_message(ask) -> None:
 
 
 def test_required_tool_call_and_result(ask) -> None:
-    if ask.protocol == "ollama_chat":
+    if ask.protocol in OLLAMA_PROVIDERS:
         pytest.skip("2026-11-21: Ollama's protocol has no tool_choice")
     fields = dict(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "clock"}})
     response = ask(**fields)
@@ -106,11 +111,18 @@ def test_text_completion_and_responses(base_url) -> None:
     assert "Paris" in answer.output[0].content[0].text and answer.usage.output_tokens > 0
 
 
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "ollama"])
+def test_embeddings(embedder, provider) -> None:
+    base = embedder if provider == "ollama" else f"{embedder}/v1"
+    answer = litellm.embedding(model=f"{provider}/default", input=["a cat", "a dog"], api_base=base, api_key="none")
+    assert [len(entry["embedding"]) for entry in answer.data] == [576, 576]
+
+
 def test_errors_have_litellm_types(base_url) -> None:
     connection = dict(api_base=base_url, api_key="none", num_retries=0)
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(model="openai/gpt-9", messages=ASK, **connection)
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(model="openai/default", messages=[{"role": "user", "content": "a b " * 9000}], **connection)
-    with pytest.raises(litellm.BadRequestError, match="pooling"):
+    with pytest.raises(litellm.BadRequestError, match="cannot compute embeddings"):
         litellm.embedding(model="openai/default", input=["text"], **connection)

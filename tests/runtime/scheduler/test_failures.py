@@ -15,7 +15,7 @@ from fake_engine import (
 
 from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Inspect, Open, Select
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import batching
+from plait.runtime.scheduler.policy import batching
 
 
 def test_a_request_whose_steps_fail_does_not_stop_the_others():

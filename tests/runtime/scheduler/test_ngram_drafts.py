@@ -15,7 +15,7 @@ from plait.runtime.batch.ngram_proposer import (
 )
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.drafts import DRAFT_TOKEN_COST, MAX_DRAFT_TOKEN_COST, MAX_DRAFTING_TOKENS
+from plait.runtime.scheduler.policy.drafts import DRAFT_TOKEN_COST, MAX_DRAFT_TOKEN_COST, MAX_DRAFTING_TOKENS
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=30)
 

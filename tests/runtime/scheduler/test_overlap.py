@@ -24,8 +24,8 @@ from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import fairness
-from plait.runtime.scheduler.batching import BatchScheduler
+from plait.runtime.scheduler.policy import fairness
+from plait.runtime.scheduler.policy.batching import BatchScheduler
 
 
 @pytest.fixture

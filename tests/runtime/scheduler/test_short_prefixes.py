@@ -6,7 +6,7 @@ import pytest
 from fake_engine import generate, make_engine_loop, post, run_until_idle
 
 from plait.runtime.messages import Append, Open
-from plait.runtime.scheduler.waiting_order import PREFIX_UNIT
+from plait.runtime.scheduler.policy.waiting_order import PREFIX_UNIT
 
 
 @pytest.mark.parametrize(("num_cached", "order"), [(PREFIX_UNIT - 4, [2, 3]), (PREFIX_UNIT + 4, [3, 2])])

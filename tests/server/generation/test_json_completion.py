@@ -17,6 +17,10 @@ from pydantic_models import PYDANTIC
 from real_schemas import REAL
 from schema_strategies import reference_validator
 
+from plait.constrained.specs import JsonString, Lark, Regex, Structural, Trigger
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.generation.json_completion import with_json_completion
+
 NAMES = ["Team", "Node", "Tree", "Owner", "Numbers", "Optionals", "Nested", "Maps", "Order", "Event"]
 TEXT, NUMBER, TEXTS = {"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}}
 OWN = {
@@ -156,6 +160,18 @@ def test_tool_calls_are_complete(client) -> None:
     (*_, call) = answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "tool_calls"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["record"])
+
+
+def test_calls_with_a_grammar_are_not_completed_by_default() -> None:
+    """The search finds no text of many grammars, and every call would seem too long for the answer."""
+
+    def is_completed(*contents) -> bool:
+        calls = Structural([Trigger(f"<{place}>", content, "<end>") for place, content in enumerate(contents)])
+        return with_json_completion(SamplingParams(), calls).complete
+
+    assert is_completed({"type": "object"}, JsonString(Regex("a+")))
+    assert not is_completed({"type": "object"}, JsonString(Lark("start: /a+/")))
+    assert not is_completed(Lark("start: /a+/"), {"type": "object"})
 
 
 def test_responses_are_complete(client) -> None:

@@ -70,6 +70,27 @@ def test_responses_are_documented_and_none_is_a_server_error(schema, mode) -> No
         _try(operation, mode)
 
 
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4, "stream": True}),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4, "stream": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4, "stream": True}),
+        ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 4}, "stream": True}),
+        ("/api/chat", {"messages": HI, "options": {"num_predict": 4}}),
+    ],
+)
+def test_streams_are_documented(schema, path, body) -> None:
+    case = schema[path]["POST"].Case(body={"model": "default", **body}, media_type="application/json")
+    answer = case.call(timeout=60)
+    assert answer.status_code == 200
+    case.validate_response(answer, checks=CHECKS)
+
+
 def _try(operation, mode) -> None:
     cases = operation.as_strategy(generation_mode=mode)
 

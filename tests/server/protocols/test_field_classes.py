@@ -272,10 +272,14 @@ CODEX = {
     "model": "default",
     "instructions": "You write code.",
     "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]}],
-    "tools": [{"type": "function", **FUNCTION, "strict": False}, {"type": "web_search", "external_web_access": False}],
+    "tools": [
+        {"type": "function", **FUNCTION, "strict": False},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "tool_search", "execution": "client", "description": "more tools", "parameters": {"type": "object"}},
+    ],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
+    "reasoning": {"effort": "medium", "summary": "auto", "context": "all_turns"},
     "store": False,
     "include": ["reasoning.encrypted_content"],
     "prompt_cache_key": "k",
@@ -288,7 +292,7 @@ CODEX = {
 def test_a_responses_agents_request(server, stream) -> None:
     (warnings,) = ask(server, "/v1/responses", CODEX | {"stream": stream})
     assert [text.partition("' has no effect")[0] for text in warnings] == [
-        *("'reasoning.summary", "'text.verbosity", "'client_metadata", "'tools[1]"),
+        *("'reasoning.summary", "'reasoning.context", "'text.verbosity", "'client_metadata", "'tools[1]", "'tools[2]"),
         "'include: reasoning.encrypted_content",
     ]
 

@@ -38,7 +38,8 @@ from plait.runtime.messages import (
     Status,
     Tokens,
 )
-from plait.runtime.scheduler import batching, engine_loop, fairness
+from plait.runtime.scheduler import engine_loop
+from plait.runtime.scheduler.policy import batching, fairness
 from plait.runtime.scheduler.sessions import deadlines, session_manager
 
 TIMED_MODULES = (batching, deadlines, engine_loop, pooling_request, request_metrics, session_manager)

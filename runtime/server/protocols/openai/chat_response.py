@@ -28,16 +28,14 @@ class ResponseHead(NamedTuple):
     model: str
 
 
-class ChatToolCall(msgspec.Struct):
+class ChatToolCall(msgspec.Struct, tag_field="type", tag="function"):
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
 
 
-class ChatCustomCall(msgspec.Struct):
+class ChatCustomCall(msgspec.Struct, tag_field="type", tag="custom"):
     id: str
     custom: CustomCall
-    type: Literal["custom"] = "custom"
 
 
 class ChatMessage(msgspec.Struct):

@@ -12,7 +12,7 @@ from fake_engine import finish_order, greedy, make_engine_loop, post, run_until_
 from plait.constrained import Choices, compile_grammar
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler import batching, fairness
+from plait.runtime.scheduler.policy import batching, fairness
 
 WORDS = Choices(("ant", "to", "zoo"))
 

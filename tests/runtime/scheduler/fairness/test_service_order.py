@@ -11,7 +11,7 @@ from fake_engine import (
 )
 
 from plait.runtime.messages import Append, Open
-from plait.runtime.scheduler import fairness
+from plait.runtime.scheduler.policy import fairness
 
 
 def test_a_short_program_does_not_wait_behind_a_long_one():

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Open
-from plait.runtime.scheduler import batching, fairness, waiting_order
+from plait.runtime.scheduler.policy import batching, fairness, waiting_order
 
 STEP_S = 0.02
 CLIENT = b"c"

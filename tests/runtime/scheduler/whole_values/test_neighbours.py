@@ -8,7 +8,7 @@ from fake_engine import assert_no_held_pages, generate, greedy, make_engine_loop
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.batching import MAX_PREFIX_LOGITS
+from plait.runtime.scheduler.policy.batching import MAX_PREFIX_LOGITS
 
 ENDLESS = Regex("[a-z]+")
 

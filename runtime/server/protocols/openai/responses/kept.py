@@ -14,15 +14,16 @@ from msgspec.structs import replace
 
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid, unsupported
+from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.protocols.openai.responses.request import PlacedItem, input_items
+from plait.runtime.server.protocols.openai.responses.request import PlacedItem, placed_items
 from plait.runtime.server.protocols.openai.responses.response_object import (
     MessageOutput,
     OutputTextPart,
     ResponseBody,
 )
 from plait.runtime.server.protocols.openai.responses.store import ResponseStore, StoredItems, StoredResponse
-from plait.runtime.server.protocols.openai.responses.types import Item, ItemReference, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import Item, ItemReference, MessageItem, ResponsesRequest
 from plait.runtime.server.request_warnings import warn
 
 STORED_ID_BYTES = 24
@@ -37,6 +38,7 @@ _PREFIXES = {
     "additional_tools": "at",
 }
 _decode_items = msgspec.json.Decoder(list[Item]).decode
+_decode = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Keeper:
         ids = (*(item["id"] for item in self.input), *(item.id for item in output))
         items = StoredItems(msgspec.json.encode(self.input), msgspec.json.encode(output), ids, self.previous)
         if self.store.add(self.response_id, self.tenant, msgspec.json.encode(response), items):
-            asyncio.get_running_loop().call_later(self.store.lifetime_s, self.store.drop_expired)
+            self.store.expire_in_time()
             return response
         limit = self.store.max_bytes_per_key
         text = f"the response is not stored: its conversation has {items.num_chain_bytes} bytes, of at most {limit}"
@@ -92,8 +94,13 @@ async def all_items(request: Request, body: ResponsesRequest) -> tuple[list[Plac
     for data in previous.conversation() if previous is not None else ():
         items += [("previous_response_id", item) for item in _decode_items(data)]
         await asyncio.sleep(0)
-    own = input_items(body)
-    items += _resolved(own, store, tenant) if any(isinstance(item, ItemReference) for _, item in own) else own
+    own = body.input
+    if isinstance(own, str):
+        own = [{"role": "user", "content": own}]
+        items.append(("input", MessageItem("user", own[0]["content"])))
+    else:
+        own = _with_stored_items(own, store, tenant)
+        items += placed_items(own)
     record = current_request()
     is_background = record is not None and record.is_background
     if store is None or body.store is False or is_background:
@@ -102,9 +109,7 @@ async def all_items(request: Request, body: ResponsesRequest) -> tuple[list[Plac
         return items, Keeper(None, "resp_" + request_id(request)[4:], tenant)
     # A stored response can be read by those who know its id: the id of the request stands in the log.
     response_id = f"resp_{secrets.token_hex(STORED_ID_BYTES)}"
-    raw = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    kept = [_with_id(item) for item in raw if item.get("type") != "item_reference"]
-    return items, Keeper(store, response_id, tenant, kept, previous)
+    return items, Keeper(store, response_id, tenant, [_with_id(item) for item in own], previous)
 
 
 def _previous(store: ResponseStore | None, body: ResponsesRequest, tenant: str) -> StoredItems | None:
@@ -120,23 +125,27 @@ def _previous(store: ResponseStore | None, body: ResponsesRequest, tenant: str) 
     return response.items
 
 
-def _resolved(items: Sequence[PlacedItem], store: ResponseStore | None, tenant: str) -> list[PlacedItem]:
-    """`items` with the stored items that references name."""
-    found: dict[StoredItems, Mapping[str | None, Item]] = {}
-    resolved: list[PlacedItem] = []
-    for place, item in items:
-        if not isinstance(item, ItemReference):
-            resolved.append((place, item))
+def _with_stored_items(
+    items: Sequence[dict[str, Any]], store: ResponseStore | None, tenant: str
+) -> list[dict[str, Any]]:
+    """`items` of a request with the stored items in place of references to them."""
+    found: dict[StoredItems, Mapping[str, dict[str, Any]]] = {}
+    whole: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        place = f"input[{index}]"
+        if item.get("type") != "item_reference":
+            whole.append(item)
             continue
+        item_id = convert_json(item, ItemReference, place).id
         if store is None:
             raise unsupported(place, f"refers to a stored item, and {NOT_STORED}")
-        stored = store.items_with(item.id, tenant)
+        stored = store.items_with(item_id, tenant)
         if stored is None:
-            raise invalid(f"Item with id '{item.id[:100]}' not found.", f"{place}.id", "item_not_found")
+            raise invalid(f"Item with id '{item_id[:100]}' not found.", f"{place}.id", "item_not_found")
         if stored not in found:
-            found[stored] = {one.id: one for data in (stored.input, stored.output) for one in _decode_items(data)}
-        resolved.append((place, found[stored][item.id]))
-    return resolved
+            found[stored] = {one["id"]: one for data in (stored.input, stored.output) for one in _decode(data)}
+        whole.append(found[stored][item_id])
+    return whole
 
 
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:

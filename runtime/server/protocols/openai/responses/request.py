@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
 from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, Turn
@@ -63,13 +64,11 @@ def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tupl
     return conversation, tools
 
 
-def input_items(body: ResponsesRequest) -> list[PlacedItem]:
-    """The items of `input`. Raises ApiError 400."""
-    if isinstance(body.input, str):
-        return [("input", MessageItem("user", body.input))]
+def placed_items(items: Sequence[Mapping[str, Any]]) -> list[PlacedItem]:
+    """The items of `input`, which is a list. Raises ApiError 400."""
     return [
         (f"input[{index}]", convert_json({"type": "message", **raw}, Item, f"input[{index}]"))  # type: ignore[arg-type]
-        for index, raw in enumerate(body.input)
+        for index, raw in enumerate(items)
     ]
 
 

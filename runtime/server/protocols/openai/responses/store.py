@@ -11,6 +11,7 @@ weight loses its oldest response. The items of a conversation count once. The st
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class ResponseStore:
         self.lifetime_s, self.max_bytes = lifetime_s, max_bytes
         self.max_bytes_per_key = min(max_bytes, max_bytes_per_key)
         self._now = now
+        self._timer: asyncio.TimerHandle | None = None  # one, however many responses there are
         self._responses: dict[str, StoredResponse] = {}  # the oldest first
         self._of_key: dict[str, dict[str, None]] = {}  # key -> its ids, the oldest first
         self._items: dict[tuple[str, str], StoredItems] = {}  # (key, id of an item) -> where it is
@@ -132,6 +134,17 @@ class ResponseStore:
             if oldest.end > self._now():
                 break
             self.delete(oldest)
+
+    def expire_in_time(self) -> None:
+        """Forgets responses when their time is over, also if no request comes. Called in the event loop."""
+        if self._timer is None and self._responses:
+            oldest = next(iter(self._responses.values()))
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, oldest.end - self._now()), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.drop_expired()
+        self.expire_in_time()
 
     def _drop_oldest(self, tenant: str) -> None:
         self.delete(self._responses[next(iter(self._of_key[tenant]))])

@@ -187,7 +187,7 @@ class AdditionalToolsItem(StrictStruct, tag_field="type", tag="additional_tools"
 
 
 class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
-    """A stored item."""
+    """Stands for a stored item; see `kept.py`."""
 
     id: str
 
@@ -200,7 +200,6 @@ Item = (
     | CustomCallOutputItem
     | ReasoningItem
     | AdditionalToolsItem
-    | ItemReference
 )
 
 

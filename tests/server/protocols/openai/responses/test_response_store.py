@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from plait.runtime.server.protocols.openai.responses.store import (
@@ -127,3 +128,22 @@ def chain(last: StoredItems | None) -> list[StoredItems]:
         found.append(last)
         last = last.previous
     return found
+
+
+def test_responses_expire_by_one_timer(monkeypatch) -> None:
+    async def run() -> None:
+        loop, timers = asyncio.get_running_loop(), []
+        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or timer)
+        clock = Clock()
+        store = ResponseStore(60, LIMIT, LIMIT, now=clock)
+        for second in range(30):
+            clock.time = second
+            store.add(f"resp_{second}", "a", b"{}", items())
+            store.expire_in_time()
+        ((delay, expire),) = timers
+        clock.time = delay
+        expire()
+        assert store.held.held("a") == 29 * (OVERHEAD_BYTES + 2)
+        assert [delay for delay, _ in timers] == [60, 1]
+
+    asyncio.run(run())

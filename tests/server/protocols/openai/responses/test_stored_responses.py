@@ -84,6 +84,11 @@ def test_references_to_items(stored) -> None:
     answer = create(stored, input=[{"role": "user", "content": ASK}, reference, question])
     same = create(stored, input=question["content"], previous_response_id=first.id)
     assert answer.output_text == same.output_text and answer.usage.input_tokens == same.usage.input_tokens
+    ends = [create(stored, input="Thanks.", previous_response_id=one.id).usage for one in (answer, same)]
+    assert ends[0].input_tokens == ends[1].input_tokens  # what a reference named is part of the conversation
+    assert [item.role for item in stored.responses.input_items.list(answer.id, order="asc")] == [
+        *("user", "assistant", "user")
+    ]
     with pytest.raises(openai.BadRequestError) as caught:
         create(stored, input=[{"type": "item_reference", "id": "msg_1"}])
     assert caught.value.param == "input[0].id"

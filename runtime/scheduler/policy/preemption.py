@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from plait.runtime.batch.request import Request
 from plait.runtime.kv_cache.planned_release import PlannedRelease
-from plait.runtime.scheduler.fairness import Queue
-from plait.runtime.scheduler.rows import Rows
-from plait.runtime.scheduler.waiting_order import WaitingOrder
+from plait.runtime.scheduler.policy.fairness import Queue
+from plait.runtime.scheduler.policy.rows import Rows
+from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
 
 
 class Preemption:

@@ -25,10 +25,10 @@ from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.messages import CacheMiss
-from plait.runtime.scheduler.drafts import add_draft, may_draft
-from plait.runtime.scheduler.preemption import Preemption
-from plait.runtime.scheduler.rows import Rows
-from plait.runtime.scheduler.waiting_order import WaitingOrder
+from plait.runtime.scheduler.policy.drafts import add_draft, may_draft
+from plait.runtime.scheduler.policy.preemption import Preemption
+from plait.runtime.scheduler.policy.rows import Rows
+from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
 
 MAX_PREFIX_LOGITS = 16  # positions of whole values (`exact`, `particles`) in a step that also computes other requests
 MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens

@@ -8,8 +8,8 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.scheduler.background import BackgroundLimits
-from plait.runtime.scheduler.fairness import Fairness
+from plait.runtime.scheduler.policy.background import BackgroundLimits
+from plait.runtime.scheduler.policy.fairness import Fairness
 
 RESERVE_TOKENS = 8  # pages kept free for the next tokens of each running request when another is admitted
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 
 from plait.runtime.batch.request import Request
-from plait.runtime.scheduler.fairness import Queue
-from plait.runtime.scheduler.rows import Rows
+from plait.runtime.scheduler.policy.fairness import Queue
+from plait.runtime.scheduler.policy.rows import Rows
 
 MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
 PREFIX_UNIT = 16  # cached prefixes are compared in units of so many tokens: less does not outweigh an earlier arrival
