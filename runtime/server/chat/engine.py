@@ -15,8 +15,8 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.chat.control_marks import ControlMarks, control_marks
 from plait.runtime.server.chat.conversation import Conversation
+from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks
 from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from plait.runtime.server.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
-from plait.runtime.server.chat.control_marks import without_control_tokens
 from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.control_marks import without_control_tokens
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 
 _MAX_ID_CHARS = 64

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.server.chat.control_marks import control_marks
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.control_marks import control_marks
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.messages import tool_instructions
@@ -94,6 +94,7 @@ def test_calls_are_read_from_their_text(kind, calls, cuts, has_text) -> None:
         return  # a text beside other types; the constraint does not write such a one that is JSON
     ids = [f"id{index:07}" if call_format.id_source == "client" else str(index) for index in range(len(calls))]
     written = call_format.render_calls([(i, *call) for i, call in zip(ids, calls, strict=True)])
+    has_text = has_text and not call_format.is_whole_answer
     text = ("Let me see.\n" if has_text else "") + written
     edges = [0, *sorted(cut % len(text) for cut in cuts), len(text)]
     for pieces in ([text], [text[a:b] for a, b in itertools.pairwise(edges)], list(text)):

@@ -12,7 +12,7 @@ from call_templates import CALL_TEMPLATES
 
 from plait.constrained import Lark, Regex
 from plait.runtime.server.chat.conversation import Conversation, Turn
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import CHARS_PER_VALUE, has_more_values
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.messages import parsed_arguments, tool_instructions
 from plait.runtime.server.chat.prompt import ControlTokenEscaper, render_chat

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.tokenizer.chat_template import ChatTemplate

@@ -22,7 +22,7 @@ from plait.constrained import JsonSchema
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart

@@ -9,7 +9,7 @@ import pytest
 
 from plait.constrained import JsonObject
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.untagged_calls import WARNING, UntaggedCallParser, may_call_untagged

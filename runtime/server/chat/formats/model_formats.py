@@ -8,8 +8,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from plait.runtime.server.chat.formats.call_format import CallFormat
-from plait.runtime.server.chat.formats.call_probe import derive_call_format
-from plait.runtime.server.chat.formats.exceptions import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON, exception_of
+from plait.runtime.server.chat.formats.format_probe import derive_call_format
+from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON, exception_of
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.formats.reasoning_probe import derive_reasoning_format
 from plait.runtime.server.chat.formats.template_probe import ProbeTimeout, TemplateProbe

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from plait.runtime.server.chat.formats.derivation import common_prefix, num_of_open_mark
+from plait.runtime.server.chat.formats.format_derivation import common_prefix, num_of_open_mark
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, TemplateProbe
 

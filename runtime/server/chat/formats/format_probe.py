@@ -20,7 +20,7 @@ from plait.runtime.server.chat.formats.call_format import (
     KeywordArguments,
     json_type,
 )
-from plait.runtime.server.chat.formats.derivation import KEYS, VALUES, Derivation
+from plait.runtime.server.chat.formats.format_derivation import KEYS, VALUES, Derivation
 from plait.runtime.server.chat.formats.template_probe import NAMES, ProbeCall, TemplateProbe
 from plait.runtime.server.chat.parser import OutputParser
 
