@@ -20,6 +20,7 @@ from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.serve import KEY_VARIABLE, add_model_option
 
+OWNED = ".plait-launch"  # a file that marks a folder as one that this command has made, or found empty
 END_TIMEOUT_S = 10.0  # for the server to end after the agent
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)  # to the agent
 
@@ -38,8 +39,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
 def launch_command(options: argparse.Namespace) -> int:
     """Runs the agent until it ends, and returns its exit code; 128 + n if signal n ended it.
 
-    Raises InputError for an agent that is not installed and for a model whose context is too short, PlaitError if the
-    server does not start.
+    Raises InputError for an agent that is not installed, for a folder of other files and for a model whose context is
+    too short, PlaitError if the server does not start.
     """
     agent = CODING_AGENTS[options.agent]
     if shutil.which(agent.command) is None:
@@ -95,6 +96,9 @@ def _agent_folder(options: argparse.Namespace) -> Iterator[Path]:
     if options.folder is not None:
         folder = Path(options.folder).expanduser().resolve()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / OWNED).exists() and any(folder.iterdir()):
+            raise InputError(f"--folder: {folder} has files that plait launch did not write; name a new folder")
+        (folder / OWNED).touch()
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix=f"plait-{options.agent}-", ignore_cleanup_errors=True) as name:

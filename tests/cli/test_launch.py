@@ -59,6 +59,7 @@ def agents(tmp_path, monkeypatch):
 def launched(agents, model, tmp_path):
     """`launched(*arguments)` starts the command, and returns its process and what its agent was given."""
     processes = []
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits SIG_IGN
 
     def launch(*arguments):
         command = [sys.executable, "-P", "-m", "plait.cli", "launch", "codex", str(model), *arguments]
@@ -68,6 +69,7 @@ def launched(agents, model, tmp_path):
         return process, *json.loads(agents.read_text())
 
     yield launch
+    signal.signal(signal.SIGINT, interrupt)
     for process in processes:
         process.kill()
         process.wait()
@@ -115,6 +117,15 @@ def test_the_server_ends_when_the_command_is_killed_and_a_folder_is_kept(launche
     assert are_gone(servers)
     os.kill(pid, signal.SIGKILL)
     assert (folder / "server.log").exists() and folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_other_files_is_refused(agents, model, tmp_path, capfd) -> None:
+    config = tmp_path / "mine" / "config.toml"
+    config.parent.mkdir()
+    config.write_text("mine")
+    assert main(["launch", "codex", str(model), "--folder", str(config.parent)]) == 1
+    assert "did not write" in capfd.readouterr().err
+    assert config.read_text() == "mine" and not agents.exists()
 
 
 def test_an_agent_that_was_killed(agents, tmp_path) -> None:
