@@ -78,8 +78,10 @@ class CompletionSearch:
             if not next_tokens or len(tokens) + len(next_tokens) > limit or not walker.advance(next_tokens):
                 return None
             tokens += next_tokens
-            if next_tokens == [self._at] or (next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]):
-                use_counts.clear()  # a string, or the name in an address, ended; its characters may come again
+            if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
+                use_counts.clear()  # a string ended; its characters must not influence the choices after it
+            elif self._at is not None and next_tokens == [self._at]:
+                use_counts = {self._at: use_counts.get(self._at, 0)}  # so did the name in an address
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:

@@ -81,7 +81,7 @@ def test_write_error_of_the_file_loses_no_result(backend, tmp_path):
             return "fine"
 
         backend.scheduler.answer = answer
-        with pytest.warns(UserWarning, match="resume: item . is not saved and will run again: .*Is a directory"):
+        with pytest.warns(UserWarning, match="resume: item . is not saved and will run again: .*it is no regular file"):
             states = program.run_batch(items, resume=file, num_threads=1)
         assert [(state.error(), state["answer"]) for state in states] == [(None, "fine")] * 2
         file.rmdir()

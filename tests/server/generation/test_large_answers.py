@@ -13,6 +13,7 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.messages import Usage
 from plait.runtime.server.generation import embedding
 from plait.runtime.server.protocols.openai import embeddings, tokenize
+from plait.runtime.server.settings import server_settings
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def threads(monkeypatch):
 @pytest.mark.parametrize(("count", "is_aside"), [(1, False), (30, True)])
 def test_token_lists(threads, monkeypatch, count, is_aside) -> None:
     body = tokenize.TokenizeRequest(prompt=["a"] * count, return_token_strs=True)
-    model = SimpleNamespace(client=SimpleNamespace(model=SimpleNamespace(context_length=8)))
+    model = SimpleNamespace(client=SimpleNamespace(model=SimpleNamespace(context_length=8)), settings=server_settings())
 
     async def use_model(*_):
         return model

@@ -19,12 +19,14 @@ from plait.runtime.messages import Finished, TokenLogprob, Usage, decode_logprob
 from plait.runtime.server.generation import aside
 from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.protocols.ollama import generate as ollama
-from plait.runtime.server.protocols.openai import chat, completions, responses
+from plait.runtime.server.protocols.openai import chat, completions
+from plait.runtime.server.protocols.openai.responses import endpoint as responses
 from plait.runtime.server.protocols.programs import endpoint as programs
 from plait.runtime.server.protocols.sglang import generate as sglang
 from plait.runtime.server.protocols.sglang.request import parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.types import GenerateRequest
+from plait.runtime.server.settings import server_settings
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 USAGE = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
@@ -146,7 +148,7 @@ def test_each_token_of_a_stream_of_sglang_is_written_once(monkeypatch):
         with_logprobs=True, with_text=False, top_logprobs=2, skip_special_tokens=True, rid="r", input_start=None
     )
     request.submission = SimpleNamespace(prompt_ids=[1])
-    writer = SglangResponseWriter(client, request, None, None)
+    writer = SglangResponseWriter(client, request, None, None, None)
     for number in range(5):
         writer.push(CallUpdate("a", [1], [msgspec.msgpack.encode(LOGPROBS[number : number + 1])], False))
         meta_info = msgspec.json.decode(msgspec.json.encode(writer.response()))["meta_info"]
@@ -168,7 +170,7 @@ def test_the_loop_serves_others_between_the_prompts_of_a_request():
 
         task = asyncio.create_task(others())
         await asyncio.sleep(0)
-        await parse_generate_request(body, client, "", "", 128)
+        await parse_generate_request(body, client, "", "", server_settings())
         task.cancel()
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from plait.runtime.server.errors import ApiError
 from plait.runtime.server.field_hints import NAMES_ELSEWHERE
 from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.protocols.anthropic.messages import MessagesRequest
-from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest
+from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest, OllamaGenerateRequest
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
 from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
@@ -25,6 +25,7 @@ KINDS = {
     ResponsesRequest: {"model": "default", "input": "Hello"},
     MessagesRequest: {**CHAT, "max_tokens": 4},
     OllamaChatRequest: CHAT,
+    OllamaGenerateRequest: {"model": "default", "prompt": "Hello"},
     GenerateRequest: {"text": "Hello"},
     ProgramRequest: {"program": [{"text": "Hello"}]},
 }
@@ -54,8 +55,8 @@ def message(kind, **fields):
         (MessagesRequest, "guided_json", "write 'output_config.format'"),
         (MessagesRequest, "stop", "write 'stop_sequences'"),
         (OllamaChatRequest, "guided_json", "write 'format'"),
-        (OllamaChatRequest, "temperature", "write 'options.temperature'"),
-        (OllamaChatRequest, "max_tokens", "write 'options.num_predict'"),
+        (OllamaGenerateRequest, "temperature", "write 'options.temperature'"),
+        (OllamaGenerateRequest, "max_tokens", "write 'options.num_predict'"),
         (GenerateRequest, "guided_json", "write 'sampling_params.json_schema'"),
         (GenerateRequest, "max_new_tokens", "write 'sampling_params.max_new_tokens'"),
     ],
