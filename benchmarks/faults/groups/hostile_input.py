@@ -69,7 +69,7 @@ PLACES = {
         "/api/generate",
         lambda text: {"model": "default", "stream": False, "options": {"num_predict": 1}, "prompt": text},
     ),
-    "a completion": chat("/v1/completions", lambda text: {**SHORT, "prompt": "x" + text}),
+    "a completion": chat("/v1/completions", lambda text: {**SHORT, "prompt": "x" + text, "parse_special": False}),
     "a program's text": chat(
         "/v1/programs", lambda text: {"program": [{"text": "x" + text}, {"gen": {"max_tokens": 1}}]}
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,12 +12,14 @@ from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.formats import template_probe
 from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
 from plait.runtime.server.chat.formats.control_marks import control_marks
 from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.model_formats import ModelFormats, find_formats, fitted_calls
+from plait.runtime.server.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats, find_formats, fitted_calls
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.messages import tool_instructions
 from plait.runtime.server.chat.parser import OutputParser
@@ -262,3 +265,19 @@ def test_control_tokens_are_marks_and_text_that_spells_them_is_not() -> None:
 
     assert (joined("reasoning"), joined("text"), joined("call")) == ("hm", f"{spelled} so", "f")
     assert json.loads(joined("arguments")) == {"a": "<repo_name>"}
+
+
+def test_a_template_that_runs_into_its_limit_is_rendered_once(monkeypatch) -> None:
+    renderings = []
+
+    class Endless:
+        source, variable_names = "", frozenset()
+
+        def render(self, messages, **options):
+            renderings.append(messages)
+            time.sleep(0.02)
+            raise InputError("the chat template takes too long")
+
+    monkeypatch.setattr(template_probe, "ENDED_SECONDS", 0.01)
+    assert find_formats(Endless()) == PLAIN_FORMATS
+    assert len(renderings) == 1

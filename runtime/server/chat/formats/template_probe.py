@@ -12,6 +12,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 USER, TEXT = "Qzuserzq", "Qztextzq"
 NAMES = ("qz_first", "qz_second")
 MAX_SECONDS = 4.0  # of all renderings of one template
+ENDED_SECONDS = 0.5  # a rendering that failed after so long was ended by its limit, as the others would be
 
 ProbeCall = tuple[str, str, str | Mapping[str, Any]]  # id, name, arguments or their JSON text
 
@@ -21,7 +22,10 @@ class ProbeTimeout(Exception):
 
 
 class TemplateProbe:
-    """Renders what a template writes behind a user's text. Raises ProbeTimeout after MAX_SECONDS."""
+    """Renders what a template writes behind a user's text.
+
+    Raises ProbeTimeout after MAX_SECONDS, or where its limit ended one rendering.
+    """
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -36,7 +40,8 @@ class TemplateProbe:
         variables: Mapping[str, Any] | None = None,
     ) -> str | None:
         """Returns the whole rendering; None if the template refuses it."""
-        if time.monotonic() > self._end:
+        start = time.monotonic()
+        if start > self._end:
             raise ProbeTimeout
         known = {name: value for name, value in (variables or {}).items() if name in self._template.variable_names}
         try:
@@ -47,6 +52,8 @@ class TemplateProbe:
                 variables=known,
             )
         except PlaitError:
+            if time.monotonic() - start > ENDED_SECONDS:
+                raise ProbeTimeout from None
             return None
 
     def generation_prompt(self, *, with_tools: bool = True, variables: Mapping[str, Any] | None = None) -> str | None:
