@@ -1,4 +1,4 @@
-"""Environment of all tests: variables that must be set before numba, torch or triton are imported.
+"""Environment of all tests: variables that must be set before torch or triton are imported.
 
 Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
 Triton kernels run in its interpreter.

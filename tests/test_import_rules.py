@@ -82,7 +82,7 @@ def violations(source: str, importer: str) -> list[str]:
         top = name.split(".")[0]
         if top in FORBIDDEN_MODULES:
             problems.append(f"imports {name}")
-        if package not in ("runtime", "constrained", "kernels") and top in ("torch", "numba", "triton"):
+        if package not in ("runtime", "constrained", "kernels") and top in ("torch", "llvmlite", "triton"):
             problems.append(f"imports {name}")
         problems += direction_violations(name, importer)
     for node in ast.walk(tree):
