@@ -54,7 +54,7 @@ def readable_folder() -> Path | None:
 
 
 def _folder_path() -> Path:
-    configured = os.environ.get("PLAIT_KERNEL_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")  # its name in 0.1
+    configured = os.environ.get("PLAIT_KERNEL_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")  # the name until 0.3
     if configured:
         return Path(configured) / "plait-kernels"
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
