@@ -15,7 +15,7 @@ _HOSTED = {
     "responses": r"(web_search(_preview)?|code_interpreter|image_generation|tool_search)(_\d{4}_\d\d_\d\d)?",
     "messages": r"(web_search|web_fetch|code_execution|tool_search_tool_(regex|bm25))(_\d{8})?",
 }
-_HOSTED["count_tokens"] = _HOSTED["messages"]
+_HOSTED |= {"count_tokens": _HOSTED["messages"], "input_tokens": _HOSTED["responses"]}
 
 
 def leave_out_hosted_tools(body: dict[str, Any], endpoint: str) -> None:

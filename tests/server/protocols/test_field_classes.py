@@ -27,6 +27,7 @@ BODIES = {
     "/v1/programs": {"program": [{"text": "hi"}, {"gen": {"name": "a", "n": 2}}]},
 }
 UNSTREAMED = {
+    "/v1/responses/input_tokens": {"model": "default", "input": "hi"},
     "/v1/messages/count_tokens": CHAT,
     "/v1/embeddings": {"model": "default", "input": "hi"},
     "/api/embed": {"model": "default", "input": "hi"},
@@ -39,6 +40,7 @@ ADVICE = {  # a field of each endpoint that has some
     "/v1/chat/completions": {"store": True},
     "/v1/completions": {"provider": {"order": ["x"]}},
     "/v1/responses": {"truncation": "auto"},
+    "/v1/responses/input_tokens": {"truncation": "auto"},
     "/v1/messages": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
     "/v1/messages/count_tokens": {"speed": "fast"},
     "/v1/embeddings": {"extra_body": {"x": 1}},

@@ -159,6 +159,19 @@ RESPONSES = {
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5, ignore_eos=True),
 }
+INPUT_TOKENS = {
+    "model": Effect("other", REFUSED),
+    "input": Effect("other words", "answer"),
+    "instructions": Effect("Be brief.", "answer"),
+    "parallel_tool_calls": Effect(False, NO_EFFECT),  # nor has it one on the prompt of a response
+    "previous_response_id": Effect("resp_1", REFUSED),
+    "reasoning": Effect({"summary": "auto"}, "answer"),  # a warning
+    "text": Effect({"verbosity": "low"}, "answer"),  # a warning
+    "tools": Effect([{"type": "function", **FUNCTION}], "answer"),
+    "tool_choice": Effect("required", REFUSED),  # without tools
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
+    "enable_thinking": Effect(False, "answer"),
+}
 CLAUDE_PROMPT = {
     "model": Effect("other", REFUSED),
     "messages": Effect([{"role": "user", "content": "other words"}], "prompt"),
@@ -310,6 +323,7 @@ ENDPOINTS = {
     "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT),
     "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
     "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES),
+    "/v1/responses/input_tokens": Endpoint(responses_types.ResponsePrompt, INPUT, INPUT_TOKENS),
     "/v1/messages": Endpoint(anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES),
     "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS),
     "/api/chat": Endpoint(
