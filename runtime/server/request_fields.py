@@ -109,7 +109,7 @@ REFUSED = (
     Row("return_hidden_states return_routed_experts", f"{OPENAI} generate", "", (False,)),
     Row("custom_params", "sampling_params"),
     Row("no_stop_trim", "sampling_params", "", (False,)),
-    Row("tfs_z typical_p", f"{GENERATING} options", "it is no sampler here", (1,)),
+    Row("tfs_z", f"{GENERATING} options", "it is no sampler here", (1,)),
     Row("mirostat top_a dry_multiplier dynatemp_range xtc_probability", f"{GENERATING} options",
         "it is no sampler here", (0,)),
     Row("penalize_newline", "options", "penalties concern all tokens", (True,)),

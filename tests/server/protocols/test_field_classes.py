@@ -358,7 +358,8 @@ def test_what_gateways_send_is_listed(server, fields) -> None:
 
 PLACEMENT = {
     **{"num_keep": 5, "numa": False, "num_ctx": 64, "num_batch": 2, "num_gpu": 0, "main_gpu": 0},
-    **{"use_mmap": True, "num_thread": 8, "typical_p": 1.0, "penalize_newline": True, "num_predict": 4},
+    **{"use_mmap": True, "num_thread": 8, "typical_p": 0.7, "penalize_newline": True, "num_predict": 4},
+    **{"mirostat": 0, "vocab_only": False, "low_vram": False, "repeat_last_n": 33, "repeat_penalty": 1.2},
 }
 
 

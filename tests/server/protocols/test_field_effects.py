@@ -86,6 +86,7 @@ OPENAI = {
         top_p=0.5,
         top_k=3,
         min_p=0.1,
+        typical_p=0.7,
         frequency_penalty=0.5,
         presence_penalty=0.5,
         repetition_penalty=1.5,
@@ -157,6 +158,7 @@ RESPONSES = {
     "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
+    **sampling({}, typical_p=0.7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5, ignore_eos=True),
 }
 INPUT_TOKENS = {
@@ -226,6 +228,7 @@ OPTIONS = {
         top_k=3,
         top_p=0.5,
         min_p=0.1,
+        typical_p=0.7,
         seed=7,
         stop=["x"],
         frequency_penalty=0.5,
@@ -250,6 +253,7 @@ SGLANG_SAMPLING = {
         top_p=0.5,
         top_k=3,
         min_p=0.1,
+        typical_p=0.7,
         frequency_penalty=0.5,
         presence_penalty=0.5,
         repetition_penalty=1.5,
