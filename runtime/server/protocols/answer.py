@@ -18,7 +18,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
-from plait.runtime.server.errors import ApiError, answered_error
+from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.response import (
     EVENT_STREAM,
@@ -97,7 +97,7 @@ async def respond(
     stream: bool,
     events: Callable[[], Events],
     complete: Callable[[], Coroutine[Any, Any, Any]],
-    constraint_param: str | None = None,
+    constraint_param: ConstraintParam = None,
     media_type: str = EVENT_STREAM,
     fail: Callable[[ApiError], bytes] = error_event,
 ) -> Response:
@@ -129,7 +129,7 @@ async def stream_events(
     client: Client,
     submissions: Sequence[Submission],
     make_writer: Callable[[RequestHandle], StreamWriter],
-    constraint_param: str | None,
+    constraint_param: ConstraintParam,
 ) -> AsyncGenerator[bytes, None]:
     """Runs the submissions and streams the events of their updates.
 
