@@ -281,6 +281,23 @@ def test_hosted_tools_that_are_needed_are_refused(server, path, tools, choice) -
     assert answer.status_code == 400 and ("tools[" in answer.text or "tool_choice" in answer.text), answer.text
 
 
+def test_hosted_tools_of_an_item_are_left_out_as_those_of_the_body(server) -> None:
+    function, search = {"type": "function", **FUNCTION}, {"type": "web_search"}
+
+    def request(tools: list, *of_item: dict, **fields):
+        item = {"type": "additional_tools", "role": "developer", "tools": list(of_item)}
+        ask = {"role": "user", "content": "hi"}
+        return BODIES["/v1/responses"] | {"input": [item, ask], "tools": tools, "stream": False} | fields
+
+    for body in (request([], search, function), request([function], search)):
+        ((warning,),) = ask(server, "/v1/responses", body)
+        assert warning == "'input[0].tools[0]' has no effect: web_search does not run here"
+    ((*warnings,),) = ask(server, "/v1/responses", request([search, function], function | {"name": "other"}, search))
+    assert [text.split("'")[1] for text in warnings] == ["tools[0]", "input[0].tools[1]"]
+    for body in (request([], search), request([function], search, tool_choice={"type": "web_search"})):
+        assert server.post("/v1/responses", body).status_code == 400
+
+
 def test_long_lists_without_effect_are_listed_in_part(server) -> None:
     function = {"type": "function", **FUNCTION}
     body = BODIES["/v1/responses"] | {"tools": [function, *[{"type": "web_search"}] * 1000]}
