@@ -172,8 +172,10 @@ class FinalEvent(bytes):
 
 
 class EventStream(Response):
-    """Streams `keep_alive` until `beginning` is done, then its events. `watcher` has been running since before, and ends
-    with the stream."""
+    """Streams `keep_alive` until `beginning` is done, then its events.
+
+    `watcher` has been running since before, and ends with the stream.
+    """
 
     def __init__(
         self,
