@@ -127,8 +127,8 @@ def is_typical(weights: Float64Array, typical_p: float) -> npt.NDArray[np.bool_]
     distance = np.where(is_possible, np.abs(surprise - (probs * surprise).sum()), np.inf)
     order = np.argsort(distance, kind="stable")
     kept = np.zeros(len(weights), np.bool_)
-    kept[order] = probs[order].cumsum() - probs[order] < typical_p
-    return kept & is_possible
+    kept[order] = (probs[order].cumsum() - probs[order] < typical_p) & is_possible[order]
+    return kept
 
 
 def hash_uniform(seed: int, step: int) -> float:

@@ -104,7 +104,7 @@ REFUSED = (
     Row("thread", CLAUDE, "threads are not kept", (),
         {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}),
     Row("context", "ollama_generate", "write 'messages'", ([],)),
-    Row("width height steps", "ollama_generate", "answers are text"),
+    Row("width height steps", "ollama_generate", "answers are text", (0,)),
     Row("token_ids_logprob session_params", "generate"),
     Row("return_hidden_states return_routed_experts", f"{OPENAI} generate", "", (False,)),
     Row("custom_params", "sampling_params"),
@@ -114,9 +114,13 @@ REFUSED = (
         "it is no sampler here", (0,)),
     Row("penalize_newline", "options", "penalties concern all tokens", (True,)),
     Row("samplers", GENERATING, "the order of samplers is fixed"),
-    Row("allowed_token_ids bad_words prompt_logprobs truncate_prompt_tokens vllm_xargs", OPENAI, "", ([],)),
-    Row("early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids use_beam_search",
-        OPENAI, "", (False,)),
+    Row("allowed_token_ids bad_words", OPENAI, "", ([],)),
+    Row("prompt_logprobs vllm_xargs", OPENAI, "", ({},)),
+    Row("truncate_prompt_tokens", OPENAI, "a prompt that does not fit is refused"),
+    Row("early_stopping include_stop_str_in_output return_token_ids return_tokens return_tokens_as_token_ids "
+        "use_beam_search", OPENAI, "", (False,)),
+    Row("best_of", "chat", "write 'n'", (1,)),
+    Row("parse_tool_calls", "chat", "calls of tools are parsed", (True,)),
     Row("length_penalty", OPENAI, "there is no beam search", (1,)),
     Row("skip_special_tokens", OPENAI, "control tokens are left out", (True,)),
     Row("separate_reasoning stream_reasoning", "chat", "reasoning is apart, and streamed", (True,)),
@@ -133,7 +137,7 @@ ADVICE = (
     Row("betas anthropic_beta anthropic_version", CLAUDE, "the API has one form here", ([],)),
     Row("context_management", f"{CLAUDE} responses", "the conversation is used as it is sent", ([], {}, {"edits": []})),
     Row("diagnostics", "messages", "none are made"),
-    Row("include max_output_tokens metadata stream temperature top_p", "input_tokens", "nothing is generated"),
+    Row("include metadata stream " + " ".join(NAMES["responses"].values()), "input_tokens", "nothing is generated"),
     Row("max_tokens metadata stop_sequences stream temperature top_k top_p", "count_tokens", "nothing is generated"),
     Row("truncation", "responses input_tokens", "a prompt that does not fit is refused", ("disabled",)),
     Row("truncate shift", OLLAMA, "a prompt that does not fit is refused", (False,)),
@@ -189,7 +193,7 @@ def read_fields(body: Any, kind: Any) -> Any:
         return body
     kept = _read_part(body, kind, "")
     unknown = [name for name in kept if name not in kind.__struct_fields__]
-    _take_unknown([name for name in unknown if not _asks_for_nothing(name, kept[name])], kind)
+    _take_unknown({name: kept[name] for name in unknown if not _asks_for_nothing(name, kept[name])}, kind)
     for name in unknown:
         del kept[name]
     leave_out_hosted_tools(kept, kind.field_table)
@@ -223,12 +227,13 @@ def _take_row(name: str, row: Row, is_advice: bool, path: str) -> None:
     raise error
 
 
-def _take_unknown(names: list[str], kind: Any) -> None:
+def _take_unknown(fields: Mapping[str, Any], kind: Any) -> None:
+    names = list(fields)
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
     refused = (name for name, (_, is_advice) in rows_of(kind.field_table).items() if not is_advice)
     known = {*_DEFAULTS, *refused}
-    for name in names:
+    for name in (name for name in names if fields[name] not in ("", [], {})):  # which name nothing
         if (hint := meant_field(kind, name[:MAX_NAME_CHARS], known)) is not None:
             raise unknown_field(name[:MAX_NAME_CHARS], hint)
     for name in names[:MAX_LISTED]:

@@ -111,7 +111,7 @@ async def prepare_chat(
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if tools:
         constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs)
-        param = ToolParams([tool.param for tool in tools], param)
+        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats

@@ -281,6 +281,13 @@ def test_hosted_tools_that_are_needed_are_refused(server, path, tools, choice) -
     assert answer.status_code == 400 and ("tools[" in answer.text or "tool_choice" in answer.text), answer.text
 
 
+@pytest.mark.parametrize("value", [[], {}, ""])
+def test_an_empty_value_of_an_unknown_field_names_nothing(server, value) -> None:
+    ((warning,),) = ask(server, "/v1/chat/completions", CHAT | {"files": value})
+    assert warning == "'files' has no effect: it is not known here"
+    assert server.post("/v1/chat/completions", CHAT | {"files": ["x"]}).status_code == 400
+
+
 def test_hosted_tools_of_an_item_are_left_out_as_those_of_the_body(server) -> None:
     function, search = {"type": "function", **FUNCTION}, {"type": "web_search"}
 

@@ -60,7 +60,7 @@ def conversation_of(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[
         constraint=constraint,
         constraint_param=param,
         strict_formats=strict_formats,
-        untagged_calls=answer and answer.untagged_tool_calls,
+        untagged_calls=answer.untagged_tool_calls if answer is not None else None,
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
         thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
     )
