@@ -132,3 +132,14 @@ def test_a_template_without_the_switch_takes_enable_thinking(http, beside) -> No
         body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | fields
         answer = http.post("/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json().get("warnings")) == (200, warnings), answer.text
+
+
+def test_thinking_of_chat_completions_is_that_of_the_others(http) -> None:
+    """Off is fulfilled by a model that marks no reasoning, on is listed; `reasoning` beside it is refused."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    listed = ["'thinking' has no effect: this model does not mark reasoning"]
+    for kind, warnings in (("disabled", None), ("enabled", listed), ("adaptive", listed)):
+        answer = http.post("/v1/chat/completions", json=body | {"thinking": {"type": kind}})
+        assert (answer.status_code, answer.json().get("warnings")) == (200, warnings), answer.text
+    both = http.post("/v1/chat/completions", json=body | {"thinking": {"type": "enabled"}, "reasoning": {}})
+    assert both.status_code == 400 and both.json()["error"]["param"] == "thinking"

@@ -113,6 +113,7 @@ CHAT = OPENAI | {
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
     "reasoning_effort": Effect("low", "constraint"),
+    "thinking": Effect({"type": "enabled", "budget_tokens": 9}, "constraint"),
     "include_reasoning": Effect(False, "answer"),
     "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CHAT_TOOL]}),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
