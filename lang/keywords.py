@@ -15,6 +15,7 @@ class SampledKeywords(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    typical_p: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
     repetition_penalty: float | None

@@ -222,7 +222,7 @@ class Client:
         elif isinstance(reply, Finished) and isinstance(call, Call):
             call.on_finished(reply)
         elif isinstance(reply, Failed):
-            call.on_failed(call_failed(reply.kind, reply.text))
+            call.on_failed(call_failed(reply.kind, reply.text, reply.where))
         elif isinstance(reply, Status) and isinstance(call, _StatusRequest):
             call.on_status(reply)
         else:

@@ -24,7 +24,7 @@ from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
-from plait.runtime.server.errors import invalid
+from plait.runtime.server.errors import ConstraintParam, ToolParams, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
@@ -46,7 +46,7 @@ class PreparedChat:
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
-    constraint_param: str | None
+    constraint_param: ConstraintParam
     new_parser: Callable[[], OutputParser | UntaggedCallParser]
     plain_bytes: int = 0
     shown_tokens: ControlMarks | None = None
@@ -103,14 +103,15 @@ async def prepare_chat(
     call_format = fitted_calls(formats, client.tokenizer, with_json_answer=is_json)
     tools = conversation.callable_tools
     marks = control_marks(client.tokenizer, call_format if tools else None, formats.reasoning)
-    constraint, param = conversation.constraint, conversation.constraint_param
+    constraint: Spec | None = conversation.constraint
+    param: ConstraintParam = conversation.constraint_param
     num_chars = sum(len(turn.text) for turn in conversation.turns)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if tools:
         constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs)
-        param = tools[0].param
+        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats

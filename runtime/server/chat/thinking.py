@@ -37,16 +37,20 @@ def thinking_of(param: str, effort: Effort | None, max_tokens: int | None = None
 def with_thinking(conversation: Conversation, template: ChatTemplate) -> Conversation:
     """The conversation with what its reasoning means for the variables of `template`.
 
-    Those that the template does not read are left out, and a variable in the request has priority.
+    Those that the template does not read are left out, and a variable in the request has priority. `enable_thinking`
+    is a wish like the others where the template does not read it: clients send it to all models.
     """
-    given, thinking = conversation.template_variables, conversation.thinking
-    if given.get(THINKING) is False:
-        thinking = replace(thinking, is_wanted=False)
+    given, thinking = dict(conversation.template_variables), conversation.thinking
+    has_switch, switch = THINKING in template.variable_names, given.get(THINKING)
+    if switch is False or (switch is True and not has_switch):
+        thinking = replace(thinking, param=thinking.param or THINKING, is_wanted=switch)
+    if isinstance(switch, bool) and not has_switch:
+        del given[THINKING]
     wished = {THINKING: thinking.is_wanted, "thinking": thinking.is_wanted, "reasoning_effort": thinking.effort}
     variables: dict[str, Any] = {
         name: value for name, value in wished.items() if value is not None and name in template.variable_names
     }
-    return replace(conversation, thinking=thinking, template_variables=variables | dict(given))
+    return replace(conversation, thinking=thinking, template_variables=variables | given)
 
 
 def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint: Spec | None) -> ReasoningFormat | None:
