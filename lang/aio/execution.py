@@ -72,7 +72,7 @@ def start(execution: Execution) -> AsyncState:
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     state = AsyncState(execution.branch, is_external=True)
-    abort_when_dropped(state._reader, execution.run)
+    abort_when_dropped(state, execution.run)
     return state
 
 

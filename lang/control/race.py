@@ -41,9 +41,9 @@ def race(
         raise InputError(f"race takes the branches of one fork, not {type(forks).__name__}")
     if isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= len(forks):
         raise InputError(f"first must be from 1 to the {len(forks)} branches of the race, not {first!r:.80}")
-    raced: ProgramStateGroup | None = forks._traced_race(first)
-    if raced is not None:
-        return raced
+    traced: Any = forks.src_state._branch.trace_race(forks, first)
+    if traced is not None:
+        return traced if isinstance(forks, ProgramStateGroup) else _traced_async(traced)
     race_state = _RaceState(forks, first)
     if isinstance(forks, ProgramStateGroup):
         race_state.wait()
@@ -52,6 +52,10 @@ def race(
             race_state.first_failed_branch().sync()
         return ProgramStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
     return _race_async(forks, race_state)
+
+
+async def _traced_async(winners: AsyncStateGroup) -> AsyncStateGroup:
+    return winners
 
 
 async def _race_async(forks: AsyncStateGroup, race_state: _RaceState) -> AsyncStateGroup:

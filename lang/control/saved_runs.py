@@ -142,9 +142,9 @@ class _Saver:
             case CopiedText():
                 return {"text": segment.text(), "control": False}
             case SegmentRange():
-                return {"range": [self.segment(part) for part in segment.segments]}
+                return {"range": [self.segment(part) for part in segment.parts]}
             case JoinedValues():
-                return {"joined": [self.segment(variable) for variable in segment.variables]}
+                return {"joined": [self.segment(variable) for variable in segment.parts]}
             case ReasoningPart():
                 tags = list(astuple(segment.tags))
                 return {"reasoning": self.segment(segment.output), "tags": tags, "index": segment.index}

