@@ -108,7 +108,9 @@ class AsyncState(BaseState):
 
         >>> async for piece in s.stream("answer"): print(piece, end="")     # doctest: +SKIP
         """
-        return self.text_async_iter(name)
+        return self._pieces(name, with_meta=False)
+
+    text_async_iter = stream  # type: ignore[assignment]  # without meta info
 
     @overload
     async def partial(self, name: Typed[T]) -> T | None: ...

@@ -10,7 +10,7 @@ import msgspec
 
 from plait.constrained.specs import Spec
 from plait.lang.control.saved_values import CannotSave, ValueCodec
-from plait.lang.core.branch import Branch, Turn
+from plait.lang.core.branch import Branch
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import (
     AssignedValue,
@@ -35,6 +35,7 @@ from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import call_failed
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.portable_error import LostCause
+from plait.runtime.programs.branch import Turn
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:

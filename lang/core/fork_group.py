@@ -10,7 +10,7 @@ from plait.lang.core.expressions import Expr
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.core.branch import ForkPoint
+    from plait.runtime.programs.branch import ForkPoint
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 

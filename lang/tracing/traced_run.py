@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
-from plait.lang.core.branch import Branch, ForkPoint
+from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -47,6 +47,7 @@ from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_value import EvaluationContext, NodeOutput, Placeholders, TracedValue
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
+from plait.runtime.programs.branch import ForkPoint
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class TracedBranch(Branch):
         self.session()
         self.has_text = self.has_text or bool(text)
         if control:
-            self._add_segment(TextSegment(text, control))
+            self.add_segment(TextSegment(text, control))
             return
         for piece in self.run.placeholders.split(text):
             self.append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
@@ -120,7 +121,7 @@ class TracedBranch(Branch):
                 self._append_text(piece)
                 continue
             number = self._add_step(piece)
-            self._add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
+            self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
     def add_call(self, expr: Expr) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
@@ -135,7 +136,7 @@ class TracedBranch(Branch):
         if isinstance(gen, GenToolCall):
             value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
-        self._add_segment(result)
+        self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
         for name in variables_of(expr):
@@ -254,11 +255,11 @@ class TracedBranch(Branch):
         return lanes
 
     def _copy_segment(self, segment: Segment) -> None:
-        self._add_segment(segment)
+        self.add_segment(segment)
 
     def _append_text(self, text: str) -> None:
         self._add_step(Text(text))
-        self._add_segment(TextSegment(text))
+        self.add_segment(TextSegment(text))
 
     def _add_step(self, what: Any, *details: Any) -> int:
         node = (
