@@ -34,8 +34,8 @@ RUNTIME_ORDER = (
         "messages",
         "results",
     ),
-    *("model_files", "tokenizer", "transport", "programs"),
-    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process"),
+    *("model_files", "tokenizer", "transport"),
+    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "programs", "process"),
     *("cluster", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch

@@ -64,7 +64,7 @@ class _BranchSearch:
         self._branch, self._run = s._branch, s._branch.run
         self._name, params = _checked_gen(expr, self._run.defaults)
         session: Any = self._branch.session()
-        if not hasattr(session, "append_tokens"):
+        if not self._run.client.takes_token_ids:
             raise InputError("beam needs a Runtime or an Engine; other services, and compile(), give no logprobs")
         self._ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
         self._place = caller_location()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,13 +42,6 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
 
-@dataclass(frozen=True)
-class SavedResult(CallResult):
-    """The result of a saved call, with the additional meta info of its backend."""
-
-    extra_meta: dict[str, Any] | None = None
-
-
 class SavedCall(Call):
     """A call that ended in an earlier process."""
 
@@ -65,7 +58,7 @@ class SavedCall(Call):
         spec = None if saved["constraint"] is None else msgspec.convert(saved["constraint"], Spec)
         logprobs, choice = codec.decode(saved["logprobs"]), codec.decode(saved["choice"])
         self._pieces = [saved["text"]]
-        self._result = SavedResult(
+        self._result = CallResult(
             text=saved["text"],
             finish_reason=saved["finish_reason"],
             usage=msgspec.convert(saved["usage"], Usage),
@@ -185,7 +178,7 @@ class _Saver:
             "prompt_logprobs": self._codec.encode(msgspec.to_builtins(result.prompt_logprobs)),
             "constraint": msgspec.to_builtins(result.lenient_constraint),
             "warnings": list(result.warnings),
-            "extra_meta": self._codec.encode(getattr(result, "extra_meta", None)),
+            "extra_meta": self._codec.encode(result.extra_meta),
         }
 
     def _typed_value(self, call_segment: CallSegment) -> dict[str, Any]:

@@ -340,6 +340,8 @@ def _trace_content(content: Expr, branch: TracedBranch) -> None:
 class _NullClient:
     """The methods of a client that a branch needs, without a runtime."""
 
+    takes_following_text = takes_token_ids = False
+
     def __init__(self, template: ChatTemplate) -> None:
         self.tokenizer = RemoteTokenizer(template)
 
