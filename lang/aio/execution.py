@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -92,11 +91,7 @@ def run_all_in_new_loop(
 
 def start_loop_thread(execution: Execution) -> ProgramState:
     """Starts an async body on an event loop in a separate thread. Returns at once, like `Execution.start`."""
-    name = f"plait program {execution.run.program}"
-    threading.Thread(target=lambda: asyncio.run(_run_to_end(execution)), name=name, daemon=True).start()
-    state = ProgramState(execution.branch, is_external=True)
-    abort_when_dropped(state, execution.run)
-    return state
+    return execution.start(lambda: asyncio.run(_run_to_end(execution)))
 
 
 def checked_concurrency(value: object) -> int | None:

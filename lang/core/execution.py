@@ -76,10 +76,11 @@ class Execution:
             return asyncio.run(run_batch_item(self))
         return self.run_batch_item()
 
-    def start(self) -> ProgramState:
-        """Runs the body in a separate thread. Returns at once. The program ends when the returned state is dropped."""
+    def start(self, target: Callable[[], None] | None = None) -> ProgramState:
+        """Runs the body in a separate thread, with `target` if given. Returns at once. The program ends when the
+        returned state is dropped."""
         name = f"plait program {self.run.program}"
-        threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
+        threading.Thread(target=target or self._run_in_thread, name=name, daemon=True).start()
         state = ProgramState(self.branch, is_external=True)  # the thread refers to the other one
         abort_when_dropped(state, self.run)
         return state
