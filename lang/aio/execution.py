@@ -103,17 +103,7 @@ def checked_concurrency(value: object) -> int | None:
 
 async def _run_to_end(execution: Execution) -> None:
     """Runs the body and waits for all its calls. An Exception is stored in the run."""
-    try:
-        try:
-            await _run_body(execution)
-        finally:
-            execution.run.end()
-        await execution.run.wait_and_raise_async()
-    except Exception as error:
-        execution.fail(error)
-    except BaseException:
-        execution.abort()
-        raise
+    await execution.run_to_end(lambda: _run_body(execution), execution.run.wait_and_raise_async)
 
 
 async def _run_body(execution: Execution) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.budget import Budget
 from plait.lang.core.branch import Branch
 from plait.lang.core.run import Run
@@ -98,13 +99,18 @@ class Execution:
             self.run.end()
 
     def _run_to_end(self) -> None:
-        """Runs the body and waits for all its calls. An Exception is stored in the run."""
+        """Runs the body in this thread and waits for all its calls. An Exception is stored in the run."""
+        finish(self.run_to_end(self.run_body, self.run.wait_and_raise))
+
+    async def run_to_end(self, run_body: Callable[[], Any], wait: Callable[[], Any]) -> None:
+        """Runs the body, then waits for all its calls. Either may return an awaitable. An Exception is stored in the
+        run."""
         try:
             try:
-                self.run_body()
+                await value_of(run_body())
             finally:
                 self.run.end()
-            self.run.wait_and_raise()
+            await value_of(wait())
         except Exception as error:
             self.fail(error)
         except BaseException:
