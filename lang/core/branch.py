@@ -24,19 +24,26 @@ if TYPE_CHECKING:
     from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession, Run
     from plait.runtime.client.deferred_session import DeferredSession
+    from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
 class Branch(BranchText[Segment, Segment]):
     """The text of one state. Its session is opened when the first text is written."""
 
-    def __init__(self, run: Run, session: AnySession | None = None, parent: Branch | None = None) -> None:
-        super().__init__(TextSegment)
+    def __init__(
+        self,
+        run: Run,
+        session: AnySession | None = None,
+        parent: Branch | None = None,
+        seed_path: SeedPath | None = None,
+    ) -> None:
+        super().__init__(TextSegment, parent, seed_path)
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
         self._session = session
         self._close_reason: str | None = None
-        self._num_inherited_segments = 0  # segments before this are the parent's
+        self._num_inherited_segments = len(self.segments)  # those of the parent
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
         self._joined_calls: list[CallSegment] = []  # of branches that were joined; their states may be gone
 
@@ -185,9 +192,7 @@ class Branch(BranchText[Segment, Segment]):
         children = []
         sessions: Sequence[AnySession] = self.session().fork(size)
         for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
-            child = type(self)(self.run, self.run.register_session(session), self)
-            child.inherit(self, seed_path)
-            child._num_inherited_segments = len(child.segments)
+            child = type(self)(self.run, self.run.register_session(session), self, seed_path)
             self._children.add(child)
             children.append(child)
         return children

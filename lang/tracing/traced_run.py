@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from plait.lang.core.run import AnySession
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
+    from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
@@ -94,8 +95,14 @@ class TracedBranch(Branch):
 
     run: TracedRun
 
-    def __init__(self, run: TracedRun, session: AnySession | None = None, parent: Branch | None = None) -> None:
-        super().__init__(run, session, parent)
+    def __init__(
+        self,
+        run: TracedRun,
+        session: AnySession | None = None,
+        parent: Branch | None = None,
+        seed_path: SeedPath | None = None,
+    ) -> None:
+        super().__init__(run, session, parent, seed_path)
         self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
 
     def session(self) -> AnySession:

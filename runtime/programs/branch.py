@@ -45,14 +45,17 @@ class TextSession(Protocol):
 class BranchText(ABC, Generic[S, V]):
     """`segments`: the parts of the text, of type S. `variables`: name -> value, of type V."""
 
-    def __init__(self, known_segment: Callable[[str, bool], S]) -> None:
-        """`known_segment(text, control)` makes the segment of a text that is known; `control` as in `write`."""
+    def __init__(
+        self, known_segment: Callable[[str, bool], S], parent: Self | None = None, seed_path: SeedPath | None = None
+    ) -> None:
+        """`known_segment(text, control)` makes the segment of a text that is known; `control` as in `write`. A fork of
+        `parent`, with the place `seed_path`, begins with its text, turns and variables."""
         self._known_segment = known_segment
-        self.segments: list[S] = []
-        self.variables: dict[str, V] = {}
-        self.turns: list[Turn] = []
-        self.open_turn: tuple[str, int] | None = None  # its role, and the index of its first segment
-        self.seed_path = SeedPath()
+        self.segments: list[S] = [] if parent is None else list(parent.segments)
+        self.variables: dict[str, V] = {} if parent is None else dict(parent.variables)
+        self.turns: list[Turn] = [] if parent is None else list(parent.turns)
+        self.open_turn: tuple[str, int] | None = None if parent is None else parent.open_turn  # role, first segment
+        self.seed_path = seed_path or SeedPath()
         self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
 
     @abstractmethod
@@ -121,11 +124,6 @@ class BranchText(ABC, Generic[S, V]):
         return tuple(turn.role for turn in self.turns)
 
     # -- forks ------------------------------------------------------------------------------------
-
-    def inherit(self, parent: Self, seed_path: SeedPath) -> None:
-        """Begins with the text, turns and variables of `parent`, as the fork with this place."""
-        self.segments, self.variables = list(parent.segments), dict(parent.variables)
-        self.turns, self.open_turn, self.seed_path = list(parent.turns), parent.open_turn, seed_path
 
     def fork_point(self) -> ForkPoint:
         """Returns what a fork made now inherits."""

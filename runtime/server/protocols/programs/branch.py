@@ -11,6 +11,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText, ForkPoint
+from plait.runtime.seed_path import SeedPath
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import (
     TOKENIZE_IN_THREAD_CHARS,
@@ -43,9 +44,15 @@ class ProgramBranch(BranchText[TextPiece, Value]):
     """`template`: the chat template of its turns, if the model has one."""
 
     def __init__(
-        self, client: Client, session: Session, variables: dict[str, Value], template: ChatTemplate | None = None
+        self,
+        client: Client,
+        session: Session,
+        variables: dict[str, Value],
+        template: ChatTemplate | None = None,
+        parent: ProgramBranch | None = None,
+        seed_path: SeedPath | None = None,
     ) -> None:
-        super().__init__(TextPiece)
+        super().__init__(TextPiece, parent, seed_path)
         self.client, self.variables = client, variables
         self._session, self._template = session, template
         self._num_unsent = 0  # characters that the next call or fork tokenizes
@@ -99,12 +106,11 @@ class ProgramBranch(BranchText[TextPiece, Value]):
 
     def fork(self, size: int) -> list[ProgramBranch]:
         """`size` copies of this branch."""
-        children = []
-        for session, seed_path in zip(self._session.fork(size), self.seed_path.fork(size), strict=True):
-            child = ProgramBranch(self.client, session, {}, self._template)
-            child.inherit(self, seed_path)
-            children.append(child)
-        return children
+        places = zip(self._session.fork(size), self.seed_path.fork(size), strict=True)
+        return [
+            ProgramBranch(self.client, session, dict(self.variables), self._template, self, seed_path)
+            for session, seed_path in places
+        ]
 
     async def append_tail(self, child: ProgramBranch, point: ForkPoint) -> None:
         """Appends what `child` has after `point`; waits for its texts."""
