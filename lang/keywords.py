@@ -43,6 +43,7 @@ class RunKeywords(SampledKeywords, total=False):
     max_new_tokens: int | None
     min_tokens: int | None
     n: int | None
+    sampling: Mapping[str, object] | None
 
 
 class TypedGenKeywords(SampledKeywords, total=False):
