@@ -32,7 +32,9 @@ class TimedLoop:
 
         def recorded():
             batch = next_batch()
-            self.rows.append(Counter(row.request.owner.tenant for row in batch.rows) if batch is not None else Counter())
+            self.rows.append(
+                Counter(row.request.owner.tenant for row in batch.rows) if batch is not None else Counter()
+            )
             return batch
 
         monkeypatch.setattr(self.loop.batch_scheduler, "next_batch", recorded)
