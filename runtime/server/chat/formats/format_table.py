@@ -47,6 +47,14 @@ EXCEPTIONS = (
             '{"name": "{name}", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]", writes_calls=False
         ),
     ),
+    # SmolLM3. Source: the instructions in the template with tools, huggingface.co/HuggingFaceTB/SmolLM3-3B; some copies
+    # of it list no tools.
+    FormatException(
+        ("named SmolLM", "Reasoning Mode: "),
+        CallFormat(
+            '<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", separator="\n", writes_calls=False
+        ),
+    ),
     # LFM2 lists tools and writes no calls. Source: docs.liquid.ai/lfm/key-concepts/tool-use.
     FormatException(("<|tool_list_start|>",), _PYTHONIC),
     FormatException(("List of tools: [", "<|im_start|>"), _PYTHONIC),

@@ -77,7 +77,7 @@ def find_formats(template: ChatTemplate) -> ModelFormats:
         if exception is None or not exception.is_shown_wrong:
             calls = derive_call_format(probe)
         if exception is not None:
-            calls, reasoning = calls or exception.calls, exception.reasoning
+            calls, reasoning = calls or replace(exception.calls, is_native=probe.lists_tools()), exception.reasoning
         reasoning = reasoning or derive_reasoning_format(probe)
     except ProbeTimeout:
         pass  # what was found until then is kept
