@@ -34,7 +34,8 @@ CHANNELS = (
 RECIPIENTS = (
     HEAD
     + "<|assistant|>{{ '\\n' }}{% if m.content %}>>>all{{ '\\n' + m.content }}{% endif %}"
-    + "{% for c in m.tool_calls or [] %}>>>{{ c.function.name + '\\n' }}{{ c.function.arguments | tojson }}{% endfor %}<|stop|>"
+    + "{% for c in m.tool_calls or [] %}>>>{{ c.function.name + '\\n' }}{{ c.function.arguments | tojson }}"
+    + "{% endfor %}<|stop|>"
     + TAIL.replace("@PROMPT@", "<|assistant|>\n>>>")
 )
 CONTROL_TEXTS = ("<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|stop|>", "<|assistant|>")
