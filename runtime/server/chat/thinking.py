@@ -9,6 +9,7 @@ no reasoning they are advice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,11 +65,29 @@ def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint:
 
 
 def behind_reasoning(
-    constraint: Spec | None, thinking: Thinking, marks: ReasoningFormat | None, is_open: bool
+    constraint: Spec | None,
+    thinking: Thinking,
+    marks: ReasoningFormat | None,
+    is_open: bool,
+    control_tokens: Sequence[tuple[str, int]] = (),
+    text_head: str = "",
 ) -> Spec | None:
-    """The constraint on an answer that follows reasoning. `is_open`: the prompt ends with the opening mark."""
+    """The constraint on an answer that follows reasoning. `is_open`: the prompt ends with the opening mark.
+
+    control_tokens: the texts and ids of those in the marks. text_head: what begins the message of the answer's text.
+    """
     is_needed = thinking.max_tokens is not None or (thinking.is_constrained and constraint is not None)
     if marks is None or not thinking.is_wanted or not is_needed or isinstance(constraint, Reasoning):
         return constraint
     begin = "" if is_open else marks.begin
-    return Reasoning(FREE_TEXT if constraint is None else constraint, begin, marks.end, max_tokens=thinking.max_tokens)
+    separator = marks.separator + text_head
+    whole = begin + marks.end + separator
+    return Reasoning(
+        FREE_TEXT if constraint is None else constraint,
+        begin,
+        marks.end,
+        separator,
+        thinking.max_tokens,
+        marks.lead,
+        tuple((text, token) for text, token in control_tokens if text in whole),
+    )

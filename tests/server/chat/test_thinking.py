@@ -69,7 +69,7 @@ def test_an_effort_is_a_limit_of_reasoning_tokens(server, path, body, low, none)
     plain, constraint, _ = sent(server, path, body)
     assert constraint is None
     prompt, constraint, answer = sent(server, path, body | low)
-    assert prompt == plain and constraint == Reasoning(FREE_TEXT, "<think>", "</think>", max_tokens=LOW)
+    assert prompt == plain and constraint == Reasoning(FREE_TEXT, "<think>", "</think>", max_tokens=LOW, lead="\n")
     assert "hm" in answer
     prompt, constraint, _ = sent(server, path, body | none)
     assert prompt == plain + "<think>\n\n</think>\n\n" and constraint is None
@@ -97,7 +97,7 @@ def test_a_template_that_always_opens_reasoning_is_closed_where_none_is_wanted()
     prompt, _, _ = sent(server, "/v1/chat/completions", CHAT | {"reasoning_effort": "none"})
     assert prompt == plain + "\n</think>\n\n"
     _, constraint, _ = sent(server, "/v1/chat/completions", CHAT | {"reasoning_effort": "minimal"})
-    assert constraint == Reasoning(FREE_TEXT, "", "</think>", max_tokens=EFFORT_TOKENS["minimal"])
+    assert constraint == Reasoning(FREE_TEXT, "", "</think>", max_tokens=EFFORT_TOKENS["minimal"], lead="\n")
     server.client.close()
 
 
