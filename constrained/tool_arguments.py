@@ -1,14 +1,15 @@
-"""The schema of a tool's arguments, as it is used in a constraint."""
+"""The schema of a tool's arguments, as it is used in a constraint, and what else the language asks about schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.embedding import embed_schema
 from plait.constrained.structural.elements import parameter_kinds
 
-__all__ = ["closed_arguments", "embed_schema", "parameter_kinds"]
+__all__ = ["bundled", "closed_arguments", "embed_schema", "parameter_kinds"]
 
 _OPENING = (  # keywords by which a schema says more about the properties of an object than `properties` does
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),

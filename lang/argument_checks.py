@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.errors import InputError
@@ -52,12 +52,14 @@ def checked_choices(where: str, choices: object, max_count: int | None = None) -
 _SPEC_OF_KEYWORD: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
 
 
-def checked_constraint(where: str, **constraints: object) -> Spec | None:
-    """Returns the one of regex, json_schema, ebnf, lark and constraint that is not None, as a spec. Raises InputError
-    if there are two, or if it is invalid."""
+def checked_constraint(where: str, schemas: object = None, **constraints: object) -> Spec | None:
+    """Returns the one of regex, json_schema, ebnf, lark and constraint that is not None, as a spec. `schemas`: the
+    other documents of json_schema, by URI. Raises InputError if there are two, or if it is invalid."""
     given = {name: value for name, value in constraints.items() if value is not None}
     if len(given) > 1:
         raise InputError(f"{where}: {' and '.join(given)} exclude each other; give one of them")
+    if schemas is not None and "json_schema" not in given:
+        raise InputError(f"{where}: schemas needs json_schema, which refers to them")
     for name, value in given.items():
         if name == "regex":
             return checked_regex(where, value)
@@ -70,6 +72,8 @@ def checked_constraint(where: str, **constraints: object) -> Spec | None:
                 raise InputError(
                     f"{where}: json_schema takes a dict, JSON text or a Pydantic model; write type={value.__name__}"
                 )
+            if schemas is not None:
+                return JsonSchema(cast("Any", value), schemas=cast("Any", schemas))
             return _SPEC_OF_KEYWORD[name](value)
         except InputError:
             raise

@@ -174,7 +174,7 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
 
 _PER_GEN_ONLY = "a constraint belongs to one gen; pass it to that gen"
 UNSUPPORTED_KEYWORDS = {
-    **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
+    **dict.fromkeys(("json_schema", "schemas", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
     "use_thread": "calls always run in parallel to the body; the only supported value is True, in run",
     "num_api_spec_tokens": "plait has no speculative execution for API models",
 }

@@ -44,7 +44,7 @@ def spec_cost(spec: Spec) -> int:
     if isinstance(spec, Choices):
         return 8 * sum(map(len, spec.choices))
     if isinstance(spec, JsonSchema):
-        return _schema_cost(spec.text)
+        return _schema_cost(spec.text) + len(str(spec.schemas))
     if isinstance(spec, JsonObject):
         return 0
     if isinstance(spec, Lark | Ebnf):

@@ -17,6 +17,7 @@ import llguidance
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
+from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bounds, write_lark
@@ -52,6 +53,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
         (grammar,) = _grammars(rewritten.schema, spec)
         return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
+    spec = bundled(spec)
     rewritten = rewritten_schema(spec)
     reason = None
     if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
@@ -143,6 +145,7 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
     """
     if isinstance(spec, JsonObject):
         return JsonRules(start, tuple(schema_rules({} if spec.any_value else {"type": "object"}, spec, start)))
+    spec = bundled(spec)
     rewritten = rewritten_schema(spec)
     schema = rewritten.schema
     unique = extract_unique_items(schema)

@@ -17,16 +17,17 @@ _BESIDE_REFERENCES: tuple[str, ...] = ("$ref", "$defs", "definitions", "title", 
 _OLD_ITEMS = re.compile(r"/items(?=/[0-9]+(/|$))")
 
 
-def embed_schema(schema: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
+def embed_schema(schema: Mapping[str, Any], place: Callable[[str], str], base: str = ROOT) -> dict[str, Any]:
     """Returns an equivalent schema for a document of 2020-12, without ids and anchors.
 
     place: returns the reference, in that document, to the part of the schema at a JSON pointer ("" for all of it).
+    base: the URI of the schema, to which its references are relative.
     Definitions that are not referred to are left out. References to other documents stay. Raises GrammarError.
 
     >>> embed_schema({"$id": "x:y", "items": {"$ref": "x:y#/$defs/a"}, "$defs": {"a": {}}}, "#/tool{}".format)
     {'items': {'$ref': '#/tool/$defs/a'}, '$defs': {'a': {}}}
     """
-    document = SchemaDocument(json.dumps(schema), keeps_unique_items=True)
+    document = SchemaDocument(json.dumps(schema), keeps_unique_items=True, resources={"": base})
     assert isinstance(document.schema, dict), "it was an object before"
     for _, part in document.parts:
         for name in _NAMES:

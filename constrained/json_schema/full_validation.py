@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
+from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.specs import JsonSchema, Spec, Structural
 
 MAX_REASON = 200
@@ -66,7 +67,7 @@ def validation_error(spec: Spec, text: str) -> str | None:
     '[1,1] has non-unique elements (at the top)'
     """
     if isinstance(spec, JsonSchema):
-        return json_validation_error(spec.text, text)
+        return json_validation_error(bundled(spec).text, text)
     if isinstance(spec, Structural):
         return "what was left out of a structural text's schemas is not checked"
     return None

@@ -28,7 +28,7 @@ def is_small_schema(spec: JsonSchema | JsonObject) -> bool:
     """
     if isinstance(spec, JsonObject):
         return True
-    if spec.lenient or len(spec.text) > MAX_CHARS:
+    if spec.lenient or spec.schemas or len(spec.text) > MAX_CHARS:
         return False
     try:
         schema = json.loads(spec.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
@@ -10,14 +11,16 @@ import msgspec
 from plait.constrained.specs.errors import GrammarError
 
 MAX_SCHEMA_BYTES = 1 << 20
+MAX_SCHEMAS = 1024
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_TAG_BYTES = 1024
 
 
 if TYPE_CHECKING:
     SchemaSource: TypeAlias = str | dict[str, Any] | bool | type
+    SchemaMap: TypeAlias = str | Mapping[str, SchemaSource]
 else:
-    SchemaSource = str  # what `__post_init__` stores and messages carry
+    SchemaSource = SchemaMap = str  # what `__post_init__` stores and messages carry
 
 
 class WithStyle(Protocol):
@@ -73,6 +76,23 @@ def schema_text(schema: object) -> str:
     if utf8_length(schema, "the schema", None) > MAX_SCHEMA_BYTES:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes")
     return schema
+
+
+def schemas_text(schemas: object, schema: str) -> str:
+    """Returns the JSON text of documents by URI, given as text or mapping; "" for none.
+
+    Raises GrammarError for more than 1,024, and for more than 1 MiB of them and `schema` together.
+    """
+    if isinstance(schemas, Mapping):
+        if not all(isinstance(uri, str) and uri for uri in schemas):
+            raise GrammarError("schemas maps URIs, which are texts, to schemas")
+        if len(schemas) > MAX_SCHEMAS:
+            raise GrammarError(f"there are more than {MAX_SCHEMAS} schemas")
+        items = (f"{json.dumps(uri)}:{schema_text(schemas[uri])}" for uri in sorted(schemas))
+        schemas = f"{{{','.join(items)}}}" if schemas else ""
+    if utf8_length(schemas, "schemas", None) and len(f"{schema}{schemas}".encode()) > MAX_SCHEMA_BYTES:
+        raise GrammarError(f"the schema and its schemas are longer than {MAX_SCHEMA_BYTES} bytes together")
+    return str(schemas)
 
 
 def check_tags(spec: object, required: tuple[str, ...], optional: tuple[str, ...]) -> None:

@@ -7,7 +7,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from plait.constrained.specs.checks import SchemaSource, check_grammar, check_style, schema_text, utf8_length
+from plait.constrained.specs.checks import (
+    SchemaMap,
+    SchemaSource,
+    check_grammar,
+    check_style,
+    schema_text,
+    schemas_text,
+    utf8_length,
+)
 from plait.constrained.specs.errors import GrammarError
 
 MAX_PATTERN_BYTES = 64 << 10
@@ -69,8 +77,9 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     `compact` leaves it out; `whitespace` allows JSON white space between any two tokens. `annotations` treats all
     unknown keywords as annotations, as the specification does; without it probable misspellings are refused. An unknown
     `format` is an annotation, listed in `Grammar.warnings`; with `strict_formats` it is refused. `lenient` drops
-    unsupported keywords, lists them in `Grammar.unchecked`, and leaves their validation to `Grammar.check`. Anything
-    else raises GrammarError.
+    unsupported keywords, lists them in `Grammar.unchecked`, and leaves their validation to `Grammar.check`. `schemas`:
+    the other documents that `$ref` may name, by their URI, or by one relative to the `$id` of `schema`; nothing is
+    fetched. At most 1,024, and 1 MiB with `schema`. Anything else raises GrammarError.
 
     >>> JsonSchema({"type": "integer"}).text
     '{"type":"integer"}'
@@ -82,9 +91,11 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     annotations: bool = False
     compact: bool = False
     strict_formats: bool = False
+    schemas: SchemaMap = ""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        msgspec.structs.force_setattr(self, "schemas", schemas_text(self.schemas, self.text))
         for name in ("whitespace", "lenient", "annotations", "compact", "strict_formats"):
             if not isinstance(getattr(self, name), bool):
                 raise GrammarError(f"{name} must be True or False")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
+from plait.lang.backends.chat_messages import self_contained
 from plait.lang.backends.chat_tools import optional_tools
 from plait.lang.backends.choice_scoring import score_choices
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
@@ -335,7 +336,7 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
         case Regex(pattern):
             return {"regex": pattern}
         case JsonSchema():
-            return {"json_schema": spec.text}
+            return {"json_schema": self_contained(spec)}
         case JsonObject():
             return {"json_schema": "{}" if spec.any_value else '{"type":"object"}'}
         case Choices(choices):

@@ -34,7 +34,7 @@ MAX_RETRIES = 32
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _SpecialForm: TypeAlias = object  # Literal[...] and X | Y, which are no `type[T]` to type checkers
 _GEN_KEYWORDS = (
-    *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
+    *("name", "regex", "json_schema", "schemas", "ebnf", "lark", "constraint", "complete"),
     *("choices", "choices_method", "type", "retries", "dtype", "think", "think_tokens", "tools", "tool_choice"),
     *("draft_then_constrain", "draft_tokens"),
 )
@@ -92,6 +92,7 @@ def gen(
     particles: int | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
+    schemas: Mapping[str, str | dict[str, Any] | bool | type] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
     constraint: Spec | None = None,
@@ -139,6 +140,7 @@ def gen(
     particles: int | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | type | None = None,
+    schemas: Mapping[str, str | dict[str, Any] | bool | type] | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
     constraint: Spec | None = None,
@@ -174,9 +176,10 @@ def gen(
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
       state continues with the first one. `get_meta_info` returns a list with one dict per sample.
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the
-      text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
-      the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
-      or JsonSchema(schema, lenient=True). Only one of them may be given. Named groups of a regex, `(?P<year>[0-9]{4})`,
+      text is JSON that is valid for the schema, with one space after each comma and colon. `schemas`: the other
+      documents that the schema refers to, {uri: schema}; nothing is fetched. `ebnf` (GBNF) and `lark`: the text is in
+      the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject() or
+      JsonSchema(schema, lenient=True). Only one of them may be given. Named groups of a regex, `(?P<year>[0-9]{4})`,
       and rules of a Lark grammar with the attribute `capture` are variables too: s["year"] is the text of the group,
       or None if it has no part in the value. If `max_tokens` is reached first, the value is incomplete (finish_reason
       "length"). Text that follows the gen in the same expression is part of the constraint: the value ends only where
@@ -236,7 +239,9 @@ def gen(
             raise InputError(f"{where}: dtype, type and regex exclude each other; give one of them")
         value_type = _checked_dtype(where, dtype)
         type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
-    spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
+    spec = checked_constraint(
+        where, schemas, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint
+    )
     if think or think_tokens is not None:
         if tools is not None or choices is not None or retries is not None or draft_then_constrain:
             raise InputError(f"{where}: think cannot be combined with tools, choices, retries or draft_then_constrain")

@@ -52,3 +52,14 @@ def test_an_unsupported_schema_raises_with_its_path(runtime):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(b)\1"}}, "required": ["a"]}
     with pytest.raises(plait.ProgramError, match="/properties/a"):
         character.run(1, json_schema=schema, backend=runtime)
+
+
+def test_a_schema_refers_to_documents_that_the_program_gives(runtime):
+    schemas = {"https://a.b/house": {"enum": ["Ravenclaw"]}, "https://a.b/unused": {"$schema": "unknown"}}
+    schema = {**SCHEMA, "properties": {"house": {"$ref": "https://a.b/house"}}, "required": ["house"]}
+    state = character.run(1, json_schema=schema, schemas=schemas, backend=runtime)
+    assert json.loads(state["value"]) == {"house": "Ravenclaw"}
+    with pytest.raises(plait.InputError, match="json_schema"):
+        gen("value", regex="a", schemas=schemas)
+    with pytest.raises(plait.InputError, match="JSON text"):
+        gen("value", json_schema=schema, schemas={"https://a.b/house": 3})

@@ -21,6 +21,7 @@ from plait.constrained.json_schema.rewrite.references.reachable import without_u
 from plait.constrained.json_schema.rewrite.references.resources import (
     DEFINITIONS,
     ROOT,
+    Resources,
     add_metaschemas,
     resolve_references,
 )
@@ -67,16 +68,18 @@ _DRAFT_IDS = {
 class SchemaDocument:
     """The schema in `text`. Raises GrammarError if it is not JSON, too large, or names an unknown draft.
 
-    `keeps_unique_items`: rewrite rules may leave `uniqueItems` in it.
+    `keeps_unique_items`: rewrite rules may leave `uniqueItems` in it. `resources`: pointer -> URI of parts that are
+    resources, beside those that `$id` names; all definitions are kept then.
 
     >>> SchemaDocument('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
     '/x'
     """
 
-    def __init__(self, text: str, *, keeps_unique_items: bool = False) -> None:
+    def __init__(self, text: str, *, keeps_unique_items: bool = False, resources: dict[str, str] | None = None) -> None:
         self.keeps_unique_items = keeps_unique_items
-        self.schema: Schema = _read(text)
-        self.draft = _draft(self.schema)
+        self.schema: Schema = _read(text, is_whole=resources is not None)
+        self._resources = resources or {}
+        self.draft = draft_of(self.schema)
         self._pointers: dict[int, str] = {}
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
@@ -84,11 +87,11 @@ class SchemaDocument:
         if isinstance(self.schema, dict):
             parts, added = self._parts(self.schema)
             self._index(parts)
-            self._bases |= resolve_references(parts, self.draft, added)
+            self._bases |= resolve_references(parts, self.draft, added, self._resources)
             if has_dynamic_references(parts):
-                again = _read(text)
+                again = _read(text, is_whole=resources is not None)
                 assert isinstance(again, dict), "it was an object before"
-                static = with_static_references(again, self._parts(again)[0], self.draft)
+                static = with_static_references(again, self._parts(again)[0], self.draft, self._resources)
                 parts = list(subschemas(static, ""))
                 parts += self._referred_to(static, parts)
                 self.schema = static
@@ -112,9 +115,11 @@ class SchemaDocument:
         """Returns the subschemas that references lead to at places where the keywords expect none."""
         known, found, todo = {at for at, _ in parts}, list[tuple[str, dict[str, Any]]](), parts
         while todo:
-            pointers = {
-                unquote(ref[1:]) for _, part in todo if isinstance(ref := part.get("$ref"), str) and ref[:2] == "#/"
-            }
+            written = [ref for _, part in todo if isinstance(ref := part.get("$ref"), str)]
+            if all(ref.startswith("#") for ref in written) and not self._resources:
+                pointers = {unquote(ref[1:]) for ref in written if ref[:2] == "#/"}
+            else:
+                pointers = Resources(self.draft, given=self._resources).targets([*parts, *found])
             todo = []
             for pointer in sorted(pointers - known):
                 try:
@@ -166,7 +171,7 @@ class SchemaDocument:
             for keyword in ("const", "enum"):
                 if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
                     raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
-            if at and "$id" in part and "$schema" in part and _draft(part) != self.draft:
+            if at and "$id" in part and "$schema" in part and draft_of(part) != self.draft:
                 raise GrammarError("a schema of another draft within this one is not supported", f"{at}/$schema")
 
 
@@ -222,20 +227,29 @@ def escape_pointer_token(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _read(text: str) -> Schema:
+def _read(text: str, *, is_whole: bool) -> Schema:
+    schema = parse_json(text)
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a schema is an object, true or false", "")
+    reachable: Schema = without_unreachable(schema) if isinstance(schema, dict) and not is_whole else schema
+    _check_size(reachable)
+    return reachable
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of the JSON text of a schema. Raises GrammarError, also for a name that stands twice.
+
+    >>> parse_json('{"type": "null"}')
+    {'type': 'null'}
+    """
     try:
-        schema: Any = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except RecursionError:
         raise GrammarError("the schema is nested too deeply", "") from None
     except json.JSONDecodeError as error:
         raise GrammarError(f"the schema is not JSON: {error.msg}", error.pos) from None
     except ValueError:
         raise GrammarError("the schema holds a number that is too long") from None
-    if not isinstance(schema, dict | bool):
-        raise GrammarError("a schema is an object, true or false", "")
-    reachable: Schema = without_unreachable(schema) if isinstance(schema, dict) else schema
-    _check_size(reachable)
-    return reachable
 
 
 def _check_size(schema: Schema) -> None:
@@ -269,10 +283,15 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _draft(schema: Schema) -> int:
+def draft_of(schema: Schema, otherwise: int = 2020) -> int:
+    """Returns the draft that a schema names; `otherwise` if it names none. Raises GrammarError for an unknown one.
+
+    >>> draft_of({"$schema": "http://json-schema.org/draft-07/schema#"}), draft_of(True)
+    (7, 2020)
+    """
     uri = schema.get("$schema") if isinstance(schema, dict) else None
     if uri is None:
-        return 2020
+        return otherwise
     for name, draft in _DRAFTS.items():
         if isinstance(uri, str) and re.search(rf"json-schema\.org/(draft/)?{name}/", uri) and draft > 3:
             return draft

@@ -30,23 +30,34 @@ def has_dynamic_references(parts: Iterable[tuple[str, dict[str, Any]]]) -> bool:
     return any(isinstance(part.get(name), str) for _, part in parts for name in _REFERENCES[1:])
 
 
-def with_static_references(schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]], draft: int) -> Any:
+def with_static_references(
+    schema: dict[str, Any],
+    parts: list[tuple[str, dict[str, Any]]],
+    draft: int,
+    given: dict[str, str] | None = None,
+) -> Any:
     """Returns an equivalent document without dynamic references, whose references are pointers from its root.
 
     `parts`: (pointer, subschema) of `schema`, outer ones first. References to nothing stay. Raises GrammarError if too
-    many copies are needed.
+    many copies are needed. `given`: as in `resolve_references`.
 
     >>> schema = {"$dynamicAnchor": "n", "items": {"$dynamicRef": "#n"}}
     >>> with_static_references(schema, [("", schema), ("/items", schema["items"])], 2020)
     {'items': {'allOf': [{'$ref': '#'}]}}
     """
-    return _Copier(schema, parts, draft).copy_root()
+    return _Copier(schema, parts, draft, given).copy_root()
 
 
 class _Copier:
-    def __init__(self, schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]], draft: int) -> None:
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        parts: list[tuple[str, dict[str, Any]]],
+        draft: int,
+        given: dict[str, str] | None,
+    ) -> None:
         self._schema = schema
-        self._known = Resources(draft)
+        self._known = Resources(draft, given=given)
         self._bases = {at: base for at, _, base in self._known.add(parts)}
         self._places = {pointer: uri for uri, pointer in self._known.pointers.items()} | {"": self._bases[""]}
         self._anchors = self._dynamic_anchors(parts)

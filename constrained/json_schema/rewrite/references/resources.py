@@ -48,7 +48,10 @@ def add_metaschemas(schema: dict[str, Any], parts: list[tuple[str, dict[str, Any
 
 
 def resolve_references(
-    parts: list[tuple[str, dict[str, Any]]], draft: int, metaschemas: dict[str, bool] | None = None
+    parts: list[tuple[str, dict[str, Any]]],
+    draft: int,
+    metaschemas: dict[str, bool] | None = None,
+    given: dict[str, str] | None = None,
 ) -> set[str]:
     """Rewrites the references in `parts`, (pointer, subschema) outer ones first, and removes their ids and anchors.
 
@@ -56,7 +59,7 @@ def resolve_references(
     If only one schema of the document has it, it is that one. The resource of the root is the outermost one of every
     scope, so if it has the anchor, it is the one there. `metaschemas`: what `add_metaschemas` returned. If only those
     have the anchor, and the document itself refers to one of them only, that one is the next in every scope. Other
-    references stay, and are refused.
+    references stay, and are refused. `given`: pointer -> URI of a resource, beside the one that its `$id` says.
 
     Returns the URIs of the root.
 
@@ -64,7 +67,7 @@ def resolve_references(
     >>> sorted(resolve_references([("", part), ("/items", part["items"])], 2020)), part["items"]
     (['http://a.b/c', 'http://root.invalid/'], {'$ref': 'http://root.invalid/#/x'})
     """
-    known = Resources(draft, metaschemas)
+    known = Resources(draft, metaschemas, given)
     based = list(known.add(parts))
     for _, part, base in based:
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -80,9 +83,12 @@ def resolve_references(
 class Resources:
     """The resources and anchors of a document, by URI."""
 
-    def __init__(self, draft: int, metaschemas: dict[str, bool] | None = None) -> None:
+    def __init__(
+        self, draft: int, metaschemas: dict[str, bool] | None = None, given: dict[str, str] | None = None
+    ) -> None:
         self._root = ""  # URI of the resource of the root
         self._metaschemas = metaschemas or {}
+        self._given = given or {}
         self._id_keyword = "id" if draft == 4 else "$id"
         self._draft = draft
         self.pointers: dict[str, str] = {}  # of the resource with a URI
@@ -92,7 +98,8 @@ class Resources:
 
     def add(self, parts: list[tuple[str, dict[str, Any]]]) -> Iterator[Part]:
         """Yields the parts with the resource that each belongs to."""
-        bases = {"": ROOT}  # by pointer
+        bases = {"": ROOT} | self._given  # by pointer
+        self.pointers |= {uri: at for at, uri in self._given.items()}
         for at, part in parts:
             outer = at
             while outer not in bases:
@@ -132,6 +139,8 @@ class Resources:
             address = self._outermost(having)
         pointer = self.pointers.get(address)
         if pointer is None:
+            if keyword == "$ref" and not base.startswith(ROOT):
+                part["$ref"] = f"{address}#{fragment}"  # the base is not known afterwards
             return
         if fragment and not fragment.startswith("/"):
             pointer = self.anchors.get(f"{address}#{fragment}")
@@ -144,6 +153,16 @@ class Resources:
         else:
             del part[keyword]
             part["allOf"] = [*part.get("allOf", []), {"$ref": reference}]
+
+    def targets(self, parts: list[tuple[str, dict[str, Any]]]) -> set[str]:
+        """Returns the pointers to which the `$ref` of these parts lead, but for those to anchors."""
+        found = set()
+        for _, part, base in list(self.add(parts)):
+            if isinstance(part.get("$ref"), str):
+                address, fragment = urldefrag(join_reference(base, part["$ref"]))
+                if address in self.pointers and (not fragment or fragment.startswith("/")):
+                    found.add(self.pointers[address] + unquote(fragment))
+        return found
 
     def _outermost(self, having: list[str]) -> str:
         """Returns the first resource of every dynamic scope, of these that have an anchor; "" if that is not known."""

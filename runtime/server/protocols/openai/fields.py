@@ -31,12 +31,14 @@ class UsageOption(StrictStruct):
 
 
 class Schema(StrictStruct):
-    """A named JSON schema. The answer fits it whether `strict` is set or not."""
+    """A named JSON schema. The answer fits it whether `strict` is set or not. `schemas`: the documents that it refers
+    to, by URI."""
 
     name: str
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+    schemas: dict[str, dict[str, Any] | bool] | None = None
 
 
 class TextFormat(StrictStruct, tag_field="type", tag="text"):
@@ -113,6 +115,7 @@ def constraint_of(body: SamplingRequest) -> tuple[Spec | None, str | None]:
             "annotations": not schema_format.strict,
             "compact": bool(body.compact),
             "strict_formats": bool(schema_format.strict or body.strict_formats),
+            "schemas": schema_format.schemas or "",
         }
         constraints.append((param, build_constraint(param, JsonSchema, schema_format.schema or {}, **options)))
     if body.structured_outputs is not None:

@@ -164,6 +164,19 @@ def test_constraint_extensions(client, extra, fits) -> None:
     assert fits(create_and_stream(client, extra_body=extra, max_tokens=40).choices[0].message.content)
 
 
+def test_a_schema_refers_to_documents_of_the_request(client) -> None:
+    schema = {"type": "object", "properties": {"unit": {"$ref": "units"}}, "required": ["unit"], "$id": "https://a.b/c"}
+    form = {"name": "x", "schema": schema, "schemas": {"https://a.b/units": {"enum": ["C"]}}, "strict": True}
+    answer = create_and_stream(client, response_format={"type": "json_schema", "json_schema": form}, max_tokens=40)
+    assert answer.choices[0].message.content.startswith('{"unit": "C"')
+    output_format = {"type": "json_schema", **form}
+    response = client.responses.create(model=MODEL, input="hi", max_output_tokens=40, text={"format": output_format})
+    assert response.output_text.startswith('{"unit": "C"')
+    del form["schemas"]
+    with pytest.raises(openai.BadRequestError, match="nothing is fetched"):
+        create_and_stream(client, response_format={"type": "json_schema", "json_schema": form}, max_tokens=40)
+
+
 def test_json(client) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
     strict = {"name": "place", "schema": schema | {"additionalProperties": False}, "strict": True}

@@ -85,6 +85,7 @@ def _constraint(body: ResponsePrompt, strict_formats: bool, *, compact: bool) ->
             "annotations": not output_format.strict,
             "compact": compact,
             "strict_formats": bool(output_format.strict or strict_formats),
+            "schemas": output_format.schemas or "",
         }
         return build_constraint(param, JsonSchema, output_format.schema, **options), param
     return None, None

@@ -134,12 +134,13 @@ class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
 
 
 class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
-    """A JSON value that fits `schema`, whether `strict` is set or not."""
+    """A JSON value that fits `schema`, whether `strict` is set or not. `schemas`: the documents that it refers to."""
 
     name: ToolName
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
+    schemas: dict[str, dict[str, Any] | bool] | None = None
 
 
 class TextConfig(StrictStruct):
