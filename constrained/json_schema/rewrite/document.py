@@ -80,6 +80,7 @@ class SchemaDocument:
         self.schema: Schema = _read(text, is_whole=resources is not None)
         self._resources = resources or {}
         self.draft = draft_of(self.schema)
+        self.narrowings: list[tuple[str, str]] = []  # that rules reported with `narrow`, for the rewriter to take
         self._pointers: dict[int, str] = {}
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
@@ -130,6 +131,10 @@ class SchemaDocument:
             known |= {at for at, _ in todo}
             found += todo
         return found
+
+    def narrow(self, values: str, keyword: str) -> None:
+        """Reports that a rewrite leaves out some valid values of the schema, because of one of its keywords."""
+        self.narrowings.append((values, keyword))
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
         """Returns the pointer of `schema` (by identity); `otherwise` for a schema that a rewrite made."""

@@ -82,9 +82,9 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
 
     Proof: with n names listed, no patterns and no additional ones, an object has at least m properties exactly
     if it has all of some m of them, and at most m if it lacks all of some n - m. Required names always count;
-    `minProperties` up to their number has no effect. With additional names there is a case for each listed name that is
-    optional, here or in the schemas beside this one, and a case without these. Additional names are counted by the
-    compiler, and refused from two of them on, since a repeated name would be counted twice.
+    `minProperties` up to their number has no effect. With additional names there is a case for each set of listed names
+    that are optional, here or in the schemas beside this one. Additional names are counted by the compiler, up to a
+    minimum of one of them, since a repeated name would be counted twice: objects that need more are left out.
     """
     min_count, max_count = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     if not min_count and max_count is None:
@@ -101,13 +101,13 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
         return with_all_of(
             rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if min_count else [])
         )
-    if min_count > len(required) + 1:
-        raise UnsupportedKeywords(
-            "a minimum of more than one property beyond the required ones is not supported", "minProperties"
-        )
     optional = sorted(_optional_names(rest, document) - required - (set(rest.get("properties", {})) - listed))
+    if min_count > len(required) + len(optional) + 1:
+        raise UnsupportedKeywords(
+            "a minimum of more than one property beyond the listed ones is not supported", "minProperties"
+        )
     if optional and (min_count or max_count is not None):
-        return _count_in_open_object(rest, optional, sorted(required), min_count, max_count)
+        return _count_in_open_object(rest, optional, sorted(required), min_count, max_count, document)
     bounds = {"minProperties": min_count} if min_count else {}
     bounds |= {"maxProperties": int(max_count)} if max_count is not None else {}
     rewritten = rest | bounds
@@ -115,27 +115,32 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
 
 
 def _count_in_open_object(
-    rest: SchemaObject, optional: list[str], required: list[str], least: int, most: Any
+    rest: SchemaObject, optional: list[str], required: list[str], least: int, most: Any, document: SchemaDocument
 ) -> SchemaObject:
-    """Returns cases: one more property, which is an optional listed one; or none of these, and additional ones."""
-    if len(optional) > MAX_SUBSETS:
-        raise UnsupportedKeywords(
-            f"more than {MAX_SUBSETS} cases", "minProperties" if most is None else "maxProperties"
-        )
-    if most is not None and int(most) > len(required) + 1:
-        raise UnsupportedKeywords("it is combined with optional and additional properties", "maxProperties")
-    listed = rest.get("properties", {})
-    none = {**listed, **dict.fromkeys(optional, False)}
+    """Returns a case for each set of optional names: exactly these, and so many additional ones as the bounds allow.
+
+    Without a maximum the objects that need no additional name are one case for each set of as many as are needed.
+    """
+    keyword = "minProperties" if most is None else "maxProperties"
+    needed, room = max(0, least - len(required)), len(optional) if most is None else int(most) - len(required)
+    sizes = range(max(0, needed - 1), min(len(optional), needed if most is None else room) + 1)
+    if sum(comb(len(optional), size) for size in sizes) > MAX_SUBSETS:
+        raise UnsupportedKeywords(f"more than {MAX_SUBSETS} cases", keyword)
+    if needed > 1:
+        document.narrow("objects with two or more additional properties that the minimum needs are left out", keyword)
+    listed, is_open = rest.get("properties", {}), not rest.keys() & {"patternProperties", "additionalProperties"}
+    if most is not None and not is_open and not listed.keys() >= set(optional):
+        raise UnsupportedKeywords("it is combined with optional properties of other schemas", keyword)
     bounds: SchemaObject = {} if most is None else {"maxProperties": int(most)}
-    cases = []
-    for name in optional if most is None or int(most) > len(required) else ():
-        others = listed if most is None else {**none, name: listed.get(name, rest.get("additionalProperties", True))}
-        if most is not None and name not in listed and (rest.keys() & {"patternProperties", "additionalProperties"}):
-            raise UnsupportedKeywords("it is combined with optional properties of other schemas", "maxProperties")
-        cases.append({**rest, **bounds, "properties": others, "required": [*required, name]})
-    if least:
-        bounds["minProperties"] = least
-    return {"anyOf": [*cases, {**rest, **bounds, "properties": none}]}
+    cases: list[SchemaObject] = []
+    for size in sizes:
+        for names in combinations(optional, size):
+            case = {**rest, **bounds, "required": [*required, *names]}
+            if most is not None or size < needed:
+                others = dict.fromkeys(names, True) | dict(listed)
+                case["properties"] = others | {name: False for name in optional if name not in names}
+            cases.append({**case, "minProperties": least} if size < needed else case)
+    return {"anyOf": cases} if cases else with_all_of(rest, _NOT_AN_OBJECT)
 
 
 def _optional_names(schema: SchemaObject, document: SchemaDocument, depth: int = 0) -> set[str]:

@@ -77,7 +77,8 @@ class RewrittenSchema:
 
     schema: an equivalent schema in the compiler's keywords.
     unchecked: the JSON pointers of the keywords that `lenient` dropped.
-    warnings: one sentence for each unknown format and, with `annotations`, for each probable misspelling.
+    warnings: one sentence for each unknown format, each keyword because of which valid values are left out and, with
+    `annotations`, each probable misspelling.
     """
 
     schema: SchemaObject
@@ -224,6 +225,7 @@ class _Rewriter:
         for _ in range(len(schema) + 1):
             try:
                 rewritten = rewrite(schema, self._document)
+                self._warn_of_narrowings(at)
                 return schema if rewritten is None else rewritten
             except UnsupportedKeywords as error:
                 schema = dict(schema)
@@ -234,6 +236,12 @@ class _Rewriter:
                     raise GrammarError(error.reason, f"{at}/{error.keywords[0]}") from None
                 self._reject_or_drop(error.reason, at, schema, *named)
         return schema
+
+    def _warn_of_narrowings(self, at: str) -> None:
+        for values, keyword in self._document.narrowings:
+            place = f"{at}/{keyword}"[:200]
+            self._warnings[place] = f"{place}: {values}"
+        self._document.narrowings.clear()
 
     def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
         """Returns a schema, to which all rules were applied, in the compiler's keywords."""

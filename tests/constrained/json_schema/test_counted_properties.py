@@ -1,0 +1,76 @@
+"""Counts of properties beside optional names: a value is accepted exactly if it is valid by jsonschema-rs, but for objects
+that need two or more additional names, of which a warning tells."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schema_strategies import accepts, compact, grammar_of, reference_validator
+
+from plait.constrained import GrammarError
+
+NAMES = ["a", "b", "c", "x", "y"]
+OBJECTS: list[dict[str, Any]] = [
+    dict.fromkeys(names, value)
+    for value in (1, "s")
+    for names in (tuple(n for i, n in enumerate(NAMES) if mask >> i & 1) for mask in range(32))
+]
+LISTED = st.lists(st.sampled_from("abc"), unique=True, max_size=3).map(lambda names: dict.fromkeys(names, True))
+SCHEMAS = st.fixed_dictionaries(
+    {"properties": LISTED},
+    optional={
+        "type": st.just("object"),
+        "required": st.lists(st.sampled_from("abx"), unique=True, max_size=2),
+        "minProperties": st.integers(0, 4),
+        "maxProperties": st.integers(0, 4),
+        "additionalProperties": st.sampled_from([False, True, {"type": "integer"}]),
+        "patternProperties": st.sampled_from([{"^[xa]$": {"type": "integer"}}, {"^x": True}]),
+        "propertyNames": st.sampled_from([{"pattern": "^[abx]"}, {"enum": ["a", "b", "x"]}]),
+        "allOf": st.sampled_from([[{"properties": {"b": {"type": "integer"}}}], [{"required": ["c"]}]]),
+    },
+)
+
+
+def any_order(grammar: Any, value: Any) -> bool:
+    return any(accepts(grammar, compact(dict(order))) for order in permutations(value.items()))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(SCHEMAS)
+def test_objects_are_accepted_exactly_if_they_are_valid(schema: Any) -> None:
+    validator = reference_validator(schema)
+    try:
+        grammar = grammar_of(schema)
+    except GrammarError as error:
+        if "no value" in error.reason:
+            assert not any(map(validator.is_valid, OBJECTS))
+        return
+    needed = schema.get("minProperties", 0) - 1
+    listed = schema["properties"].keys() | set(schema.get("required", ())) | {"b", "c"} & set(str(schema.get("allOf")))
+    for value in OBJECTS:
+        if any_order(grammar, value):
+            assert validator.is_valid(value), value
+        elif validator.is_valid(value):
+            assert len(value.keys() & listed) < needed and "left out" in "".join(grammar.warnings), value
+
+
+@pytest.mark.parametrize("shut", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "integer"}}])
+@pytest.mark.parametrize(("least", "most"), [(2, None), (0, 2), (1, 2), (2, 2), (3, 4), (1, 1), (2, 3)])
+def test_counts_beside_three_names_compile(shut: Any, least: int, most: int | None) -> None:
+    schema = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": least, **shut}
+    schema |= {} if most is None else {"maxProperties": most}
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for value in OBJECTS:
+        needs_two = len(value.keys() & set("abc")) < least - 1
+        assert any_order(grammar, value) is (validator.is_valid(value) and not needs_two), value
+
+
+def test_a_repeated_name_counts_once() -> None:
+    grammar = grammar_of({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2})
+    assert not accepts(grammar, '{"x":1,"x":1}') and accepts(grammar, '{"a":1,"x":1}')
+    assert grammar.warnings
+    assert not grammar_of({"type": "object", "properties": {"a": {}}, "minProperties": 1}).warnings
