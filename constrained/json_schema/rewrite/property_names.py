@@ -34,8 +34,9 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
     Proof: a listed name that violates `propertyNames` may not occur, so its schema is false. Any other name must match
     the pattern of the valid names. `patternProperties` with that pattern and the schema of additional properties, and
     `additionalProperties: false`, express just that; the other patterns are narrowed to the valid names, and the first
-    one does without the names that another pattern matches. If it matches listed names, the pattern of the invalid
-    names and false express it instead. Names that a `not` lists become listed names that may not occur.
+    one does without the names that another pattern matches. A listed name that a pattern matched before, and no longer
+    does, has that schema too. If it matches listed names, the pattern of the invalid names and false express it
+    instead. Names that a `not` lists become listed names that may not occur.
 
     >>> property_names({"propertyNames": {"enum": ["a"]}}, SchemaDocument("{}"))
     {'additionalProperties': False, 'patternProperties': {'^(?:a)$': True}, 'properties': {}}
@@ -58,7 +59,11 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
             if is_narrowed(pattern):
                 raise GrammarError("a pattern without complement beside it is not supported")
             plain = ecma_to_plain_pattern(pattern).pattern
-            patterns[_whole_ecma(intersect(allowed, plain).pattern)] = inner
+            narrowed = _whole_ecma(intersect(allowed, plain).pattern)
+            patterns[narrowed] = inner
+            for name, own in listed.items():
+                if own is not False and matches(pattern, name) and not matches(narrowed, name):
+                    listed[name] = {"allOf": [own, inner]}
             others = intersect(others, plain, negated=True).pattern
         is_listed = any(inner is not False and matches(_whole_ecma(others), name) for name, inner in listed.items())
         if additional is not True and is_listed:

@@ -1,5 +1,7 @@
-"""Counts of properties beside optional names: a value is accepted exactly if it is valid by jsonschema-rs, but for objects
-that need two or more additional names, of which a warning tells."""
+"""Counts of properties beside optional names: a value is accepted exactly if it is valid by jsonschema-rs.
+
+Excepted are objects that need two or more additional names, of which a warning tells.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,12 @@ def test_counts_beside_three_names_compile(shut: Any, least: int, most: int | No
     for value in OBJECTS:
         needs_two = len(value.keys() & set("abc")) < least - 1
         assert any_order(grammar, value) is (validator.is_valid(value) and not needs_two), value
+
+
+def test_a_pattern_applies_to_a_listed_name_beside_listed_property_names() -> None:
+    schema = {"properties": {"a": {}}, "patternProperties": {"^[xa]$": {"type": "integer"}}}
+    grammar = grammar_of({"type": "object", **schema, "propertyNames": {"enum": ["a", "b", "x"]}})
+    assert accepts(grammar, '{"a":1}') and not accepts(grammar, '{"a":"s"}')
 
 
 def test_a_repeated_name_counts_once() -> None:
