@@ -19,9 +19,11 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensu
 from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
+from plait.constrained.json_schema.emptiness import Emptiness
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bounds, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
+from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords
@@ -77,13 +79,30 @@ class _CannotCombine(GrammarError):
 
 def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
     """Rewrites the schema of a spec; it keeps `uniqueItems`. Raises GrammarError."""
-    return rewrite_schema(
+    rewritten = rewrite_schema(
         spec.text,
         annotations=spec.annotations,
         lenient=spec.lenient,
         strict_formats=spec.strict_formats,
         keeps_unique_items=True,
     )
+    schema = _without_endless(rewritten.schema)
+    if schema is None:
+        place = locate_rejected_keyword(
+            spec.text, lambda part: isinstance(part, dict) and _without_endless(part) is None
+        )
+        raise GrammarError("no finite value satisfies this schema", place)
+    return replace(rewritten, schema=schema)
+
+
+def _without_endless(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns a rewritten schema without references to definitions whose values would have no end; None if its own
+    values have none, as those of {"required": ["a"], "properties": {"a": {"$ref": "#"}}}."""
+    if "$defs" not in schema:
+        return schema
+    possible = Emptiness({**schema["$defs"], "": without_keywords(schema, "$defs")}).without_empty()
+    root = possible.pop("", False)
+    return {**root, "$defs": possible} if isinstance(root, dict) else {} if root else None
 
 
 def _compile_rewritten(

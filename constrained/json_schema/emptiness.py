@@ -159,6 +159,8 @@ class Emptiness:
             if not more:
                 break
             having |= more
+        if len(having) == len(self._definitions):
+            return dict(self._definitions)
         return {
             name: _without(schema, having) for name, schema in self._definitions.items() if name in having or not name
         }
@@ -178,6 +180,8 @@ def _has_value(schema: Schema, having: set[str]) -> bool:
     if "$ref" in schema and schema["$ref"].removeprefix(_PREFIX) not in having:
         return False
     if "anyOf" in schema and not any(_has_value(inner, having) for inner in schema["anyOf"]):
+        return False
+    if not all(_has_value(inner, having) for inner in schema.get("allOf", ())):
         return False
     kinds = kinds_of([schema])
     if kinds == ["object"]:
@@ -204,6 +208,8 @@ def _without(schema: Schema, having: set[str]) -> Schema:
             out[name] = _without(out[name], having)
     if "prefixItems" in out:
         out["prefixItems"] = [_without(inner, having) for inner in out["prefixItems"]]
+    if "allOf" in out:
+        out["allOf"] = [_without(inner, having) for inner in out["allOf"]]
     if "anyOf" in out:
         out["anyOf"] = [_without(inner, having) for inner in out["anyOf"] if _has_value(inner, having)]
     return out

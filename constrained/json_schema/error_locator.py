@@ -44,7 +44,7 @@ class _ErrorLocator:
         while isinstance(part, dict) and id(part) not in self._seen:
             self._seen.add(id(part))
             names = sorted(part, key=lambda name: (name in _TRIED_LAST, name not in SUBSCHEMA_KEYWORDS))
-            keyword = next((name for name in names if self._is_accepted({**part, name: None}, at)), None)
+            keyword = next((name for name in names if self._is_accepted(_without(part, name), at)), None)
             if keyword is None:
                 return at
             inner = self._inner(part, keyword, at)
@@ -83,3 +83,12 @@ class _ErrorLocator:
             return self._rejects(rewrite_subschema(self._document, part, at))
         except GrammarError:
             return True
+
+
+def _without(part: dict[str, Any], keyword: str) -> dict[str, Any]:
+    """Returns a schema without what a keyword demands. Listed names stay, so that others are as closed as before."""
+    value = part[keyword]
+    return {
+        **part,
+        keyword: dict.fromkeys(value, True) if keyword == "properties" and isinstance(value, dict) else None,
+    }

@@ -16,6 +16,7 @@ from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import (
     TYPE_PLACE,
     Elements,
+    GrammarError,
     JsonObject,
     JsonSchema,
     JsonString,
@@ -28,7 +29,7 @@ from plait.constrained.specs import (
 from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
 from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
-from plait.constrained.structural.raw_text import element_value, ended_text, typed_value
+from plait.constrained.structural.raw_text import element_value, ended_text, has_text, typed_value
 
 IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 _JSON = CallText(b"", b"")
@@ -68,6 +69,8 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
     if isinstance(content, Regex):
         body = f"/{regex_to_lark(to_plain_pattern(content.pattern).pattern)}/"
         expression, rules = ended_text(body, trigger.end, name.upper(), marks)
+        if not has_text(rules):
+            raise GrammarError("no text of this pattern is without the text that ends it")
         return ContentRules(expression, rules, text=_OTHER)
     if isinstance(content, Lark):
         check_lark(content.grammar)

@@ -21,7 +21,7 @@ from plait.constrained.guidance.call_tracker import CallText, ElementText
 from plait.constrained.json_schema.compiler import rewritten_schema
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
-from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
 from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
 from plait.constrained.structural.marks import Marks, regex_literal
@@ -117,12 +117,16 @@ class ElementRules:
         self._elements: dict[ElementText, None] = {}
         self._others: dict[ElementText, None] = {}
         self._num_values = 0
+        self._unwritable = ""  # the last required parameter without a value
         self._objects = _objects(rewritten.schema)
         if not self._objects.cases:
             raise GrammarError("it allows no object that can be written as elements")
         starts = [self._sequence(case, f"{name}c{index}") for index, case in enumerate(self._objects.cases)]
         if not any(starts):
-            raise GrammarError("no value of a required parameter can be written as an element")
+            reason = "no value of a required parameter can be written as an element"
+            raise GrammarError(
+                reason, f"/properties/{escape_pointer_token(self._unwritable)}" if self._unwritable else ""
+            )
         self.expression = f"({' | '.join(start for start in starts if start)}) {marks.literal(form.end, with_id=True)}"
 
     def text(self) -> CallText:
@@ -173,6 +177,7 @@ class ElementRules:
                     ElementText(name, opening + behind, begins): None for behind, begins in value.readings
                 }
             elif name in required:
+                self._unwritable = name
                 return None
         return self._within_counts(case, members)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache, lru_cache
 from typing import Any
 
-from llguidance import regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
 from plait.constrained.guidance.call_tracker import BEGINS, CONTAINERS
 from plait.constrained.json_schema.compiler import schema_rules
@@ -21,6 +22,7 @@ _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SPACE = r"[\x20\x09\x0a\x0d]*"
 _READ_AS = {"null": "null", "boolean": "true|false", "number": _NUMBER, "integer": _NUMBER}
 _CONTAINERS = ("array", "object")
+_ANY_TEXT = "(/(?s:.*)/)"
 
 
 def ended_text(body: str, end: str, name: str, marks: Marks) -> tuple[str, tuple[str, ...]]:
@@ -63,14 +65,34 @@ def element_value(
     bodies += [scalar for case in cases for scalar in _scalars(case)]
     expression, rules = ended_text(" | ".join(bodies), content.close, name.upper(), marks)
     rules = (f"{name.upper()}S: {' | '.join(strings)}", *rules)
+    is_possible = _ANY_TEXT in strings or has_text(rules)
     others = [
         {**case[0], "type": kept} for case in cases if (kept := [k for k in case_kinds(case) if k in _CONTAINERS])
     ]
     if others:
         inner = _json_rules({"anyOf": others} if len(others) > 1 else others[0], definitions, name, content, marks)
+        if inner is not None and not is_possible:
+            return ElementValue(*inner, readings)
         if inner is not None:
             return ElementValue(f"({expression} | {inner[0]})", [*rules, *inner[1]], readings)
-    return ElementValue(expression, list(rules), readings)
+    return ElementValue(expression, list(rules), readings) if is_possible else None
+
+
+def has_text(terminals: tuple[str, ...]) -> bool:
+    """Returns whether the last of these terminals, which may refer to the others, matches any text."""
+    return _matches_some("\n".join([f"start: {terminals[-1].partition(':')[0]}", *terminals]))
+
+
+@lru_cache(maxsize=1024)
+def _matches_some(lark: str) -> bool:
+    matcher = LLMatcher(_byte_tokenizer(), LLMatcher.grammar_from_lark(lark), log_level=0)
+    matcher.compute_bitmask()  # finds that nothing can follow
+    return matcher.is_accepting() or not matcher.is_stopped()
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
 
 
 def _begins(kinds: frozenset[str]) -> tuple[bytes, ...]:
@@ -110,7 +132,7 @@ def _string(case: list[dict[str, Any]]) -> str | None:
         low, high = part.get("minLength", 0), part.get("maxLength", "")
         if low or high != "":
             bodies.append(f"/(?s:.{{{low},{high}}})/")
-    return f"({' & '.join(bodies or ['/(?s:.*)/'])})"
+    return f"({' & '.join(bodies)})" if bodies else _ANY_TEXT
 
 
 def _scalars(case: list[dict[str, Any]]) -> list[str]:

@@ -124,4 +124,4 @@ def test_valid_arguments_are_accepted(schema: Any, arguments: dict[str, Any]) ->
 
 def test_a_required_name_that_is_no_identifier_is_refused() -> None:
     error = refusal(spec_of({"type": "object", "properties": {"a-b": {}}, "required": ["a-b"]}))
-    assert error.where == "/triggers/0/content" and EOS_ID == 0
+    assert error.where == "/triggers/0/content/properties/a-b" and EOS_ID == 0
