@@ -93,37 +93,47 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     places = min(bounds, default=MAX_PLACES + 1)
     cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
     if max_contains is None:
-        cases += _with_some(inner, min_contains, places)
+        cases += _with_some(inner, min_contains, places, document)
     else:
         others = subtract([schema.get("items", True)] if "prefixItems" not in schema else [], inner, document)
         if others is None:
             reason = "its schema has no complement that can be written without not"
             raise UnsupportedKeywords(reason, "maxContains", "contains", "minContains")
-        cases += _with_exactly(inner, others, range(min_contains, int(max_contains) + 1), places)
+        cases += _with_exactly(inner, others, range(min_contains, int(max_contains) + 1), places, document)
     return with_all_of(rest, {"anyOf": cases})
 
 
-def _with_some(inner: Schema, count: int, places: int) -> list[SchemaObject]:
+def _with_some(inner: Schema, count: int, places: int, document: SchemaDocument) -> list[SchemaObject]:
     """Returns arrays in which `count` of the first places have an item of `inner`."""
-    places = places if places <= MAX_PLACES else OPEN_PLACES
-    places = next((n for n in range(places, 0, -1) if comb(n, count) <= MAX_CASES), 0)
+    first = places if places <= MAX_PLACES else OPEN_PLACES
+    first = next((n for n in range(first, 0, -1) if comb(n, count) <= MAX_CASES), 0)
+    _report_places(first, places, document)
     return [
         {"type": "array", "prefixItems": _at(taken, inner, True), "minItems": taken[-1] + 1}
-        for taken in combinations(range(places), count)
+        for taken in combinations(range(first), count)
     ]
 
 
-def _with_exactly(inner: Schema, others: Schema, counts: range, places: int) -> list[SchemaObject]:
+def _with_exactly(
+    inner: Schema, others: Schema, counts: range, places: int, document: SchemaDocument
+) -> list[SchemaObject]:
     """Returns arrays in which a number of the first places have an item of `inner`, and no other item is of it."""
-    places = places if places <= MAX_PLACES else OPEN_PLACES
+    first = places if places <= MAX_PLACES else OPEN_PLACES
     cases: list[SchemaObject] = []
     for count in counts:
-        reached = next((n for n in range(places, 0, -1) if comb(n, count) <= MAX_CASES - len(cases)), 0)
+        reached = next((n for n in range(first, 0, -1) if comb(n, count) <= MAX_CASES - len(cases)), 0)
+        if count:
+            _report_places(reached, places, document)
         cases += [
             {"type": "array", "prefixItems": _at(taken, inner, others), "items": others, "minItems": len(_at(taken))}
             for taken in combinations(range(reached), count)
         ]
     return cases
+
+
+def _report_places(first: int, places: int, document: SchemaDocument) -> None:
+    if first < places:
+        document.narrow(f"arrays in which such an item comes after the first {first} are left out", "contains")
 
 
 def _at(places: tuple[int, ...], inner: Schema = True, others: Schema = True) -> list[Schema]:

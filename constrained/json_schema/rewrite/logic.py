@@ -35,10 +35,12 @@ def _one_of_in_all_of(schema: SchemaObject, document: SchemaDocument) -> SchemaO
     rewritten: list[Schema] = []
     for at, part in enumerate(inner):
         beside = [without_keywords(schema, "allOf"), *inner[:at], *inner[at + 1 :]]
+        num_narrowings = len(document.narrowings)
         try:
             is_one_of = isinstance(part, dict) and "oneOf" in part
             rewritten.append(_without_one_of(part, document, beside) if is_one_of else part)
         except UnsupportedKeywords:
+            del document.narrowings[num_narrowings:]
             rewritten.append(part)
     return (
         {**schema, "allOf": rewritten}
@@ -59,6 +61,7 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     named = named.get("propertyName") if isinstance(named, dict) else None
     if isinstance(named, str) and discriminators(branches, document, named):
         present = {"required": [named]}
+        document.narrow(f"objects without the discriminator {named[:50]!r} are left out", "oneOf")
         return with_all_of(rest, {"anyOf": [{"allOf": [branch, present]} for branch in branches]})
     if len(branches) > MAX_BRANCHES:
         raise UnsupportedKeywords(f"more than {MAX_BRANCHES} branches are not compared", "oneOf")
@@ -139,6 +142,7 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     shared: list[Schema] = []
     if negation is None:
         negation, shared = subtract([rest], condition, document), [{"allOf": [then, otherwise]}]
+        document.narrow("values that violate both the condition and then (or else) may be left out", "if")
     if negation is None and (then is False or otherwise is False):
         raise UnsupportedKeywords(
             "the condition has no complement that can be written without not", "if", "then", "else"

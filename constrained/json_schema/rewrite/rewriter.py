@@ -40,6 +40,7 @@ from plait.constrained.json_schema.rewrite.patterns import (
     are_disjoint,
     ecma_to_plain_pattern,
     ecma_to_plain_patterns,
+    is_narrowed,
     matches,
 )
 from plait.constrained.json_schema.rewrite.property_names import property_names
@@ -228,6 +229,7 @@ class _Rewriter:
                 self._warn_of_narrowings(at)
                 return schema if rewritten is None else rewritten
             except UnsupportedKeywords as error:
+                self._document.narrowings.clear()
                 schema = dict(schema)
                 named = [name for name in error.keywords if name in schema]
                 if not named:
@@ -239,8 +241,8 @@ class _Rewriter:
 
     def _warn_of_narrowings(self, at: str) -> None:
         for values, keyword in self._document.narrowings:
-            place = f"{at}/{keyword}"[:200]
-            self._warnings[place] = f"{place}: {values}"
+            place = f"{at}/{keyword}".rstrip("/")[:200]
+            self._warnings[f"{place} {values}"] = f"at {place or 'the top'} {values}"
         self._document.narrowings.clear()
 
     def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
@@ -291,6 +293,11 @@ class _Rewriter:
             if name not in schema or (name == "format" and schema[name] not in FORMATS):
                 continue
             pattern = schema[name] if name == "pattern" else f"^(?:{FORMATS[schema[name]]})$"
+            if name == "pattern" and is_narrowed(pattern):
+                self._document.narrow(
+                    "texts with characters beyond ASCII next to \\b, or unknown to \\p, are left out", name
+                )
+                self._warn_of_narrowings(at)
             try:
                 patterns += [{"pattern": f"^(?:{plain.pattern})$"} for plain in ecma_to_plain_patterns(pattern)]
             except GrammarError as error:

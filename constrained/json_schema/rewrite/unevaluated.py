@@ -182,6 +182,8 @@ class _Cases:
         if len(branches) <= MAX_COMBINED:
             several = [some for size in range(2, len(cases) + 1) for some in combinations(cases, size)]
             found += [case for some in several for case in reduce(self._product, some)]
+        else:
+            self._document.narrow("values that only several branches together evaluate may be left out", self._keyword)
         return found
 
     def _requiring(self, schema: Schema, depth: int, known: _Case) -> list[_Case]:

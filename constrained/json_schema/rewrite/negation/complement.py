@@ -48,7 +48,10 @@ def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> S
     if exact is not None:
         return exact
     partial = _negate(other, replace(context, is_partial=True))
-    return None if partial is False else partial
+    if partial is None or partial is False:
+        return None
+    document.narrow("values are left out that violate another branch in a property or an item only", "")
+    return partial
 
 
 def negate(schema: Schema, document: SchemaDocument) -> Schema | None:
