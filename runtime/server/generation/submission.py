@@ -30,7 +30,7 @@ from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_r
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
 MAX_TOKENS_OF_TEXT = 500_000  # as many as a body may list; their ids are made in one call that holds the lock
-YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text of this length: there may be many
+YIELD_AFTER_CHARS = 100  # the event loop serves others after a text of this length: there may be many
 
 
 @dataclass(frozen=True)
