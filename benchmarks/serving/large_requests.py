@@ -59,6 +59,10 @@ def json_cases() -> Iterator[Case]:
         yield case(f"{name} of 8 MB", CHAT_PATH, b'{"temperature":' + number + b"}")
         yield case(f"{name} of 8 MB in a schema", CHAT_PATH, number.join(_around_value()))
     yield case("350,000 integers beyond 64 bits", CHAT_PATH, b'{"a":' + filled(b"9" * 20) + b"}")
+    for number in ("1e300", "1.234567890123e-300", "9007199254740993.0", "1e23"):  # that lie near half of a last bit
+        yield case(f"8 MiB of {number}", CHAT_PATH, b'{"a":' + filled(number.encode()) + b"}")
+        few = filled(number.encode(), limit=1999 * (len(number) + 1))
+        yield case(f"2,000 of {number}", CHAT_PATH, b'{"a":' + few + b"}")
     yield case(
         "500,000 texts that are not ASCII", CHAT_PATH, _wrapped(filled('"é漢漢漢"'.encode(), limit=14 * 499_000))
     )

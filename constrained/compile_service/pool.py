@@ -27,8 +27,9 @@ from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
 RETRY_S = 30.0  # how long the failure of a spec that was too slow or too large stays cached
-JOB_SHARE = 0.9  # share of the deadline after which a job is killed
-STARVED_SHARE = 0.1  # share of a job's time: a job that got less CPU time failed because the machine was busy
+JOB_SHARE = 0.9  # of the deadline: the CPU time that a job may use
+MAX_WALL_FACTOR = 10.0  # times the deadline: how long the callers of a job wait on a busy machine
+EXTENSION_S = 0.02  # the least time after which a late job is looked at again
 SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as large
 MAX_WAIT_S = 30.0  # time in the queue
 MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
@@ -42,9 +43,9 @@ class CompilePool:
     - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
       share the workers' time by their `tenant_weights` (1 by default). With two workers or more, one is reserved for
       small specs: those that `spec_cost` estimates to be small and that compile within 0.1 s of CPU time.
-    - Time: a job is answered within about `deadline_s` of wall time. One that takes more than 0.9 of it fails, and its
-      worker is killed; the rest is a margin for a caller that is busy when the time is over. A job that got hardly any
-      CPU time fails with CompileQueueFull instead.
+    - Time: a job that uses more than 0.9 of `deadline_s` of CPU time fails, and its worker is killed, so a busy machine
+      does not change which specs are taken. One that has got less after ten times `deadline_s` of wall time fails with
+      CompileQueueFull instead.
     - Queue: a spec that waits for 30 s fails with CompileQueueFull, and so does a spec of a tenant that has 1,024
       others, or 16 MiB of them, waiting.
     - Memory: a worker may use `memory_bytes` in addition to what it needs itself. It is replaced if it retains 128 MiB
@@ -82,6 +83,7 @@ class CompilePool:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
         self.vocabulary = vocabulary
         self.deadline_s, self._job_limit_s = deadline_s, JOB_SHARE * deadline_s
+        self._wall_limit_s = MAX_WALL_FACTOR * deadline_s
         self.cache = AnswerCache(cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
         init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
@@ -289,8 +291,8 @@ class CompilePool:
             if pending is None:
                 return
             limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._job_limit_s
-            pending.answer_by = monotonic() + self._job_limit_s
-            self._workers.begin(pending, pending.spec, limit_s, self._job_limit_s)
+            pending.answer_by = monotonic() + self._wall_limit_s
+            self._workers.begin(pending, pending.spec, limit_s, self._wall_limit_s)
 
     def _may_run_large(self) -> bool:
         """Returns whether one more large job may run. Of several workers, one is reserved for small jobs."""
@@ -315,8 +317,11 @@ class CompilePool:
             self._move_to_large_lane(pending)
         elif outcome is JobFailure.LATE:
             cpu_s = self._workers.cpu_seconds(pending)
+            if cpu_s < self._job_limit_s and monotonic() < pending.answer_by:
+                self._continue_until(pending, self._job_limit_s, cpu_s)
+                return
             self._workers.end(pending)
-            if cpu_s < STARVED_SHARE * self._job_limit_s:
+            if cpu_s < self._job_limit_s:
                 self._finish(pending, self._starved_error(cpu_s))
             else:
                 self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
@@ -327,19 +332,25 @@ class CompilePool:
             self.compile_s.append(outcome.spent_s)
             self._take_result(pending, outcome)
 
+    def _continue_until(self, pending: PendingSpec, limit_s: float, cpu_s: float) -> None:
+        """Lets a job that has used `cpu_s` of CPU time go on for the rest of `limit_s`, at least by the clock."""
+        self._workers.extend(pending, min(pending.answer_by, monotonic() + max(EXTENSION_S, limit_s - cpu_s)))
+
     def _starved_error(self, cpu_s: float) -> CompileQueueFull:
-        got = f"{cpu_s:.2g} s of processor time in {self._job_limit_s:g} s"
+        got = f"{cpu_s:.2g} s of processor time in {self._wall_limit_s:g} s"
         return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
 
     def _too_long_error(self, spec: Spec) -> GrammarError:
-        return GrammarError(f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s to compile")
+        return GrammarError(
+            f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s of processor time to compile"
+        )
 
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
         for pending in [pending for pending in self._builds.running if pending.answer_by <= now]:
             self._builds.running.discard(pending)
-            limit = f"{self._job_limit_s:g} s"
+            limit = f"{self._wall_limit_s:g} s"
             self._finish(
                 pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
             )
@@ -352,12 +363,12 @@ class CompilePool:
         """
         cpu_s = self._workers.cpu_seconds(pending)
         if cpu_s < SMALL_LIMIT_S:
-            self._workers.extend(pending, min(pending.answer_by, monotonic() + max(0.01, SMALL_LIMIT_S - cpu_s)))
+            self._continue_until(pending, SMALL_LIMIT_S, cpu_s)
             return
         may_continue = self._may_run_large() and not self._queue.has_large
         pending.is_small = False
         if may_continue:
-            self._workers.extend(pending, pending.answer_by)
+            self._continue_until(pending, self._job_limit_s, cpu_s)
             return
         self._workers.end(pending)
         until = monotonic() + MAX_WAIT_S

@@ -55,10 +55,11 @@ class WorkerProcess:
             return 0
 
     def cpu_seconds(self) -> float:
-        """Returns the CPU seconds that the process has used; infinity if the system does not report them."""
+        """Returns the CPU seconds that the process and its children have used; infinity if the system does not report
+        them."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         except (OSError, IndexError):
             return math.inf
 

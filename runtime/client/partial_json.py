@@ -37,11 +37,22 @@ class JsonPart:
     members: dict[str, JsonPart] = field(default_factory=dict)
     items: list[JsonPart] = field(default_factory=list)
 
-    def data(self) -> Any:
-        """Returns plain data: dicts, lists, texts, numbers, bools and None."""
+    def data(self, cut_strings: bool = True) -> Any:
+        """Returns plain data: dicts, lists, texts, numbers, bools and None.
+
+        cut_strings: with the string that the end of the text cuts off, if it does.
+        """
         if self.kind == "object":
-            return {key: part.data() for key, part in self.members.items()}
-        return [part.data() for part in self.items] if self.kind == "array" else self.value
+            members = self.members.items()
+            return {key: part.data(cut_strings) for key, part in members if cut_strings or not part.is_cut_string}
+        if self.kind == "array":
+            return [part.data(cut_strings) for part in self.items if cut_strings or not part.is_cut_string]
+        return self.value
+
+    @property
+    def is_cut_string(self) -> bool:
+        """Whether the text ends in this string."""
+        return self.kind == "string" and not self.is_complete
 
 
 def parse_partial_json(text: str, *, is_complete: bool = False) -> JsonPart | None:

@@ -107,10 +107,6 @@ class PrefixIndex:
             best |= self._expected_masks[blocks[count - 1]] & among
         return count, best
 
-    def num_held_by(self, blocks: Sequence[int], replica: int) -> int:
-        """The number of leading blocks that a replica has or is expected to have."""
-        return self.longest(blocks, 1 << replica)[0]
-
     def _num_held(self, blocks: Sequence[int], among: int) -> int:
         get, low, high = self._masks.get, 0, len(blocks)
         if not high or not get(blocks[0], 0) & among:

@@ -1,9 +1,7 @@
 """Places requests on replicas: where their prefix is cached, among the replicas that are not busier than others.
 
-1. A session that a replica holds goes to that replica; nothing else can continue it.
-2. The candidates are the replicas whose load is within a window of the least loaded one. If some of them have the
-   request's adapter loaded, only those.
-3. The candidate with the longest cached prefix gets the request; among equals the least loaded.
+The candidates are the replicas whose load is within a window of the least loaded one. The candidate with the longest
+cached prefix gets the request; among equals the least loaded.
 
 A prefix that is too hot for its replicas raises their load out of the window; the request then goes to the least loaded
 replica, which computes the prefix and shares it from then on.
@@ -11,7 +9,7 @@ replica, which computes the prefix and shares it from then on.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +22,6 @@ OUTPUT_WEIGHT = 4  # prompt tokens that cost as much time as one output token, o
 WINDOW_TOKENS = 8192  # prompt tokens that a replica's load may lie above the least
 WINDOW_SHARE = 0.25  # and this share of the mean load
 EXPECT_S = 1.0  # blocks of a request that ended are expected so much longer: until its replica's report is here
-MAX_SESSIONS = 65_536  # sessions whose replica is remembered; the least recently used is forgotten
 OUTPUT_EWMA_WEIGHT = 1 / 64
 FIRST_OUTPUT_ESTIMATE = 256
 EVERY_REPLICA = -1  # the mask of all
@@ -73,8 +70,6 @@ class Router:
         self._replicas: dict[int, _Replica] = {}
         self._keys: list[int] = []  # of the replica with this number
         self._num_open = self._open_load = 0  # replicas that take new requests, and their load
-        self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._adapters: dict[tuple[str, str], int] = {}  # (tenant, adapter): mask of the replicas that have it
         self._ended: deque[tuple[float, int, Sequence[int]]] = deque()
 
     # -- replicas -------------------------------------------------------------------------------------
@@ -90,7 +85,7 @@ class Router:
         return replica
 
     def drain(self, replica: int) -> None:
-        """Places no new requests on the replica, except those of its sessions."""
+        """Places no new requests on the replica."""
         drained = self._replicas[replica]
         if drained.is_open:
             drained.is_open = False
@@ -108,15 +103,11 @@ class Router:
             self._keys[replica] = reopened.load << PLACED_BITS | reopened.num_placed
 
     def remove_replica(self, replica: int) -> None:
-        """Forgets a replica that ended, with its sessions. Its placements need not be given back."""
+        """Forgets a replica that ended. Its placements need not be given back."""
         self.drain(replica)
         del self._replicas[replica]
         self.index.remove_replica(replica)
         self._ended = deque(entry for entry in self._ended if entry[1] != replica)
-        for session in [session for session, holder in self._sessions.items() if holder == replica]:
-            del self._sessions[session]
-        for key in list(self._adapters):
-            self._adapters[key] &= ~(1 << replica)
 
     def receive(self, replica: int, message: BlockBatch | BlockSnapshot, now: float) -> None:
         """Takes a message of a replica's `BlockEvents`. Ignores replicas that were removed."""
@@ -134,31 +125,14 @@ class Router:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def place(
-        self,
-        blocks: Sequence[int],
-        num_tokens: int,
-        max_tokens: int,
-        now: float,
-        tenant: str = "",
-        session: str = "",
-        adapter: str = "",
-    ) -> Placement:
+    def place(self, blocks: Sequence[int], num_tokens: int, max_tokens: int, now: float) -> Placement:
         """Chooses a replica and counts the request's load on it at once.
 
         blocks: `block_hashes` of the prompt in its tenant's namespace. num_tokens: length of the prompt. Raises
         NoReplicaError.
         """
         self._expire(now)
-        held_by = self._sessions.get((tenant, session)) if session else None
-        if held_by is not None:
-            number, count = held_by, self.index.num_held_by(blocks, held_by)
-        else:
-            number, count = self._choose(blocks, tenant, adapter)
-        if session:
-            self._remember_session((tenant, session), number)
-        if adapter:
-            self._adapters[tenant, adapter] = self._adapters.get((tenant, adapter), 0) | 1 << number
+        number, count = self._choose(blocks)
         num_matched = min(count * BLOCK_TOKENS, num_tokens)
         replica = self._replicas[number]
         placement = Placement(
@@ -183,7 +157,7 @@ class Router:
     def _output_load(self, max_tokens: int) -> int:
         return round(OUTPUT_WEIGHT * min(max_tokens, self.mean_output))
 
-    def _choose(self, blocks: Sequence[int], tenant: str, adapter: str) -> tuple[int, int]:
+    def _choose(self, blocks: Sequence[int]) -> tuple[int, int]:
         """Returns the replica and how many leading blocks it has."""
         if not self._num_open:
             raise NoReplicaError
@@ -195,8 +169,6 @@ class Router:
         for number, key in enumerate(keys):
             if key < highest_key:
                 candidates |= 1 << number
-        if adapter and (with_adapter := candidates & self._adapters.get((tenant, adapter), 0)):
-            candidates = with_adapter
         count, best = self.index.longest(blocks, candidates)
         if count < len(blocks) and candidates.bit_count() < self._num_open:
             self.num_spread += self.index.longest(blocks, EVERY_REPLICA)[0] > count
@@ -230,24 +202,6 @@ class Router:
         self._add_load(placement.home, -placement.load)
         if placement.expected and self._replicas.get(placement.replica) is placement.home:
             self._ended.append((now + EXPECT_S, placement.replica, placement.expected))
-
-    def end_session(self, tenant: str, session: str) -> None:
-        """Forgets where a session is, because it was closed."""
-        self._sessions.pop((tenant, session), None)
-
-    def unload_adapter(self, replica: int, tenant: str, adapter: str) -> None:
-        """Records that a replica no longer has an adapter."""
-        key = tenant, adapter
-        if key in self._adapters:
-            self._adapters[key] &= ~(1 << replica)
-            if not self._adapters[key]:
-                del self._adapters[key]
-
-    def _remember_session(self, key: tuple[str, str], replica: int) -> None:
-        self._sessions[key] = replica
-        self._sessions.move_to_end(key)
-        if len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
 
     def _expire(self, now: float) -> None:
         while self._ended and self._ended[0][0] <= now:

@@ -64,7 +64,8 @@ class RequestRecord:
     model and its turn. num_body_bytes: that have arrived and wait. on_end: called when it has ended. start_deadline: by
     which its calls must end, from its own timeout. warnings: of its fields, text -> "advice" or "unknown"; see
     `request_warnings.py`. strict_fields: these are errors. wants_cache_miss: its answer has a `CacheMissReport`.
-    session_id: the client's own id of the conversation that it belongs to, for logs and spans.
+    session_id: the client's own id of the conversation that it belongs to, for logs and spans. before_reading: called
+    in a thread when its first tokens are there, so that its constraint was compiled: what reading the answer needs.
     """
 
     method: str
@@ -96,6 +97,7 @@ class RequestRecord:
     wait_s: float = 0.0
     num_body_bytes: int = 0
     on_end: list[Callable[[], None]] = field(default_factory=list)
+    before_reading: Callable[[], None] | None = None
     warnings: dict[str, str] = field(default_factory=dict)
     strict_fields: bool = False
     wants_cache_miss: bool = False

@@ -20,6 +20,7 @@ from plait.runtime.server.chat.formats.call_format import (
 from plait.runtime.tokenizer.json_text import json_text
 
 ALL_TYPES = frozenset(("string", "integer", "number", "boolean", "null", "array", "object"))
+LARGE_SCHEMA_CHARS = 10_000  # finding the types of its parameters may take more than milliseconds
 _STRING = frozenset(("string",))
 _CONTAINERS = frozenset(("array", "object"))
 
@@ -48,6 +49,12 @@ def arguments_reader(form: ArgumentsForm, schema: Mapping[str, Any], follower: s
     if isinstance(form, ElementArguments):
         return ElementsReader(form, schema, follower)
     return KeywordsReader(follower)
+
+
+def needed_schemas(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the JSON of those schemas from which a reader finds the types of parameters, which takes long."""
+    texts = [json_text(schema) for schema in schemas] if isinstance(form, ElementArguments) and not form.types else []
+    return [text for text in texts if len(text) > LARGE_SCHEMA_CHARS]
 
 
 class JsonValueScanner:
@@ -270,8 +277,13 @@ def _json_of(text: str, types: frozenset[str]) -> str:
 
 def _parameter_types(schema: Mapping[str, Any]) -> Mapping[str | None, frozenset[str]]:
     """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one."""
+    return types_of_parameters(json_text(schema))
+
+
+def types_of_parameters(schema: str) -> Mapping[str | None, frozenset[str]]:
+    """The same for the JSON text of a schema; kept for some schemas."""
     try:
-        return parameter_kinds(json_text(schema))
+        return parameter_kinds(schema)
     except GrammarError:  # no constraint holds these arguments
         return {None: ALL_TYPES}
 

@@ -15,6 +15,7 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
+from plait.runtime.server.chat.argument_readers import needed_schemas, types_of_parameters
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks, texts_around
 from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
@@ -28,6 +29,7 @@ from plait.runtime.server.errors import ConstraintParam, ToolParams, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
+from plait.runtime.server.in_flight import current_request
 from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
 CONVERT_IN_THREAD_VALUES = 200  # of a conversation; the work on more takes milliseconds
@@ -142,10 +144,19 @@ async def prepare_chat(
         in_message,
     )
     warnings: list[str] = []
+    large_schemas = needed_schemas(call_format.arguments, [tool.parameters for tool in tools])
+    if large_schemas and (record := current_request()):
+        record.before_reading = partial(_find_types, large_schemas)
     if may_call_untagged(conversation, untagged_tool_calls):
         new_parser = partial(_with_untagged_calls, new_parser, conversation, warnings)
     shown_tokens, plain_bytes = marks if marks.pairs else None, num_plain_bytes(parts)
     return PreparedChat(ids, constraint, param, new_parser, plain_bytes, shown_tokens, thinking.is_shown, warnings)
+
+
+def _find_types(schemas: Sequence[str]) -> None:
+    """Finds what the readers of arguments need to know of large schemas, which is kept then."""
+    for schema in schemas:
+        types_of_parameters(schema)
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:

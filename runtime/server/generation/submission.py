@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -30,7 +30,7 @@ from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_r
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
 MAX_TOKENS_OF_TEXT = 500_000  # as many as a body may list; their ids are made in one call that holds the lock
-YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text of this length: there may be many
+YIELD_AFTER_CHARS = 100  # the event loop serves others after a text of this length: there may be many
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class RequestHandle:
     num_calls_per_request: list[int] = field(default_factory=list)
     prompt_scoring_calls: list[Call | None] = field(default_factory=list)  # the calls that compute prompt logprobs
     request_warnings: Sequence[str] = ()
+    before_reading: Callable[[], None] | None = None  # see `RequestRecord`
     _given_warnings: set[str] = field(default_factory=set)
 
     def abort(self) -> None:
@@ -80,6 +81,7 @@ class RequestHandle:
         async for batch in stream_updates(self.calls, only_final=True):
             for index, _ in batch:
                 self.calls[index].result(0)
+        await self._prepare_reading()
         return [call.result(0) for call in self.calls]
 
     async def prompt_logprobs(self) -> list[list[TokenLogprob]]:
@@ -90,14 +92,23 @@ class RequestHandle:
             for submission, found in zip(self.submissions, scores, strict=True)
         ]
 
-    def progress(self, raise_on_failure: bool = True) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
+    async def progress(self, raise_on_failure: bool = True) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
         """Streams the updates of all calls as (index of the call, update).
 
         Raises the failure of a call that failed, or without `raise_on_failure` leaves that to the call's `result()`.
 
         The logprobs are in the updates only, and a call is aborted if its updates are not taken; see `stream_updates`.
         """
-        return stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
+        updates = stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
+        async with contextlib.aclosing(updates):
+            async for batch in updates:
+                await self._prepare_reading()
+                yield batch
+
+    async def _prepare_reading(self) -> None:
+        if self.before_reading is not None:
+            prepare, self.before_reading = self.before_reading, None
+            await asyncio.to_thread(prepare)
 
     def warnings(self, calls: Sequence[Call] | None = None, more: Sequence[str] = ()) -> list[str] | UnsetType:
         """Returns the warnings of the request's fields and of `calls`, which must be done, by default of all calls; and
@@ -134,7 +145,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     if (record := current_request()) is not None:
         record.reserve_calls(_size(submissions))
         record.handles.append(handle)
-        handle.request_warnings = list(record.warnings)
+        handle.request_warnings, handle.before_reading = list(record.warnings), record.before_reading
     try:
         for submission in submissions:
             is_background = record is not None and record.is_background

@@ -1,4 +1,4 @@
-"""Counts the containers, texts and elements of a JSON body before it is parsed, and refuses a body with too many.
+"""Counts what is expensive in a JSON body before it is parsed, and refuses a body with too much of it.
 
 The parser holds the interpreter's lock for as long as it runs, so a thread for it would not free the event loop. Its
 time depends on these numbers much more than on the number of bytes. Strings are skipped. The body is scanned in pieces.
@@ -6,6 +6,7 @@ time depends on these numbers much more than on the number of bytes. Strings are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from plait.runtime.server.errors import invalid
@@ -13,13 +14,20 @@ from plait.runtime.server.errors import invalid
 MAX_CONTAINERS = 20_000  # arrays and objects
 MAX_TEXTS = 100_000  # strings, the keys of objects included; one that is not ASCII takes a quarter of a microsecond
 MAX_ELEMENTS = 500_000  # separators: about the values of all arrays and objects, such as token ids
+MAX_FRACTIONS = 30_000  # numbers with a fraction or an exponent; reading one takes up to half a microsecond
+MAX_LONG_NUMBERS = 2_000  # of these and of integers; their digits may take the parser 10 microseconds
 PIECE_BYTES = 1 << 17  # scanned at once; half of them may be quotes, between which there are as many texts
+_ANY_DIGIT = bytes(ord("0") if chr(code) in "123456789" else code for code in range(256))
+_LONG_RUN = b"0" * 20
+_LONG = re.compile(rb"[0-9]{20,}+")
+_EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]{3})?")
 
 
 class JsonScan:
-    """The numbers of containers, keys, elements and quotes of a JSON text that is fed in pieces.
+    """The numbers of containers, keys, elements, quotes and expensive numbers of a JSON text that is fed in pieces.
 
-    Exact for valid JSON. For another text they are right up to its first error, where the parser stops.
+    Exact for valid JSON. For another text they are right up to its first error, where the parser stops. A number that
+    two pieces share may not count as expensive.
 
     >>> scan = JsonScan()
     >>> scan.feed(b'{"a": [1, 2, ",:[{"]}')
@@ -29,6 +37,7 @@ class JsonScan:
 
     def __init__(self) -> None:
         self.num_containers = self.num_keys = self.num_elements = self.num_quotes = 0
+        self.num_fractions = self.num_long_numbers = 0
 
     def feed(self, piece: bytes) -> None:
         """Adds the numbers of `piece`, which must not begin with an escaped character."""
@@ -40,6 +49,13 @@ class JsonScan:
         self.num_containers += outside.count(b"[") + outside.count(b"{")
         self.num_keys += outside.count(b":")
         self.num_elements += outside.count(b",")
+        self.num_fractions += outside.count(b".")
+        if b"e" in outside or b"E" in outside:  # true and false have one, too
+            exponents = _EXPONENT.findall(outside)
+            self.num_fractions += len(exponents)
+            self.num_long_numbers += sum(map(bool, exponents))
+        if _LONG_RUN in outside.translate(_ANY_DIGIT):
+            self.num_long_numbers += len(_LONG.findall(outside))
 
 
 def scan_steps(body: bytes, scan: JsonScan, subject: str = "the body has") -> Iterator[None]:
@@ -52,6 +68,8 @@ def scan_steps(body: bytes, scan: JsonScan, subject: str = "the body has") -> It
             (scan.num_containers, MAX_CONTAINERS, "arrays and objects"),
             (scan.num_quotes // 2, MAX_TEXTS, "texts"),
             (scan.num_elements, MAX_ELEMENTS, "elements"),
+            (scan.num_fractions, MAX_FRACTIONS, "fractions or exponents of numbers"),
+            (scan.num_long_numbers, MAX_LONG_NUMBERS, "numbers of 20 digits or more, or with exponents of three"),
         ):
             if count > limit:
                 raise invalid(f"{subject} more than {limit} {name}", code="too_many_elements")

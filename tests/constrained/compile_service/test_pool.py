@@ -110,7 +110,9 @@ def test_a_job_ends_before_its_answer_is_due(small: Vocabulary) -> None:
             pool.collect()
             sleep(0.01)
         (job,) = pool._workers.jobs
-        assert job.answer_by <= monotonic() + 900
+        (worker,) = (worker for worker, running in pool._workers._jobs.items() if running is job)
+        assert worker.deadline <= monotonic() + 900, "its processor time is looked at"
+        assert job.answer_by <= monotonic() + 10_000, "on a busy machine"
         pool.cancel(ticket)
     finally:
         pool.close()
@@ -128,7 +130,7 @@ def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocab
         assert all(isinstance(answers[ticket], Grammar) for ticket in others)
         answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
         assert isinstance(answer, GrammarError)
-        assert answer.reason == "the JSON schema took too long: more than 2.7 s to compile"
+        assert answer.reason == "the JSON schema took too long: more than 2.7 s of processor time to compile"
         (killed,) = set(before) - set(pids(pool))
         give_up = monotonic() + PATIENCE_S
         while not has_ended(killed) and monotonic() < give_up:

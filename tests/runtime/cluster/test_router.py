@@ -35,10 +35,7 @@ def num_expected(blocks: list[int], expected: set[int]) -> int:
     return max((end for end in (1, 2, 4, 8) if end <= num_leading(blocks, expected)), default=0)
 
 
-REQUESTS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(1, 400), st.booleans(), st.sampled_from(["", "lora"])),
-    max_size=30,
-)
+REQUESTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(1, 400), st.booleans()), max_size=30)
 REPORTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 8)), max_size=8)
 
 
@@ -46,26 +43,23 @@ REPORTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0
 @given(REPORTS, REQUESTS)
 def test_the_choice_is_that_of_the_slow_policy(reports, requests) -> None:
     router, held, loads = make_router(window_tokens=500), [set(), set(), set()], [0, 0, 0]
-    placed, with_adapter, open_placements, expected_at = [0, 0, 0], set(), [], [set(), set(), set()]
+    placed, open_placements, expected_at = [0, 0, 0], [], [set(), set(), set()]
     for replica, name, length in reports:
         router.index.change(replica, path(name, length), ())
         held[replica] |= set(path(name, length))
-    for name, length, max_tokens, ends, adapter in requests:
+    for name, length, max_tokens, ends in requests:
         blocks, num_tokens = path(name, length), BLOCK_TOKENS * length + 7
         matched = [max(num_leading(blocks, held[r]), num_expected(blocks, expected_at[r])) for r in range(3)]
         limit = min(loads) + 500 + 0.25 * sum(loads) / 3
         candidates = [r for r in range(3) if loads[r] <= limit]
-        if adapter and with_adapter & set(candidates):
-            candidates = sorted(with_adapter & set(candidates))
         expected = min(candidates, key=lambda r: (-matched[r], loads[r], placed[r], r))
         output = round(4 * min(max_tokens, router.mean_output))
-        placement = router.place(blocks, num_tokens, max_tokens, 1.0, adapter=adapter)
+        placement = router.place(blocks, num_tokens, max_tokens, 1.0)
         assert placement.replica == expected
         assert placement.num_matched == BLOCK_TOKENS * matched[expected]
         loads[expected] += num_tokens - placement.num_matched + output
         placed[expected] += 1
         expected_at[expected] |= set(blocks) if matched[expected] < length else set()
-        with_adapter |= {expected} if adapter else set()
         open_placements.append(placement)
         if ends:
             ended = open_placements.pop(0)
@@ -108,23 +102,20 @@ def test_a_prefix_that_never_came_is_forgotten() -> None:
     assert router.place(PREFIX, TOKENS, 10, 1.1 + EXPECT_S).num_matched == 0
 
 
-def test_a_session_stays_though_its_replica_is_busy_or_draining() -> None:
+def test_a_replica_that_drains_gets_no_request_until_it_is_opened_again() -> None:
     router = make_router()
-    home = router.place(PREFIX, TOKENS, 10, 0.0, session="s").replica
-    for _ in range(50):
-        router.place(PREFIX, 100_000, 1000, 0.0, session="s")
+    home = router.place(PREFIX, TOKENS, 10, 0.0).replica
     router.drain(home)
-    assert router.place(path(5, 3), 300, 10, 0.0, session="s").replica == home
-    assert router.place(PREFIX, TOKENS, 10, 0.0, tenant="other", session="s").replica != home
-    router.end_session("", "s")
-    assert router.place(PREFIX, TOKENS, 10, 0.0, session="s").replica != home
+    assert router.place(PREFIX, TOKENS, 10, 0.0).replica != home
+    router.reopen(home)
+    assert router.place(PREFIX, TOKENS, 10, 0.0).replica == home
 
 
 def test_a_replica_that_was_removed_gets_nothing_and_its_number_begins_anew() -> None:
     router = make_router(2)
-    placement = router.place(PREFIX, TOKENS, 10, 0.0, session="s")
+    placement = router.place(PREFIX, TOKENS, 10, 0.0)
     router.remove_replica(placement.replica)
-    assert router.place(PREFIX, TOKENS, 10, 0.0, session="s").replica != placement.replica
+    assert router.place(PREFIX, TOKENS, 10, 0.0).replica != placement.replica
     assert router.add_replica(1.0) == placement.replica
     router.finish(placement, 5, 1.0)
     assert router.load(placement.replica) == 0
@@ -133,11 +124,3 @@ def test_a_replica_that_was_removed_gets_nothing_and_its_number_begins_anew() ->
         router.drain(replica)
     with pytest.raises(NoReplicaError):
         router.place(PREFIX, TOKENS, 10, 2.0)
-
-
-def test_an_adapter_leaves_and_is_placed_anywhere_again() -> None:
-    router = make_router()
-    home = router.place(PREFIX, TOKENS, 1, 0.0, adapter="a").replica
-    assert router.place(path(7, 2), 130, 1, 0.0, adapter="a").replica == home
-    router.unload_adapter(home, "", "a")
-    assert router.place(path(8, 2), 130, 1, 0.0, adapter="a").replica != home

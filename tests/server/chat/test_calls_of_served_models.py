@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import threading
 
 import httpx
 import jsonschema
@@ -12,6 +14,7 @@ from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
 from example_share import sample_of
 
 from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.chat import argument_readers
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import ChatOutput, prepare_chat
 
@@ -135,6 +138,25 @@ def test_optional_calls_beside_free_text(post, kind) -> None:
     calls, content = streamed_calls(post(kind, "/v1/chat/completions", body | {"stream": True}).text)
     assert content == (choice["message"]["content"] or "")
     assert [name for name, _ in calls] == [c["function"]["name"] for c in choice["message"].get("tool_calls", ())]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_types_of_large_schemas_are_found_beside_the_event_loop(post, monkeypatch, stream) -> None:
+    """It may take as long as compiling them."""
+    found_in: set[str] = set()
+
+    def find(schema):
+        found_in.add(threading.current_thread().name)
+        return parameter_kinds(schema)
+
+    parameter_kinds = argument_readers.parameter_kinds
+    monkeypatch.setattr(argument_readers, "parameter_kinds", find_once := functools.lru_cache(find))
+    monkeypatch.setattr(argument_readers, "LARGE_SCHEMA_CHARS", 100)  # a larger one is no prompt of a small context
+    description = f"Sets it ({stream})."
+    tools = [{"type": "function", "function": {"name": "f", "parameters": LEVEL | {"description": description}}}]
+    body = {"messages": ASK, "tools": tools, "tool_choice": "required", "max_tokens": 60, "stream": stream}
+    assert "tool_calls" in post("elements", "/v1/chat/completions", body).text
+    assert find_once.cache_info().hits and all(name.startswith(("asyncio_", "uvloop_")) for name in found_in), found_in
 
 
 def test_broken_arguments_in_an_earlier_call_are_named(engine, serve) -> None:

@@ -15,7 +15,15 @@ from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.http import json_body, json_limits
 from plait.runtime.server.http.json_body import parse, parse_steps
-from plait.runtime.server.http.json_limits import MAX_CONTAINERS, MAX_ELEMENTS, MAX_TEXTS, JsonScan, scan_steps
+from plait.runtime.server.http.json_limits import (
+    MAX_CONTAINERS,
+    MAX_ELEMENTS,
+    MAX_FRACTIONS,
+    MAX_LONG_NUMBERS,
+    MAX_TEXTS,
+    JsonScan,
+    scan_steps,
+)
 from plait.runtime.server.http.response import json_response, json_response_in_pieces
 
 TEXT = st.text(alphabet=st.sampled_from('\\"[{,:a\n'))
@@ -55,8 +63,12 @@ def test_a_scan_counts_what_is_outside_of_strings_in_pieces_of_any_size(value, p
         (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS + 1)) + b"}", f"{MAX_TEXTS} texts"),
         (b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 2)) + b"]", f"{MAX_ELEMENTS} elements"),
         (b"[" + b",".join([b'""'] * (MAX_TEXTS + 1)) + b"]", f"{MAX_TEXTS} texts"),
+        (b"[" + b",".join([b"1.5"] * (MAX_FRACTIONS + 1)) + b"]", f"{MAX_FRACTIONS} fractions"),
+        (b"[" + b",".join([b"1E5"] * (MAX_FRACTIONS + 1)) + b"]", f"{MAX_FRACTIONS} fractions"),
+        (b"[" + b",".join([b"1e-300"] * (MAX_LONG_NUMBERS + 100)) + b"]", f"{MAX_LONG_NUMBERS} numbers of 20 digits"),
+        (b"[" + b",".join([b"9" * 20] * (MAX_LONG_NUMBERS + 100)) + b"]", f"{MAX_LONG_NUMBERS} numbers of 20 digits"),
     ],
-    ids=["arrays", "objects", "nested", "keys", "numbers", "strings"],
+    ids=["arrays", "objects", "nested", "keys", "numbers", "strings", "points", "exponents", "large", "long"],
 )
 def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(body, limit, monkeypatch):
     monkeypatch.setattr(json_body.msgspec.json, "decode", lambda _: pytest.fail("the body was parsed"))
@@ -70,6 +82,9 @@ def test_the_limits_themselves_are_admitted():
         b"[" + b",".join([b"[]"] * (MAX_CONTAINERS - 1)) + b"]",
         b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS)) + b"}",
         b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 1)) + b"]",
+        b"[" + b",".join([b"1.5"] * MAX_FRACTIONS) + b"]",
+        b"[" + b",".join([b"1e-300", b"true"] * MAX_LONG_NUMBERS) + b"]",
+        json.dumps(["1.5", "1e-300", "9" * 20] * MAX_FRACTIONS).encode(),  # texts
         json.dumps("[]{},:\"'\\" * MAX_CONTAINERS).encode(),  # a text is not counted
     )
     for body in bodies:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from plait.runtime.client.call import CallResult
+from plait.runtime.client.partial_json import parse_partial_json
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.anthropic.partial_json import read_partial_object
 from plait.runtime.server.protocols.anthropic.response import (
     AnswerBlock,
     AnswerText,
@@ -91,6 +92,19 @@ def _finished_block(block: AnswerBlock, text: str) -> AnswerBlock:
     if isinstance(block, AnswerToolUse):
         return msgspec.structs.replace(block, input=read_partial_object(text))
     return AnswerThinking(text, block.signature) if isinstance(block, AnswerThinking) else AnswerText(text)
+
+
+def read_partial_object(text: str) -> dict[str, Any]:
+    """The object that `text` is or begins; a string or number that is cut off is left out, with its key.
+
+    >>> read_partial_object('{"a": [1, 2, {"b": "x"'), read_partial_object('{"a": 1, "b')
+    ({'a': [1, 2, {'b': 'x'}]}, {'a': 1})
+    """
+    try:
+        part = parse_partial_json(text)
+    except ValueError:  # no constraint held these arguments
+        return {}
+    return part.data(cut_strings=False) if part is not None and part.kind == "object" else {}
 
 
 def stop_reason_of(result: CallResult, max_tokens: int, made_calls: bool) -> Stop:

@@ -43,6 +43,7 @@ from plait.runtime.server.request_warnings import warn
 # Ollama's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 # A unit ends every number but a lone one, so that a text is matched in one way only and backtracking is linear.
+MAX_DURATION_CHARS = 10_000
 _DURATION = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+)")
 _UNIT_S = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_KEEP_ALIVE_S = 1e8  # three years
@@ -155,7 +156,7 @@ def keep_alive_of(duration: float | str | None, can_unload: bool) -> float | Non
     """
     if duration is None:
         return None
-    if isinstance(duration, str) and not _DURATION.fullmatch(duration):
+    if isinstance(duration, str) and (len(duration) > MAX_DURATION_CHARS or not _DURATION.fullmatch(duration)):
         raise invalid("'keep_alive' is a number of seconds, or a duration such as 5m", "keep_alive")
     seconds = _seconds(duration) if isinstance(duration, str) else float(duration)
     if seconds == 0 and not can_unload:

@@ -75,4 +75,4 @@ async def _tokens(client: Client, parts: Sequence[tuple[str, bool]], suffix: str
 
 def _is_all(items: Any, kind: type) -> bool:
     """Whether `items` is a list of `kind` only."""
-    return isinstance(items, list) and all(isinstance(item, kind) for item in items)
+    return isinstance(items, list) and {kind}.issuperset(map(type, items))

@@ -131,7 +131,7 @@ async def detokenize_tokens(request: Request) -> Response:
     """The text of token ids."""
     body = await read_json(request, DetokenizeRequest)
     client = (await use_model(request, body.model)).client
-    kinds = {type(item) for item in body.tokens}
+    kinds = set(map(type, body.tokens))
     if len(kinds) > 1:
         raise invalid("'tokens' mixes token ids with lists of them", "tokens")
     token_lists: Any = body.tokens if kinds == {list} else [body.tokens]

@@ -16,7 +16,7 @@ from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import Submission, tokenize
 from plait.runtime.server.protocols.sglang.types import SAMPLING_OF_REQUEST, GenerateRequest, SglangSamplingParams
-from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, checked_count
+from plait.runtime.server.protocols.shared import build_constraint, check_token_ids, checked_count, remaining_context
 from plait.runtime.server.protocols.structural_tag import structural_constraint
 from plait.runtime.server.settings import ServerSettings
 
@@ -129,7 +129,7 @@ def _prompts(body: GenerateRequest) -> list[str | list[int]]:
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
     ids: Any = body.input_ids
-    kinds = {type(item) for item in ids}
+    kinds = set(map(type, ids))
     if len(kinds) > 1:
         raise invalid("'input_ids' mixes token ids with lists of them", "input_ids")
     return [ids] if kinds == {int} else ids
@@ -149,6 +149,8 @@ async def _token_ids(prompt: str | list[int], client: Client, parse_special: boo
         ids: Sequence[int] = await tokenize(client, [(prompt, parse_special)])
     else:
         ids = prompt
+        if len(ids) > client.model.context_length:  # checked first, since a body may have hundreds of thousands
+            remaining_context(client.model.context_length, ids, param)
         check_token_ids(ids, client.model.vocab_size, param)
     if not ids:
         raise invalid(f"'{param}' is empty", param)

@@ -13,8 +13,7 @@ from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
 from plait.runtime.client.call import CallResult
 from plait.runtime.messages import Usage
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
-from plait.runtime.server.protocols.anthropic.partial_json import read_partial_object
+from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, read_partial_object, stop_reason_of
 from plait.runtime.server.protocols.anthropic.response import BlockStart, BlockStop
 
 ASK = [{"role": "user", "content": "Name three colours."}]

@@ -39,6 +39,12 @@ def test_zero_unloads_where_models_are_unloaded(duration) -> None:
     assert keep_alive_of(duration, can_unload=True) == 0
 
 
+def test_a_duration_of_any_length_is_not_read() -> None:
+    assert keep_alive_of("1" * 5000, can_unload=False) == math.inf
+    with pytest.raises(ApiError, match="duration"):
+        keep_alive_of("1" * 10_001, can_unload=False)
+
+
 def test_a_long_text_does_not_stop_the_server() -> None:
     """Backtracking over digits once took twice as long for every further digit: a second for 22 of them."""
     code = (
