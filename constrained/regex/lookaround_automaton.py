@@ -39,6 +39,7 @@ class Node(NamedTuple):
     high: int = -1  # -1: no limit
     negated: bool = False
     number: int = 0  # index of a lookbehind
+    if_unknown: bool = False  # whether a boundary holds next to a character of which this is not known
 
 
 Sequence: TypeAlias = tuple[Node, ...]
@@ -51,7 +52,7 @@ class Position(NamedTuple):
     """The properties of a position in a text that assertions depend on.
 
     Dialects of JSON Schema's patterns differ on which characters beyond ASCII belong to words, so next to one neither
-    `\\b` nor `\\B` matches there.
+    `\\b` nor `\\B` matches there; within negative lookaround both match, so that no text is accepted by mistake.
     """
 
     is_start: bool
@@ -175,15 +176,14 @@ class _Builder:
                 self._behind.append(inner)
                 return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._behind) - 1),)
             case "AT" if not self._flags & re.MULTILINE or str(value) not in ("AT_BEGINNING", "AT_END"):
-                if self._in_negative and "BOUNDARY" in str(value) and not self._knows_words:
-                    raise GrammarError("a word boundary within negative lookaround is not supported")
                 if str(value) == "AT_END":  # also before a line feed at the end
                     line_feed = Node("repeat", ((Node("chars", chars=self._members(_NEWLINE)),),), high=1)
                     return (Node("ahead", ((line_feed, Node("end")),)),)
                 kinds = {"AT_BEGINNING": "start", "AT_BEGINNING_STRING": "start", "AT_END_STRING": "end"}
                 kinds |= {"AT_BOUNDARY": "boundary", "AT_NON_BOUNDARY": "boundary"}
                 if str(value) in kinds:
-                    return (Node(kinds[str(value)], negated=str(value) == "AT_NON_BOUNDARY"),)
+                    is_odd = self._in_negative % 2 == 1  # what must not match then matches more, not less
+                    return (Node(kinds[str(value)], negated=str(value) == "AT_NON_BOUNDARY", if_unknown=is_odd),)
         raise self._writer.refusal(str(value) if op == "AT" else op)
 
 
@@ -291,7 +291,9 @@ class _Automaton:
         if node.kind == "start":
             return position.is_start
         if node.kind == "boundary":
-            return "unknown" not in (position.before, after) and (position.before != after) != node.negated
+            if "unknown" in (position.before, after):
+                return node.if_unknown
+            return (position.before != after) != node.negated
         return position.behind[node.number] != node.negated
 
     def _matches_end(self, state: State, position: Position, at_end: bool = True) -> bool:
@@ -322,10 +324,11 @@ class _Automaton:
             case "ahead":
                 ahead = self._matches_empty(node.inner[0], position, at_end, frozenset())
                 return ahead != node.negated and self._matches_empty(rest, position, at_end, seen)
+        if not self._matches_empty(rest, position, at_end, seen):
+            return False
         if not at_end and node.kind != "start":
             raise GrammarError("an anchor at the end of lookbehind is not supported")
-        holds = node.kind == "end" or self._assertion_holds(node, position, "other")
-        return holds and self._matches_empty(rest, position, at_end, seen)
+        return node.kind == "end" or self._assertion_holds(node, position, "other")
 
 
 def _single(sequence: Sequence) -> State:

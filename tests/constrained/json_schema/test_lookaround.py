@@ -36,6 +36,11 @@ PATTERNS = [
     r"^((?!ab).)*$",
     r"(?!^a$)b",
     r"\ba\b",
+    r"^(?!.*\bab\b).*a",
+    r"a(?!\b)b",
+    r"(?<!\ba)b",
+    r"^(?!.*(?!\ba)b).*$",
+    r"(?<=\ba)b(?=\B)",
     r"(?=\ba)a.?\B",
     r"a\Bb",
     r"^([a-z]|[a-z]([a-z-](?!--))*[a-z])$",
@@ -103,12 +108,33 @@ def test_a_character_without_a_category_has_no_unicode_property_and_is_in_no_com
     for pattern in (r"^\p{L}$", r"^\P{L}$", r"^[^\p{L}]$", r"^[\P{L}]$"):
         assert not re.fullmatch(ecma_to_plain_pattern(pattern).pattern, unassigned)
     names = {"propertyNames": {"not": {"pattern": r"\p{L}"}}}
-    for schema in ({"not": {"pattern": r"\p{L}"}}, {"pattern": r"^(?!\p{L})"}, {"pattern": r"^(?!.*\bx)"}, names):
+    for schema in ({"not": {"pattern": r"\p{L}"}}, {"pattern": r"^(?!\p{L})"}, names):
         with pytest.raises(GrammarError):
             grammar_of(schema)
     with pytest.raises(GrammarError, match="closed"):
         grammar_of({"patternProperties": {r"\p{L}": {"type": "null"}}})
     assert accepts(grammar_of({"patternProperties": {r"^\p{L}$": {}}, "additionalProperties": False}), '{"é":1}')
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^(?!.*\bab\b).*a",
+        r"a(?!\b)b?",
+        r"a(?!\B).?",
+        r"(?<!\ba)b",
+        r"(?<!\Ba)b",
+        r"^(?!.*(?!\ba)b).*$",
+        r"(?=\ba)a.\B",
+    ],
+)
+def test_next_to_a_word_boundary_a_text_matches_however_words_are_understood(pattern: str) -> None:
+    plain = re.compile(ecma_to_plain_pattern(pattern).pattern)
+    for text in map("".join, itertools.chain(*(itertools.product("ab é", repeat=size) for size in range(5)))):
+        readings = {re.search(pattern, text, flags) is not None for flags in (0, re.ASCII)}
+        if plain.fullmatch(text):
+            assert readings == {True}, text
+        assert text.isascii() is False or readings == {plain.fullmatch(text) is not None}, text
 
 
 def test_a_schema_with_lookahead_compiles() -> None:
