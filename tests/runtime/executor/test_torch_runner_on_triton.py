@@ -69,7 +69,7 @@ def make_runners(folder, dtype, kv_dtype):
     )
 
 
-@pytest.fixture(params=sample_of(list(MODELS), least=6), scope="module")
+@pytest.fixture(params=sample_of(list(MODELS), least=8), scope="module")
 def pair(request, tmp_path_factory):
     kind, settings, dtype, kv_dtype, tolerance = MODELS[request.param]
     folder = tmp_path_factory.mktemp("tiny")
