@@ -7,6 +7,7 @@ import random
 import gguf
 import pytest
 import torch
+from example_share import sample_of
 from fast_gguf_reader import Reader
 from tiny_hf_models import transformers_greedy
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -79,7 +80,8 @@ def transformers_model(path):
 
 def test_greedy_tokens_equal_transformers(float32, model_path):
     reference = transformers_model(model_path)
-    for prompt, result in zip(PROMPTS, generate_all(float32, PROMPTS), strict=True):
+    prompts = sample_of(PROMPTS, least=7)
+    for prompt, result in zip(prompts, generate_all(float32, prompts), strict=True):
         ids = float32.client.tokenizer.encode_plain(prompt)
         assert len(result.token_ids) == NUM_TOKENS
         assert result.token_ids == transformers_greedy(reference, ids, result.token_ids), prompt

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 FORBIDDEN_NAMES = {"eval", "exec"}
 FORBIDDEN_ATTRIBUTES = {"torch.load", "yaml.load", "np.load", "numpy.load", "pd.read_pickle", "pandas.read_pickle"}
+CALLED_NAMES = {name.rpartition(".")[2] for name in FORBIDDEN_NAMES | FORBIDDEN_ATTRIBUTES}  # the last part of each
 FORBIDDEN_ARGUMENTS = {"trust_remote_code", "allow_pickle"}
 
 
@@ -41,9 +42,10 @@ def findings(source: str) -> Iterator[str]:
             if module.partition(".")[0] in FORBIDDEN_MODULES or module in FORBIDDEN_ATTRIBUTES:
                 yield f"imports {module}"
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if name.removeprefix("builtins.") in FORBIDDEN_NAMES or name in FORBIDDEN_ATTRIBUTES:
-                yield f"calls {name}"
+            if getattr(node.func, "attr", getattr(node.func, "id", "")) in CALLED_NAMES:
+                name = ast.unparse(node.func)
+                if name.removeprefix("builtins.") in FORBIDDEN_NAMES or name in FORBIDDEN_ATTRIBUTES:
+                    yield f"calls {name}"
             for keyword in node.keywords:
                 is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
                 if keyword.arg in FORBIDDEN_ARGUMENTS and not is_false:

@@ -28,11 +28,15 @@ LINEAR = {
 
 def literal_patterns(source: str) -> Iterator[str]:
     """The patterns that a source passes to functions of `re`, without those that it computes."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+    for node in ast.walk(ast.parse(source)) if "re." in source else ():
+        if isinstance(node, ast.Call) and is_function_of_re(node.func) and node.args:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str | bytes):
                 yield first.value if isinstance(first.value, str) else first.value.decode("latin-1")
+
+
+def is_function_of_re(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re"
 
 
 def has_nested_repetition(pattern: str) -> bool:

@@ -180,7 +180,7 @@ def test_killed_while_prefilling(served, kill, expected) -> None:
     assert asked.record.num_runs == (1 if was_answered else 2)
 
 
-@pytest.mark.parametrize(("name", "num_tokens"), [("completion", 1), ("chat", 8), ("program", 23)])
+@pytest.mark.parametrize(("name", "num_tokens"), [("completion", 1), ("program", 23)])
 def test_killed_while_decoding(served, kill, expected, name, num_tokens) -> None:
     """All kinds of requests run; the kill comes when one has so many tokens. A fast answer may be complete before."""
     requests = ask_all(served)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import triton_device as kernel_device
+from example_share import sample_of
 from tiny_hf_models import randomized, run, runner, text
 from transformers import (
     Gemma2ForCausalLM,
@@ -68,7 +69,7 @@ def make_runners(folder, dtype, kv_dtype):
     )
 
 
-@pytest.fixture(params=MODELS, scope="module")
+@pytest.fixture(params=sample_of(list(MODELS), least=8), scope="module")
 def pair(request, tmp_path_factory):
     kind, settings, dtype, kv_dtype, tolerance = MODELS[request.param]
     folder = tmp_path_factory.mktemp("tiny")

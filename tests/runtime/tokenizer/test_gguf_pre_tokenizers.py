@@ -100,7 +100,7 @@ def test_ids_equal_tokenizers_on_the_published_pattern(name: str, text: str) -> 
     assert tokenizer_of(name).encode_plain(text) == published(name).encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", {json.dumps(steps): name for name, (_, steps, _) in PUBLISHED.items()}.values())
 def test_words_equal_on_every_character_of_the_scripts_that_patterns_name(name: str) -> None:
     blocks = [
         (0x20, 0x3100),

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from example_share import sample_of
 from family_cases import FAMILY_CASES, GGUF_CASES, MODEL_CASES, case_id
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ def test_products_of_integers_are_exact(tmp_path):
         assert torch.equal(product, x @ whole.tensor(name, torch.float32, "cpu").T), name
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sample_of(list(CASES), least=9))
 def test_parts_of_quantized_safetensors_make_the_weights(case, tmp_path):
     save_quantized(tmp_path, CASES[case])
     assert_parts_make_the_weights(tmp_path, 2)
@@ -154,7 +155,7 @@ def test_outputs_of_a_grid_keep_their_blocks_unless_a_border_cuts_one(block, ran
     assert part.row_block == (block if all(border % block == 0 for border in borders) else 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sample_of(list(CASES), least=9))
 def test_codes_of_any_part_are_slices_on_any_device(case, tmp_path):
     """Bytes in torch's memory, as on a GPU, and in numpy's are unpacked alike, whichever words a part cuts."""
     save_quantized(tmp_path, CASES[case])
@@ -212,7 +213,7 @@ def test_a_rank_reads_only_its_rows_and_columns(tmp_path, monkeypatch):
                 assert count == part.numel() * 2
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sample_of(list(CASES), least=9))
 def test_a_rank_reads_only_its_codes(case, tmp_path, monkeypatch):
     """Of quantized matrices; a word that the ranks' border cuts is read by both."""
     save_quantized(tmp_path, CASES[case])

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
+from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE, formats_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 KINDS = list(CALL_TEMPLATES)
-FORMATS = {kind: find_formats(ChatTemplate(entry.source, "", "")) for kind, entry in CALL_TEMPLATES.items()}
+FORMATS = {kind: formats_of(kind) for kind in CALL_TEMPLATES}
 KEYWORDS = CallFormat("{name}(", ")", KeywordArguments(), "<|calls|>[", ", ", "]<|end|>")
 NO_SYSTEM = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}
 {{- '<' + m.role + '>' + m.content }}{% endfor %}"""

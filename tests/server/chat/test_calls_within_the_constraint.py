@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from call_templates import CALL_TEMPLATES
+from call_templates import formats_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matchers import allowed_tokens, compile_in_process
@@ -19,13 +19,11 @@ from plait.constrained import GrammarError
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.call_format import CallFormat
-from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint
-from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 KINDS = ("json in tags", "list with ids", "elements", "keys and values", "typed elements")
-FORMATS = [find_formats(ChatTemplate(CALL_TEMPLATES[kind].source, "", "")).calls for kind in KINDS]
+FORMATS = [formats_of(kind).calls for kind in KINDS]
 VALUES: list[Any] = [
     *({"type": kind} for kind in ("string", "integer", "number", "boolean", "object", ["string", "null"])),
     *({"enum": values} for values in (["a", "5", "x y"], ["a", 1, None], ["[1]", 2])),
@@ -127,7 +125,7 @@ def test_a_text_is_no_string_in_one_case_and_json_in_another() -> None:
 @pytest.mark.parametrize("tool_count", [1, 2])
 def test_bare_json_is_a_call_only_where_it_begins_the_answer(tool_count: int) -> None:
     """Elsewhere the text quotes or explains JSON, and no constraint turns it into a call."""
-    call_format = find_formats(ChatTemplate(CALL_TEMPLATES["bare json"].source, "", "")).calls
+    call_format = formats_of("bare json").calls
     assert call_format is not None and call_format.is_whole_answer
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}}}
     tools = tuple(ToolDefinition(name, "", schema) for name in ("f", "f_x")[:tool_count])

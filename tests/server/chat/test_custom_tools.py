@@ -8,20 +8,16 @@ import re
 
 import pytest
 from byte_grammars import accepts
-from call_templates import CALL_TEMPLATES
+from call_templates import CALL_TEMPLATES, formats_of
 
 from plait.constrained import Lark, Regex
 from plait.runtime.server.chat.conversation import Conversation, Turn
 from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.server.protocols.openai.custom_tools import Grammar, InputReader, custom_tool
-from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-FORMATS = {"generic": GENERIC_FORMAT} | {
-    kind: find_formats(ChatTemplate(entry.source, "", "")).calls for kind, entry in CALL_TEMPLATES.items()
-}
+FORMATS = {"generic": GENERIC_FORMAT} | {kind: formats_of(kind).calls for kind in CALL_TEMPLATES}
 LINES = 'start: line+\nline: /[a-z"\\\\\\t]+/ "\\n"\n'
 TEXTS = ["ab\n", 'say "hi\n'.replace(" ", ""), "a\\n\n\tb\n", "", "ab", "a b\n", "ä\n"]
 PATTERN = r'[a-z"\\\t\n]*\n'

@@ -14,7 +14,8 @@ from functools import cache
 import jsonschema
 import numpy as np
 import pytest
-from call_templates import CALL_TEMPLATES
+from call_templates import CALL_TEMPLATES, formats_of
+from example_share import sample_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +24,9 @@ from plait.constrained.compiler import build_grammar, compile_spec
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
-from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.tool_constraint import tool_constraint
-from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 WEATHER = {
@@ -46,9 +45,7 @@ COUNT = {
 TOOLS = (ToolDefinition("count_on", "", WEATHER), ToolDefinition("count", "", COUNT))
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 THINK = ReasoningFormat("<think>", "</think>")
-NATIVE_FORMATS = {
-    kind: find_formats(ChatTemplate(entry.source, "", "")).calls for kind, entry in CALL_TEMPLATES.items()
-}
+NATIVE_FORMATS = {kind: formats_of(kind).calls for kind in CALL_TEMPLATES}
 FORMATS = {"generic": GENERIC_FORMAT, **NATIVE_FORMATS}
 BESIDE_JSON = {"generic": GENERIC_FORMAT_BESIDE_JSON, **NATIVE_FORMATS}
 
@@ -80,9 +77,14 @@ def vocabulary():
     return load_tokenizer(locate_model()).vocabulary
 
 
-@pytest.mark.parametrize("call_format", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
-def test_constrained_text_has_valid_calls(vocabulary, call_format, must_call, one_call) -> None:
+@pytest.mark.parametrize(
+    ("kind", "must_call", "one_call"),
+    sample_of(
+        [(kind, *how) for kind in FORMATS for how in ((False, False), (True, False), (True, True))], len(FORMATS) + 1
+    ),
+)
+def test_constrained_text_has_valid_calls(vocabulary, kind, must_call, one_call) -> None:
+    call_format = FORMATS[kind]
     conversation = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
     grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)
     num_calls = 0
@@ -106,10 +108,13 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("call_format", BESIDE_JSON.values(), ids=BESIDE_JSON)
-@pytest.mark.parametrize("one_call", [False, True])
-def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_format, one_call) -> None:
+@pytest.mark.parametrize(
+    ("kind", "one_call"),
+    sample_of([(kind, one_call) for kind in BESIDE_JSON for one_call in (False, True)], len(BESIDE_JSON) + 1),
+)
+def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, kind, one_call) -> None:
     """And the parser tells which, however the text is split."""
+    call_format = BESIDE_JSON[kind]
     answer = JsonSchema(ANSWERS | {"additionalProperties": False})
     conversation = Conversation((Turn("user", "hi"),), TOOLS, one_call=one_call, constraint=answer)
     grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import openai
 import pytest
-from call_templates import CALL_TEMPLATES
+from call_templates import formats_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +18,8 @@ from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats.call_format import CallFormat
 from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.server.errors import ApiError
-from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VOCABULARY = Vocabulary(
     (b"", *(bytes([byte]) for byte in range(256))), (0,), lambda text: [1 + byte for byte in text.encode()]
@@ -65,10 +63,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "nested": {"type": "object", "properties": {"p": {"type": "object", "properties": {"q": {"type": "null"}}}}},
 }
 TOOLS = tuple(ToolDefinition(name, "", schema, f"tools[{at}]") for at, (name, schema) in enumerate(SCHEMAS.items()))
-NATIVE = [
-    find_formats(ChatTemplate(CALL_TEMPLATES[kind].source, "", "")).calls
-    for kind in ("json in tags", "list", "bare json")
-]
+NATIVE = [formats_of(kind).calls for kind in ("json in tags", "list", "bare json")]
 FORMATS = [*(native for native in NATIVE if native is not None), GENERIC_FORMAT]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 12) | st.sampled_from(["", "a", "abcd", "#", {"$ref": "#"}]),

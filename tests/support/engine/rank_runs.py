@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ VOCAB = 67  # divisible by none of the numbers of ranks
 SETTINGS = dict(device="cpu", dtype="float32", weights="bf16", max_batch_tokens=32)
 
 
+@functools.cache  # one, so that one process compiles the grammars of all runs
 def vocabulary():
     letters = LETTERS + "#$%"
     token_bytes = (b"", *(letter.encode() for letter in letters[: VOCAB - 1]))

@@ -14,6 +14,7 @@ In each run some of the others are compiled too, and must give what the record s
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import json
@@ -25,6 +26,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ ROOT = FOLDER.parents[2]
 RECORD = FOLDER / "compiled_kernels.json"
 CASES = ("attention_launches.py", "operator_launches.py", "published_launches.py")
 MEASURED = ("registers", "spilled_bytes", "shared_bytes", "tensor_core", "serialized", "copies_of_16", "copies_of_less")
-NUM_COMPILED_ANEW = 3
+NUM_COMPILED_ANEW = 1  # of each file of cases
 
 
 def oldest_version() -> str:
@@ -59,22 +61,27 @@ def key_of(job: Job) -> str:
 
 def source_of(kernel: Any) -> str:
     """The syntax of a kernel and of the kernels and the values of our own that it names, without docstrings."""
+    return _source_of_function(kernel.fn)
+
+
+@functools.cache  # hundreds of launches are of a few kernels
+def _source_of_function(function: FunctionType) -> str:
     parts: dict[str, str] = {}
-    _add_source(kernel, parts)
+    _add_source(function, parts)
     return repr(sorted(parts.items()))
 
 
-def _add_source(function: Any, parts: dict[str, str]) -> None:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
+def _add_source(function: FunctionType, parts: dict[str, str]) -> None:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     [definition] = tree.body
     assert isinstance(definition, ast.FunctionDef)
     if ast.get_docstring(definition, clean=False) is not None:
         definition.body = definition.body[1:]
-    parts[function.fn.__qualname__] = ast.dump(definition)
+    parts[function.__qualname__] = ast.dump(definition)
     for name in sorted({node.id for node in ast.walk(definition) if isinstance(node, ast.Name)} - parts.keys()):
-        value = function.fn.__globals__.get(name)
+        value = function.__globals__.get(name)
         if hasattr(value, "fn") and value.fn.__module__.startswith("plait."):
-            _add_source(value, parts)
+            _add_source(value.fn, parts)
         elif hasattr(value, "value") or isinstance(value, (int, float, str)):
             parts[name] = repr(value)
 

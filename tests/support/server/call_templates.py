@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
+
+from plait.runtime.server.chat.formats.model_formats import ModelFormats, find_formats
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 _TURNS = """{%- if tools %}<|im_start|>system
 Tools:{% for t in tools %} {{ t | tojson }}{% endfor %}<|im_end|>
@@ -151,3 +155,9 @@ CONTROL_TEMPLATE = CallTemplate(
     _list("<repo_name>", "<reponame>" + NAME + "<file_sep>" + ARGUMENTS + "<filename>", "", "<gh_stars>"),
     r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
 )
+
+
+@functools.cache  # several files ask for all of them when they are collected
+def formats_of(kind: str) -> ModelFormats:
+    """The formats that are found in the template of CALL_TEMPLATES of that name."""
+    return find_formats(ChatTemplate(CALL_TEMPLATES[kind].source, "", ""))

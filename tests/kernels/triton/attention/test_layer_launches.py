@@ -35,8 +35,7 @@ def layers_of(dtype, kinds, pages):
     return layers
 
 
-@pytest.mark.parametrize("groups", [[], GROUPS], ids=["no prefix", "shared prefix"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "groups"), [("layers of one kind", []), *((model, GROUPS) for model in MODELS)])
 def test_every_layer_has_the_bits_of_its_own_launches(model, groups, monkeypatch):
     layout, pages = layout_of(ROWS, groups=groups)
     layers, layout = layers_of(*MODELS[model], pages), on(DEVICE, layout)

@@ -5,9 +5,17 @@ from family_cases import FAMILY_CASES
 from rank_runs import PAGES, VOCAB, run_calls, single_runner
 from tiny_hf_models import randomized
 
+from plait.constrained.compile_service import worker_process
+
 TWO_LAYERS = {family: {"num_hidden_layers": 2} for family in FAMILY_CASES}
 FOUR_LAYERS = {"num_hidden_layers": 4}  # of the variant that four stages compute
 TWO_LAYERS["gemma3"]["layer_types"] = ["sliding_attention", "full_attention"]
+
+
+@pytest.fixture(autouse=True)
+def slow_start(monkeypatch):
+    """The compile process may start slowly while several ranks do."""
+    monkeypatch.setattr(worker_process, "START_LIMIT_S", 200.0)
 
 
 @pytest.fixture(scope="session")
