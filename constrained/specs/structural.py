@@ -47,7 +47,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     JsonSchema.
 
     With `otherwise`, the whole text may be this JSON value instead of calls, and there is no free text. No begin may be
-    a possible beginning of JSON, so that the two can be distinguished.
+    a possible beginning of JSON, so that the two can be distinguished. `otherwise_begin` is written before that value.
 
     `openers`: the texts that commit free text to a call, and that it does not contain; `begin` of this spec and of each
     trigger together start with one of them. By default they are the begins themselves. With openers, begins may
@@ -85,10 +85,11 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     call_id: str = ""
     at_start: bool = False
     free_tokens: Texts = ()
+    otherwise_begin: str = ""
 
     def __post_init__(self) -> None:
         check_style(self)
-        check_tags(self, (), ("begin", "separator", "end", "call_id"))
+        check_tags(self, (), ("begin", "separator", "end", "call_id", "otherwise_begin"))
         msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
         if not {*self.free_tokens} <= dict(self.control_tokens).keys():
             raise GrammarError("free_tokens are texts of control_tokens")
@@ -98,6 +99,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
         msgspec.structs.force_setattr(self, "openers", checked_openers(self.openers, self.begin, triggers))
         if self.otherwise is not None and (self.free_text or self.at_least):
             raise GrammarError("otherwise cannot be combined with free text or with required calls")
+        if self.otherwise_begin and self.otherwise is None:
+            raise GrammarError("otherwise_begin is for a text with otherwise")
         if self.at_start and (not self.free_text or self.at_least or self.control_tokens):
             raise GrammarError("at_start is for free text with optional calls, and marks without control tokens")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):

@@ -54,7 +54,8 @@ class OutputParser:
         in_message: bool = False,
     ) -> None:
         self._reasoning = reasoning
-        self._begins_with_call = is_json or (call_format is not None and call_format.is_whole_answer)
+        is_whole = is_json or (call_format is not None and call_format.is_whole_answer)
+        self._begins_with_call = is_whole and messages is None  # messages tell a call from JSON
         self._format = call_format if tools else None
         self._tools = dict(tools or {})
         if self._format is not None:
@@ -126,7 +127,7 @@ class OutputParser:
                 return True
         if any(head.startswith(rest) for head, _ in heads):
             return False
-        if self._format is not None and not self._begins_with_call:
+        if self._format is not None:
             written = self._buffer if self._format.opener.startswith(self._messages.begin) else rest.lstrip()
             heads_of_calls = (self._format.begin + self._format.head, *self._format.other_heads)
             starts = [h.partition("{id}")[0].replace("{name}", name) for h in heads_of_calls for name in self._tools]

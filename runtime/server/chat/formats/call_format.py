@@ -91,6 +91,7 @@ class CallFormat:
     is_whole_answer: calls without a mark, JSON only, are the whole of their answer; other text may quote such JSON.
     is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
     calls have it, too.
+    is_message: a call is one of the messages of an answer, and others begin like it up to the name.
     other_heads: further forms of the head, which models write and the template does not.
     is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
     their answer.
@@ -111,6 +112,7 @@ class CallFormat:
     is_whole_answer: bool = False
     is_single: bool = False
     has_long_opener: bool = False
+    is_message: bool = False
     other_heads: tuple[str, ...] = ()
     is_native: bool = True
     writes_calls: bool = True
