@@ -113,7 +113,7 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        return Elements(schema, form.open, form.close, form.separator, types=form.types)
+        return Elements(schema, form.open, form.close, form.separator, types=form.types, python=form.python)
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema

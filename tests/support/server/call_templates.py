@@ -107,7 +107,7 @@ CALL_TEMPLATES = {
             )
             + "</function>\n</tool_call>"
         ),
-        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value}\n</parameter>\n}</function>\n</tool_call>)*\n",
+        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value in python: scalars}\n</parameter>\n}</function>\n</tool_call>)*\n",
     ),
     "keys and values": CallTemplate(
         _each(
@@ -143,7 +143,7 @@ CALL_TEMPLATES = {
     ),
     "elements that python writes": CallTemplate(
         _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
-        r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
+        r'<f name="{name}">{<p name="{name}">{value in python: values}</p>}</f>',
     ),
 }
 # The marks are control tokens of SmolLM2, which the model writes as single tokens.

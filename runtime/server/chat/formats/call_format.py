@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from plait.constrained.specs import PythonForm
 from plait.runtime.tokenizer.json_text import json_text
 
 CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
@@ -40,7 +41,8 @@ class ElementArguments:
     """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
 
     Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
-    has_cdata: a value with markup or a line's end stands in a CDATA section.
+    has_cdata: a value with markup or a line's end stands in a CDATA section. python: the values that are written as
+    Python's literals, see `constrained.specs.Elements`.
     """
 
     open: str
@@ -48,17 +50,23 @@ class ElementArguments:
     separator: str = ""
     types: tuple[tuple[str, str], ...] = ()
     has_cdata: bool = False
+    python: PythonForm = ""
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
         return self.separator.join(
-            f"{self.opening(name, json_type(value))}{self._escaped(element_text(value))}{self.close}"
+            f"{self.opening(name, json_type(value))}{self._escaped(self.text(value))}{self.close}"
             for name, value in arguments.items()
         )
 
     def opening(self, name: str, value_type: str) -> str:
         """Returns the opening mark of an argument."""
         return self.open.replace("{type}", dict(self.types).get(value_type, "")).replace("{name}", name)
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        is_literal = self.python == "values" or (self.python == "scalars" and isinstance(value, bool | None))
+        return python_literal(value) if is_literal and not isinstance(value, str) else element_text(value)
 
     def _escaped(self, text: str) -> str:
         return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
@@ -152,7 +160,8 @@ class CallFormat:
             return self.arguments.render(arguments)
         if not self.values_as_text:
             return arguments
-        return {name: element_text(value) for name, value in arguments.items()}
+        text = self.arguments.text if isinstance(self.arguments, ElementArguments) else element_text
+        return {name: text(value) for name, value in arguments.items()}
 
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
@@ -172,7 +181,8 @@ class CallFormat:
         elif isinstance(form, KeywordArguments):
             text = "{keywords}"
         else:
-            text = f"{{{form.open}{{value}}{form.close}{form.separator}}}"
+            value = f"{{value in python: {form.python}}}" if form.python else "{value}"
+            text = f"{{{form.open}{value}{form.close}{form.separator}}}"
         text = f"{self.head}{text}{self.tail}"
         if self.begin or self.end or self.separator:
             text = f"{self.begin}({text})*{self.separator}{self.end}"

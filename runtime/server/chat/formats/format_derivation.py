@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from plait.constrained.specs import PythonForm
 from plait.runtime.server.chat.formats.call_format import (
     ArgumentsForm,
     CallFormat,
@@ -238,7 +239,16 @@ class Derivation:
             types = tuple((name, text[len(start) : len(text) - len(end)]) for name, text in openings.items())
             form = replace(form, open=f"{before}{{name}}{start}{{type}}{end}", types=types)
         markup = self._probe.calls([self._call(0, {KEYS[0]: "<b>"})]) or ""
-        return replace(derived, arguments=replace(form, has_cdata="<![CDATA[<b>]]>" in markup))
+        cdata = "<![CDATA[<b>]]>" in markup
+        return replace(derived, arguments=replace(form, has_cdata=cdata, python=self._python_form(form.close)))
+
+    def _python_form(self, close: str) -> PythonForm:
+        """Returns which values the template writes as Python does."""
+        if self._takes_text:
+            return ""
+        texts = [self._probe.calls([self._call(0, {KEYS[0]: value})]) or "" for value in (True, [True])]
+        is_python = [f"{text}{close}" in whole for text, whole in zip(("True", "[True]"), texts, strict=True)]
+        return "values" if all(is_python) else "scalars" if is_python[0] else ""
 
 
 def _common_suffix_of(texts: Sequence[str]) -> str:
