@@ -23,6 +23,7 @@ from plait.constrained.specs.trigger import (
 from plait.constrained.specs.values import JsonObject, JsonSchema
 
 MAX_CALLS = 1000
+MAX_NUMBERED = 16  # calls that are counted in a text
 ID_PLACE = "{id}"
 _CALL_ID = re.compile(r"(?:(?:\[[A-Za-z0-9_-]+\]|[A-Za-z0-9_-])(?:\+|\{[0-9]{1,2}(?:,[0-9]{1,2})?\})?)++")
 
@@ -61,7 +62,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     `control_tokens`: pairs of text and token id. Where one of these texts stands in a text of this spec, it means that
     control token, which no other text can spell. `free_tokens`: those of them that may stand in free text, unless they
     complete an opener. `call_id`: a pattern of classes and counts; `{id}` in the begin and
-    end of a trigger then stands for a text that matches it.
+    end of a trigger then stands for a text that matches it. `first_number`: in a section {id} in a begin is the number
+    of the call, counted from this one on, for the first MAX_NUMBERED calls; the others have any that matches `call_id`.
 
     >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
     '</call>'
@@ -86,6 +88,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     at_start: bool = False
     free_tokens: Texts = ()
     otherwise_begin: str = ""
+    first_number: int | None = None
 
     def __post_init__(self) -> None:
         check_style(self)
@@ -103,6 +106,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
             raise GrammarError("otherwise_begin is for a text with otherwise")
         if self.at_start and (not self.free_text or self.at_least or self.control_tokens):
             raise GrammarError("at_start is for free text with optional calls, and marks without control tokens")
+        if self.first_number is not None and (type(self.first_number) is not int or not self.call_id):
+            raise GrammarError("first_number is the number of a call, for a spec with call_id")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
                 raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")

@@ -22,6 +22,7 @@ from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.json_schema.full_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
+    MAX_NUMBERED,
     NAME_PLACE,
     Elements,
     GrammarError,
@@ -203,14 +204,33 @@ class _Layout:
         most = "" if spec.at_most is None else spec.at_most - 1
         first, more = self._first(), ""
         if most != 0:
-            options = [
-                f"{self._marks.literal(spec.separator + call.begin, with_id=True)} {content.expression}"
-                for call, content in zip(spec.calls, self._contents, strict=True)
-            ]
-            self._rules.append(f"more: {' | '.join(options)}")
-            more = f" more{{{max(spec.at_least - 1, 0)},{most}}}"
+            num_counted = 1 if spec.first_number is None else MAX_NUMBERED
+            num_counted = num_counted if spec.at_most is None else min(num_counted, spec.at_most)
+            if spec.at_most is None or num_counted < spec.at_most:
+                self._rules.append(f"more: {self._another(num_counted)}")
+                most = "" if spec.at_most is None else spec.at_most - num_counted
+                more = f" more{{{max(spec.at_least - num_counted, 0)},{most}}}"
+            for index in reversed(range(1, num_counted)):
+                end = ' | ""' if index >= spec.at_least else ""
+                self._rules.append(f"more{index}: ({self._another(index)}){more}{end}")
+                more = f" more{index}"
         self._rules.append(f"calls: ({first}){more} {self._marks.literal(spec.end)}")
         return "calls"
+
+    def _another(self, index: int) -> str:
+        """Returns the expression of the call with this index, which is not the first one, with the separator."""
+        options = [
+            f"{self._marks.literal(self._counted(self._spec.separator + call.begin, index), with_id=True)} "
+            + content.expression
+            for call, content in zip(self._spec.calls, self._contents, strict=True)
+        ]
+        return " | ".join(options)
+
+    def _counted(self, text: str, index: int) -> str:
+        """Returns a beginning with the number of the call, if calls are counted."""
+        first = self._spec.first_number
+        is_counted = first is not None and self._spec.is_section and index < MAX_NUMBERED
+        return text.replace(ID_PLACE, str((first or 0) + index)) if is_counted else text
 
     def _first(self) -> str:
         """Returns the expression of a call with the free text before it."""
@@ -219,7 +239,7 @@ class _Layout:
             whole = self._spec.begin + call.begin
             opener = next(opener for opener in self._openers if whole.startswith(opener))
             opener = opener if self._spec.free_text and not self._spec.at_start else ""
-            rest = self._marks.literal(whole[len(opener) :], with_id=True)
+            rest = self._marks.literal(self._counted(whole[len(opener) :], 0), with_id=True)
             grouped.setdefault(opener, []).append(f"{rest} {content.expression}")
         return " | ".join(f"{self._opening(opener)} ({' | '.join(calls)})" for opener, calls in grouped.items())
 

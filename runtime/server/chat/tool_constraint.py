@@ -63,6 +63,7 @@ def tool_constraint(
             end=call_format.end,
             control_tokens=control_tokens,
             call_id=call_format.id_pattern,
+            first_number=call_format.next_number(sum(len(turn.calls) for turn in conversation.turns)),
             at_start=at_start,
             free_tokens=() if conversation.must_call else tuple(free_tokens),
             otherwise_begin=text_head,

@@ -77,6 +77,20 @@ CALL_TEMPLATES = {
         ),
         r"<calls>(<call>functions.{name}:{id}<args>{json}</call>)*</calls>",
     ),
+    "calls counted on": CallTemplate(
+        "{%- set n = namespace(calls=0) %}"
+        + _list(
+            "<calls>[",
+            '{"id": "{{ n.calls }}", "name": "'
+            + NAME
+            + '", "arguments": '
+            + ARGUMENTS
+            + "}{% set n.calls = n.calls + 1 %}",
+            ", ",
+            "]</calls>",
+        ),
+        r'<calls>[({"id": "{id}", "name": "{name}", "arguments": {json}})*, ]</calls>',
+    ),
     "section": CallTemplate(
         _list("<|calls:begin|>", "<|call:begin|>" + NAME + "<|sep|>" + ARGUMENTS + "<|call:end|>", "", "<|calls:end|>"),
         r"<|calls:begin|>(<|call:begin|>{name}<|sep|>{json}<|call:end|>)*<|calls:end|>",

@@ -92,6 +92,8 @@ class CallFormat:
     head, tail: contain {name}, and {id} if the calls have ids. begin, separator, end: see the module. lead: white space
     before the first call of an answer without text.
     id_source: what {id} is: the call's id, or a number that the template counts up. id_pattern: a regex of the ids.
+    first_number: that of the first call, if the template counts them, in each answer, or with `counts_on` in the whole
+    conversation.
     id_form: the form of a client's id that the template accepts, with {name} and {index}; "" for any.
     takes_text: the template writes arguments that are given as JSON text without a change, so they are rendered as the
     model wrote them. values_as_text: the template is given arguments other than strings as their JSON text, since it
@@ -114,6 +116,8 @@ class CallFormat:
     lead: str = ""
     id_source: IdSource = ""
     id_pattern: str = ""
+    first_number: int | None = None
+    counts_on: bool = False
     id_form: str = ""
     takes_text: bool = False
     values_as_text: bool = False
@@ -145,6 +149,10 @@ class CallFormat:
     def call_head(self, name: str, call_id: str = "") -> str:
         """Returns the text of a call before its arguments."""
         return self.head.replace("{name}", name).replace("{id}", call_id)
+
+    def next_number(self, num_earlier: int) -> int | None:
+        """Returns the number of an answer's first call behind some earlier calls; None if they are not counted."""
+        return self.first_number if self.first_number is None or not self.counts_on else self.first_number + num_earlier
 
     def render_calls(self, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]) -> str:
         """Returns the text of (id, name, arguments or their text) as a model writes them."""

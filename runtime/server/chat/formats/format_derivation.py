@@ -21,7 +21,7 @@ from plait.runtime.server.chat.formats.call_format import (
     KeywordArguments,
     element_text,
 )
-from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe
+from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe, call_message
 
 KEYS, VALUES = ("qz_k1", "qz_k2"), ("qz_v1", "qz_v2")
 # Values of each JSON type, to see how elements name types and write scalars.
@@ -144,7 +144,9 @@ class Derivation:
         if not parts.begin and _TAG.fullmatch(parts.end):  # a mark that ends a turn with calls
             parts = parts._replace(end="")
         has_id = "{id}" in parts.head + parts.tail
-        source: IdSource = "counter" if counts or (has_id and common.id_form) else "client" if has_id else ""
+        source: IdSource = (
+            "counter" if counts is not None or (has_id and common.id_form) else "client" if has_id else ""
+        )
         return replace(
             common,
             begin=parts.begin,
@@ -153,9 +155,22 @@ class Derivation:
             separator=parts.separator,
             end=parts.end,
             id_source=source,
+            first_number=counts,
+            counts_on=counts is not None and self._counts_on(parts.head, counts),
             id_pattern={"": "", "counter": "[0-9]{1,6}", "client": "[a-zA-Z0-9]{9}"}[source],
             is_single=False,
         )
+
+    def _counts_on(self, head: str, first: int) -> bool:
+        """Whether the number of a call goes on from those of an earlier answer."""
+        if "{name}" in self._id_form:
+            return True  # it stands in the ids, which are made so
+        answers = [call_message(self._call(index, {KEYS[0]: VALUES[0]})) for index in range(2)]
+        turns = [("user", "u", {}), ("assistant", "", answers[0]), ("tool", "r", {"tool_call_id": self._ids[0]})]
+        turns += [("user", "v", {}), ("assistant", "", answers[1])]
+        text = self._probe.render([{"role": role, "content": text, **more} for role, text, more in turns]) or ""
+        pattern = re.escape(head).replace(re.escape("{name}"), NAMES[1]).replace(re.escape("{id}"), "([0-9]+)")
+        return any(int(number) > first for number in re.findall(pattern, text))
 
     def _call(self, index: int, arguments: Mapping[str, Any]) -> ProbeCall:
         given = json.dumps(arguments) if self._takes_text else arguments
@@ -270,15 +285,18 @@ def _checked(derived: CallFormat | None) -> CallFormat | None:
     return derived if re.search(r"[<\[{>]", derived.opener) or derived.has_named_opener else None
 
 
-def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, bool]:
-    """Replaces a number that counts calls by {id}: it differs by one between the first call and the second."""
+def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, int | None]:
+    """Replaces a number that counts calls by {id}: it differs by one between the first call and the second.
+
+    Also returns the first one's number.
+    """
     for a, b in itertools.product(_NUMBER.finditer(first), _NUMBER.finditer(between)):
         if int(b[0]) != int(a[0]) + 1:
             continue
         masked = first[: a.start()] + "{id}" + first[a.end() :], between[: b.start()] + "{id}" + between[b.end() :]
         if "{id}" in _common_suffix(*masked):
-            return *masked, last, True
-    return first, between, last, False
+            return *masked, last, int(a[0])
+    return first, between, last, None
 
 
 def _find_arguments(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
