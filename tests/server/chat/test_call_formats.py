@@ -109,7 +109,7 @@ def test_calls_are_read_from_their_text(kind, calls, cuts, has_text) -> None:
         assert "".join(texts) == ("Let me see." if has_text else "")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "keywords"])  # Python has quotes of its own
 @given(calls=CALLS)
 def test_parsed_calls_are_rendered_as_they_were_written(kind, calls) -> None:
     """So the next turn's prompt begins with the tokens that were generated."""

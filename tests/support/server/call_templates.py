@@ -155,6 +155,17 @@ CALL_TEMPLATES = {
         ),
         r'<calls>\n(<invoke name="{name}">\n{<parameter name="{name}" string="{type}">{value}</parameter>\n}</invoke>\n)*</calls>',
     ),
+    "keywords": CallTemplate(
+        _list(
+            "<calls>[",
+            NAME
+            + "({% for k, v in c.function.arguments.items() %}{{ k }}={{ '\"' + v + '\"' if v is string else v }}"
+            + "{% if not loop.last %}, {% endif %}{% endfor %})",
+            ", ",
+            "]</calls>",
+        ),
+        r"<calls>[({name}({keywords}))*, ]</calls>",
+    ),
     "elements that python writes": CallTemplate(
         _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
         r'<f name="{name}">{<p name="{name}">{value in python: values}</p>}</f>',
