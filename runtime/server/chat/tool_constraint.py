@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.constrained.specs import (
+    ID_PLACE,
     Content,
     Elements,
     GrammarError,
@@ -46,6 +47,8 @@ def tool_constraint(
     heads = (call_format.head, *(() if begins_answer else call_format.other_heads))
     triggers = [_trigger(call_format, tool, head) for tool in tools for head in heads]
     at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
+    wholes = ((lead + call_format.begin + trigger.begin).partition(ID_PLACE)[0] for trigger in triggers)
+    openers = tuple(dict.fromkeys(wholes)) if at_start or call_format.is_message else (lead + call_format.opener,)
     try:
         return Structural(
             triggers,
@@ -55,9 +58,7 @@ def tool_constraint(
             annotations=not strict,
             strict_formats=conversation.strict_formats or strict,
             otherwise=otherwise,
-            openers=tuple(lead + call_format.begin + trigger.begin for trigger in triggers)
-            if at_start or call_format.is_message
-            else (lead + call_format.opener,),
+            openers=openers,
             begin=lead + call_format.begin,
             separator=call_format.separator,
             end=call_format.end,

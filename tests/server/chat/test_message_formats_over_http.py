@@ -7,6 +7,7 @@ import re
 
 import pytest
 from matchers import compile_in_process
+from message_templates import CHANNELS, RECIPIENTS
 from scripted_scheduler import CONTROL, byte_tokenizer
 from scripted_server import ScriptedServer
 
@@ -14,22 +15,6 @@ from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.specs import Reasoning
 from plait.runtime.messages import Append
 
-TURNS = """{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{% if m.role != 'assistant' %}
-{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}{% else %}@ANSWER@{% endif %}{% endfor %}
-{%- if add_generation_prompt %}@PROMPT@{% endif %}"""
-CHANNELS = TURNS.replace("@PROMPT@", "<|start|>assistant").replace(
-    "@ANSWER@",
-    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
-    "{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}<|channel|>commentary json"
-    "<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}"
-    "{% if m.content %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}",
-)
-RECIPIENTS = TURNS.replace("@PROMPT@", "<|start|>assistant\n>>>").replace(
-    "@ANSWER@",
-    "<|start|>assistant{{ '\\n' }}{% if m.content %}>>>all{{ '\\n' + m.content }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}>>>{{ c.function.name + '\\n' }}{{ c.function.arguments | tojson }}{% endfor %}"
-    "<|end|>",
-)
 MARKS = CONTROL | {
     text: 259 + index
     for index, text in enumerate(("<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|constrain|>"))

@@ -137,11 +137,6 @@ class CallFormat:
         return match[0] if match else before
 
     @property
-    def has_named_opener(self) -> bool:
-        """Whether only the name and the mark behind it tell a call from text, as in `to={name}<|message|>`."""
-        return re.search(r"^[^<\[{>]*\{name\}<", self.begin + self.head) is not None and "." not in self.opener
-
-    @property
     def head_start(self) -> str:
         """The head's text before the name and the id."""
         return re.split(r"\{name\}|\{id\}", self.head)[0]
@@ -171,6 +166,11 @@ class CallFormat:
         text = self.arguments.text if isinstance(self.arguments, ElementArguments) else element_text
         return {name: text(value) for name, value in arguments.items()}
 
+    @property
+    def first_heads(self) -> tuple[str, ...]:
+        """The texts before the arguments of an answer's first call."""
+        return (self.begin + self.head, *self.other_heads)
+
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
         yield from (self.begin, self.head, self.tail, self.separator, self.end, *self.other_heads)
@@ -195,6 +195,17 @@ class CallFormat:
         if self.begin or self.end or self.separator:
             text = f"{self.begin}({text})*{self.separator}{self.end}"
         return repr(text)[1:-1]
+
+
+def formed_ids(id_form: str, names: Sequence[str]) -> list[str]:
+    """Returns the ids of calls of these names in a template's form, which has {name} and {index}; [] for any form.
+
+    >>> formed_ids("functions.{name}:{index}", ["f", "g"])
+    ['functions.f:0', 'functions.g:1']
+    """
+    if "{name}" not in id_form:
+        return []
+    return [id_form.replace("{name}", name).replace("{index}", str(index)) for index, name in enumerate(names)]
 
 
 def element_text(value: Any) -> str:

@@ -20,6 +20,7 @@ from plait.runtime.server.chat.formats.call_format import (
     JsonArguments,
     KeywordArguments,
     element_text,
+    formed_ids,
 )
 from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe, call_message
 
@@ -37,6 +38,11 @@ _TYPED = {
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 _LETTERS = string.ascii_letters
 _DECODER = json.JSONDecoder()
+
+
+def probe_ids(id_form: str, names: Sequence[str]) -> list[str]:
+    """Returns ids of probe calls that a template accepts, which takes ids of this form."""
+    return formed_ids(id_form, names) or [f"qzid{index:05}" for index in range(len(names))]
 
 
 class _Arguments(NamedTuple):
@@ -103,11 +109,7 @@ class Derivation:
 
     def __init__(self, probe: TemplateProbe, takes_text: bool, id_form: str, behind_text: bool) -> None:
         self._probe, self._takes_text, self._id_form, self._behind_text = probe, takes_text, id_form, behind_text
-        index_form = "{name}" in id_form
-        self._ids = [
-            id_form.replace("{name}", name).replace("{index}", str(index)) if index_form else f"qzid{index:05}"
-            for index, name in enumerate(NAMES)
-        ]
+        self._ids = probe_ids(id_form, NAMES)
 
     def derive(self) -> CallFormat | None:
         """Returns the format; None if the template does not write calls given so, or in an unknown form."""
@@ -282,7 +284,8 @@ def _checked(derived: CallFormat | None) -> CallFormat | None:
     """Refuses a format whose calls do not have their names, or begin with an ordinary word."""
     if derived is None or "{name}" not in derived.head:
         return None
-    return derived if re.search(r"[<\[{>]", derived.opener) or derived.has_named_opener else None
+    is_message = re.search(r"^[^<\[{>.]*\{name\}<", derived.begin + derived.head)  # as in `to={name}<|message|>`
+    return derived if re.search(r"[<\[{>]", derived.opener) or is_message else None
 
 
 def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, int | None]:
@@ -311,12 +314,9 @@ def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
         except ValueError:
             continue
         if value == arguments:
-            found = text[match.start() : end]
-            styles = {", ": "spaced"} if found == json.dumps(arguments) else {}
-            compact = found == json.dumps(arguments, separators=(",", ":"))
-            return _Arguments(
-                match.start(), end, JsonArguments("spaced" if styles else "compact" if compact else "any")
-            )
+            styles = [JsonArguments("spaced"), JsonArguments("compact")]
+            written = (form for form in styles if form.render(arguments) == text[match.start() : end])
+            return _Arguments(match.start(), end, next(written, JsonArguments("any")))
     return None
 
 
