@@ -18,6 +18,7 @@ RECIPIENTS = TURNS.replace("@PROMPT@", "<|start|>assistant\n>>>").replace(
 )
 # As Solar Open writes calls: a call's id stands before its name.
 MESSAGES_WITH_IDS = """{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}
-{{- '<|begin|>' + m.role }}{% if m.tool_calls %}<|calls|>{% for c in m.tool_calls %}<|call|>{{ c.id }}<|name|>{{ c.function.name }}<|args|>
+{{- '<|begin|>' + m.role }}{% if m.tool_calls %}<|calls|>
+{%- for c in m.tool_calls %}<|call|>{{ c.id }}<|name|>{{ c.function.name }}<|args|>
 {{- c.function.arguments | tojson }}<|done|>{% endfor %}{% else %}<|content|>{{ m.content }}{% endif %}<|end|>
 {%- endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"""
