@@ -204,3 +204,12 @@ def test_bare_json_is_a_call_only_where_it_begins_the_answer(tool_count: int) ->
             assert "".join(part.text for part in parts) == text and not parser.num_calls
     assert accepts(call) and read(call_format, schema, list(call)) == ['{"a": [1]}']
     assert not any(map(accepts, (call[:-1], call.replace("[1]", "[1, 1]"), " " + call, call.replace("[1]", "3"))))
+
+
+@pytest.mark.parametrize("kind", ["elements", "elements that python writes"])
+def test_a_text_that_is_a_literal_of_json_is_a_text_where_python_writes_literals(kind: str) -> None:
+    call_format = FORMATS[KINDS.index(kind)]
+    schema = {"type": "object", "properties": {"a": {"type": ["string", "boolean", "null", "array"]}}}
+    for value in ("true", "null", True, None, "x", [True, None]):
+        text = call_format.render_calls([("", "f", {"a": value})])
+        assert read(call_format, schema, list(text)) == [json.dumps({"a": value})]
