@@ -58,7 +58,7 @@ class CallTexts(msgspec.Struct, frozen=True):
     """The calls of a text: patterns of what precedes the first one and divides two.
 
     `is_section`: all stand together. `at_start`: the first one begins the text. `otherwise`: the schema of a JSON value
-    that the whole text may be; None: no.
+    that the whole text may be, behind `otherwise_begin`; None: no.
     """
 
     calls: tuple[CallText, ...]
@@ -67,6 +67,7 @@ class CallTexts(msgspec.Struct, frozen=True):
     is_section: bool = False
     at_start: bool = False
     otherwise: str | None = None
+    otherwise_begin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -104,17 +105,20 @@ class CallTracker(ItemTracker):
         start, behind, end = (self._reserve() for _ in range(3))
         entries = [self._entry(call, behind) for call in texts.calls]
         first = [texts.begin + call.begin for call in texts.calls]
-        self._set(
-            start, list(zip(first, entries, strict=True)), is_search=texts.otherwise is None and not texts.at_start
-        )
+        begins = list(zip(first, entries, strict=True))
+        self._otherwise: State | None = None  # of a value that begins the text
+        if texts.otherwise is not None:
+            other = self._value(self._start_of(texts.otherwise), end, end)
+            if texts.otherwise_begin:
+                begins.append((texts.otherwise_begin, other))
+            else:
+                self._otherwise = other
+        self._set(start, begins, is_search=texts.otherwise is None and not texts.at_start)
         if texts.is_section:
             more = [texts.separator + call.begin for call in texts.calls]
             self._set(behind, list(zip(more, entries, strict=True)))
         else:
             self._set(behind, list(zip(first, entries, strict=True)), is_search=True)
-        self._otherwise: State | None = None
-        if texts.otherwise is not None:
-            self._otherwise = self._value(self._start_of(texts.otherwise), end, end)
 
     def first_state(self) -> State:
         return State(OUTSIDE)

@@ -243,7 +243,7 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
                 partial(with_options, spec=spec),
                 (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
                 has_space=spec.whitespace,
-                in_python=isinstance(spec, Keywords),
+                in_python=_is_python(spec),
             )
         except (NotWritten, GrammarError):
             continue
@@ -251,8 +251,12 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
         if rules is None:
             return
         break
-    if not isinstance(spec, Keywords):
+    if not _is_python(spec):
         yield with_closed_bounds(schema)
+
+
+def _is_python(spec: Style) -> bool:
+    return isinstance(spec, Keywords) or (isinstance(spec, Elements) and spec.python == "values")
 
 
 def _rejects(schema: Schema) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from plait.constrained.specs.call_contents import NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords
+from plait.constrained.specs.call_contents import NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords, PythonForm
 from plait.constrained.specs.checks import SchemaSource
 from plait.constrained.specs.errors import CompileQueueFull, GrammarError
 from plait.constrained.specs.reasoning import MAX_REASONING_TOKENS, Reasoning, ValueSpec
-from plait.constrained.specs.structural import ID_PLACE, Structural
+from plait.constrained.specs.structural import ID_PLACE, MAX_NUMBERED, Structural
 from plait.constrained.specs.trigger import Content, Trigger
 from plait.constrained.specs.values import (
     MAX_CHOICES,
@@ -38,8 +38,10 @@ __all__ = [
     "MAX_CHOICES",
     "MAX_CHOICES_BYTES",
     "MAX_PATTERN_BYTES",
+    "MAX_NUMBERED",
     "MAX_REASONING_TOKENS",
     "NAME_PLACE",
+    "PythonForm",
     "Reasoning",
     "Regex",
     "SchemaSource",

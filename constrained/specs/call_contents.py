@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from plait.constrained.specs.checks import SchemaSource, check_style, check_tags, schema_text
@@ -10,6 +12,9 @@ from plait.constrained.specs.values import Lark, Regex
 
 NAME_PLACE = "{name}"
 TYPE_PLACE = "{type}"  # of a value in the mark of an element
+
+PythonForm: TypeAlias = Literal["", "scalars", "values"]  # which values are written as Python does
+PYTHON_FORMS = ("", "scalars", "values")
 
 
 class Elements(msgspec.Struct, frozen=True, tag="elements"):
@@ -21,6 +26,8 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
     string and other types are possible, what is JSON of one of these is not written as a string. For Trigger only.
 
     `types`: pairs of a JSON type and a text; {type} in `open`, behind {name}, stands for the text of the value's type.
+    `python`: "values" that are no strings are Python's literals, as in Keywords; with "scalars" only None, True and
+    False that are a whole value.
 
     >>> Elements({"type": "object"}, "<parameter={name}>", "</parameter>").separator
     ''
@@ -33,11 +40,14 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
     whitespace: bool = False
     compact: bool = False
     types: tuple[tuple[str, str], ...] = ()
+    python: PythonForm = ""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
         check_style(self)
         check_tags(self, ("open", "close"), ("separator",))
+        if self.python not in PYTHON_FORMS:
+            raise GrammarError(f"python must be one of {', '.join(map(repr, PYTHON_FORMS))}")
         if self.types and self.open.partition(NAME_PLACE)[2].count(TYPE_PLACE) != 1:
             raise GrammarError(f"open must have {TYPE_PLACE} once behind {NAME_PLACE}, for the type of a value")
         if self.open.count(NAME_PLACE) != 1 or self.open.endswith(NAME_PLACE):

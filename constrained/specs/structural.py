@@ -23,6 +23,7 @@ from plait.constrained.specs.trigger import (
 from plait.constrained.specs.values import JsonObject, JsonSchema
 
 MAX_CALLS = 1000
+MAX_NUMBERED = 16  # calls that are counted in a text
 ID_PLACE = "{id}"
 _CALL_ID = re.compile(r"(?:(?:\[[A-Za-z0-9_-]+\]|[A-Za-z0-9_-])(?:\+|\{[0-9]{1,2}(?:,[0-9]{1,2})?\})?)++")
 
@@ -47,7 +48,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     JsonSchema.
 
     With `otherwise`, the whole text may be this JSON value instead of calls, and there is no free text. No begin may be
-    a possible beginning of JSON, so that the two can be distinguished.
+    a possible beginning of JSON, so that the two can be distinguished. `otherwise_begin` is written before that value.
 
     `openers`: the texts that commit free text to a call, and that it does not contain; `begin` of this spec and of each
     trigger together start with one of them. By default they are the begins themselves. With openers, begins may
@@ -61,7 +62,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     `control_tokens`: pairs of text and token id. Where one of these texts stands in a text of this spec, it means that
     control token, which no other text can spell. `free_tokens`: those of them that may stand in free text, unless they
     complete an opener. `call_id`: a pattern of classes and counts; `{id}` in the begin and
-    end of a trigger then stands for a text that matches it.
+    end of a trigger then stands for a text that matches it. `first_number`: in a section {id} in a begin is the number
+    of the call, counted from this one on, for the first MAX_NUMBERED calls; the others have any that matches `call_id`.
 
     >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
     '</call>'
@@ -85,10 +87,12 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     call_id: str = ""
     at_start: bool = False
     free_tokens: Texts = ()
+    otherwise_begin: str = ""
+    first_number: int | None = None
 
     def __post_init__(self) -> None:
         check_style(self)
-        check_tags(self, (), ("begin", "separator", "end", "call_id"))
+        check_tags(self, (), ("begin", "separator", "end", "call_id", "otherwise_begin"))
         msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
         if not {*self.free_tokens} <= dict(self.control_tokens).keys():
             raise GrammarError("free_tokens are texts of control_tokens")
@@ -98,8 +102,12 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
         msgspec.structs.force_setattr(self, "openers", checked_openers(self.openers, self.begin, triggers))
         if self.otherwise is not None and (self.free_text or self.at_least):
             raise GrammarError("otherwise cannot be combined with free text or with required calls")
+        if self.otherwise_begin and self.otherwise is None:
+            raise GrammarError("otherwise_begin is for a text with otherwise")
         if self.at_start and (not self.free_text or self.at_least or self.control_tokens):
             raise GrammarError("at_start is for free text with optional calls, and marks without control tokens")
+        if self.first_number is not None and (type(self.first_number) is not int or not self.call_id):
+            raise GrammarError("first_number is the number of a call, for a spec with call_id")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
                 raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")

@@ -22,6 +22,7 @@ from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.json_schema.full_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
+    MAX_NUMBERED,
     NAME_PLACE,
     Elements,
     GrammarError,
@@ -93,6 +94,7 @@ def _call_texts(
         spec.is_section,
         spec.at_start,
         None if otherwise is None else json.dumps(otherwise.unique) if otherwise.unique else "",
+        marks.pattern(spec.otherwise_begin),
     )
 
 
@@ -169,10 +171,11 @@ class _Layout:
         self._spec, self._marks, self._contents = spec, marks, contents
         self._openers = spec.openers or ((spec.begin,) if spec.begin else tuple(call.begin for call in spec.calls))
         self._rules = [rule for content in contents for rule in content.rules]
-        self._num_skips = 0
+        self._has_behind = False
         plain = [opener for opener in self._openers if not marks.split(opener)[1]]
         without = f" & ~/(?s:.*)({'|'.join(map(regex_literal, plain))})(?s:.*)/" if plain else ""
         self._free = f"/(?s:.*)/{without}"  # free text without an opener
+        self._skipped = self._skipping() if spec.free_text and not spec.at_start else ""
 
     def rules(self) -> list[str]:
         spec = self._spec
@@ -184,11 +187,12 @@ class _Layout:
             self._rules.append(f"TEXT: /(?s:.*)/ & ~/[ \\t\\r\\n]*({openers})(?s:.*)/")
             start = f"{calls} | TEXT"
         elif spec.free_text:
-            tail = f"{self._skipped()} TAIL"
             self._rules.append(f"TAIL: {self._free}{self._not_another_call()}")
+            tail = self._behind_skipped("TAIL")
             start = f"{calls} {tail}" + (f" | {tail}" if may_miss else "")
         else:
-            start = calls + (" | otherwise" if spec.otherwise is not None else ' | ""' if may_miss else "")
+            other = f" | {self._marks.literal(spec.otherwise_begin)} otherwise"
+            start = calls + (other if spec.otherwise is not None else ' | ""' if may_miss else "")
         return [f"start: {start}", *self._rules]
 
     def _blocks(self, at_least: int) -> str:
@@ -200,14 +204,33 @@ class _Layout:
         most = "" if spec.at_most is None else spec.at_most - 1
         first, more = self._first(), ""
         if most != 0:
-            options = [
-                f"{self._marks.literal(spec.separator + call.begin, with_id=True)} {content.expression}"
-                for call, content in zip(spec.calls, self._contents, strict=True)
-            ]
-            self._rules.append(f"more: {' | '.join(options)}")
-            more = f" more{{{max(spec.at_least - 1, 0)},{most}}}"
+            num_counted = 1 if spec.first_number is None else MAX_NUMBERED
+            num_counted = num_counted if spec.at_most is None else min(num_counted, spec.at_most)
+            if spec.at_most is None or num_counted < spec.at_most:
+                self._rules.append(f"more: {self._another(num_counted)}")
+                most = "" if spec.at_most is None else spec.at_most - num_counted
+                more = f" more{{{max(spec.at_least - num_counted, 0)},{most}}}"
+            for index in reversed(range(1, num_counted)):
+                end = ' | ""' if index >= spec.at_least else ""
+                self._rules.append(f"more{index}: ({self._another(index)}){more}{end}")
+                more = f" more{index}"
         self._rules.append(f"calls: ({first}){more} {self._marks.literal(spec.end)}")
         return "calls"
+
+    def _another(self, index: int) -> str:
+        """Returns the expression of the call with this index, which is not the first one, with the separator."""
+        options = [
+            f"{self._marks.literal(self._counted(self._spec.separator + call.begin, index), with_id=True)} "
+            + content.expression
+            for call, content in zip(self._spec.calls, self._contents, strict=True)
+        ]
+        return " | ".join(options)
+
+    def _counted(self, text: str, index: int) -> str:
+        """Returns a beginning with the number of the call, if calls are counted."""
+        first = self._spec.first_number
+        is_counted = first is not None and self._spec.is_section and index < MAX_NUMBERED
+        return text.replace(ID_PLACE, str((first or 0) + index)) if is_counted else text
 
     def _first(self) -> str:
         """Returns the expression of a call with the free text before it."""
@@ -216,7 +239,7 @@ class _Layout:
             whole = self._spec.begin + call.begin
             opener = next(opener for opener in self._openers if whole.startswith(opener))
             opener = opener if self._spec.free_text and not self._spec.at_start else ""
-            rest = self._marks.literal(whole[len(opener) :], with_id=True)
+            rest = self._marks.literal(self._counted(whole[len(opener) :], 0), with_id=True)
             grouped.setdefault(opener, []).append(f"{rest} {content.expression}")
         return " | ".join(f"{self._opening(opener)} ({' | '.join(calls)})" for opener, calls in grouped.items())
 
@@ -228,31 +251,49 @@ class _Layout:
         plain, control = self._marks.split(opener)
         if not control:
             self._rules.append(f"{name}[lazy]: /(?s:.*)/ {self._marks.literal(plain)}")
-            return f"{self._skipped()} {name}"
+            return f"{self._skipped} {name}" if not self._has_behind else f"({self._skipped} | behind) {name}"
         terminal = f"FREE{self._openers.index(opener)}"
         if plain:
             self._rules.append(f"{terminal}F: {self._free}")
         self._rules.append(
             f"{terminal}: {terminal}F {self._marks.literal(plain)}" if plain else f"{terminal}: {self._free}"
         )
-        return f"{self._skipped()} {terminal} {control}"
+        return f"{self._behind_skipped(terminal)} {control}"
 
-    def _skipped(self) -> str:
-        """Returns the expression of free text up to the last control token in it."""
+    def _skipping(self) -> str:
+        """Adds the rules of free text up to the last control token in it; `behind` is that up to one which begins an
+        opener, whose next text does not follow. Returns the name of the rule; "" if there are no such tokens."""
         openers = [self._marks.split(opener) for opener in self._openers]
-        options: list[str] = []
-        for text in self._spec.free_tokens if not self._num_skips else ():
-            _, token = self._marks.split(text)
+        tokens = {text: self._marks.split(text)[1] for text in self._spec.free_tokens}
+        begun = {  # the texts with which openers go on behind a token
+            token: [self._marks.split(opener[len(text) :])[0] for opener in self._openers if opener.startswith(text)]
+            for text, token in tokens.items()
+        }
+        begun = {token: texts for token, texts in begun.items() if texts and all(texts)}
+        skipped, behind = ['""'], list[str]()
+        self._has_behind = bool(begun)
+        self._not_begun = "|".join(regex_literal(text) for texts in begun.values() for text in texts)
+        for index, token in enumerate(tokens.values()):
             before = [plain for plain, control in openers if control.startswith(token)]
-            if "" in before:
+            if "" in before and token not in begun:
                 continue
-            not_opened = f" & ~/(?s:.*)({'|'.join(map(regex_literal, before))})/" if before else ""
-            self._rules.append(f"SKIP{len(options)}: {self._free}{not_opened}")
-            options.append(f"SKIP{len(options)} {token}")
-        if options:
-            self._rules.append(f"skipped: ({' | '.join(options)})*")
-            self._num_skips = len(options)
-        return "skipped" if self._num_skips else ""
+            ends = "|".join(regex_literal(plain) for plain in before if plain)
+            self._rules.append(f"SKIP{index}: {self._free}" + (f" & ~/(?s:.*)({ends})/" if ends else ""))
+            (behind if token in begun else skipped).append(f"{self._behind_skipped(f'SKIP{index}')} {token}")
+        if behind:
+            self._rules.append(f"behind: {' | '.join(behind)}")
+        if not tokens:
+            return ""
+        self._rules.append(f"skipped: {' | '.join(skipped)}")
+        return "skipped"
+
+    def _behind_skipped(self, terminal: str) -> str:
+        """Returns the expression of a terminal of free text behind what was skipped."""
+        skipped = "skipped" if self._spec.free_tokens else ""
+        if not self._has_behind:
+            return f"{skipped} {terminal}"
+        self._rules.append(f"{terminal}X: {terminal} & ~/({self._not_begun})(?s:.*)/")
+        return f"({skipped} {terminal} | behind {terminal}X)"
 
     def _not_another_call(self) -> str:
         """Returns what excludes free text that begins like one more call, where nothing else ends the calls."""

@@ -21,6 +21,8 @@ from plait.constrained.structural.value_kinds import case_kinds, is_of_kind, val
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SPACE = r"[\x20\x09\x0a\x0d]*"
 _READ_AS = {"null": "null", "boolean": "true|false", "number": _NUMBER, "integer": _NUMBER}
+_READ_AS_PYTHON = _READ_AS | {"null": "None", "boolean": "True|False"}
+_LITERALS = frozenset(("null", "boolean"))  # which Python writes otherwise than JSON
 _CONTAINERS = ("array", "object")
 _ANY_TEXT = "(/(?s:.*)/)"
 
@@ -51,23 +53,27 @@ def element_value(
     that tries JSON first finds the value that was meant.
     """
     readings = ((b"", _begins(expected)),)
-    cases, definitions = value_cases(schema, definitions)
+    has_literals = content.python == "scalars"
+    cases, definitions = value_cases(schema, definitions, frozenset(("string", *(_LITERALS if has_literals else ()))))
     if not cases:
         return None
+    read_as = _READ_AS_PYTHON if content.python else _READ_AS
     strings = [text for case in cases if (text := _string(case)) is not None]
-    if not strings:
+    if not strings and not (has_literals and any(_LITERALS & {*case_kinds(case)} for case in cases)):
         wholes = [case[0] for case in cases]
         whole = wholes[0] if len(wholes) == 1 else {"anyOf": wholes}
         inner = _json_rules(whole, definitions, name, content, marks)
         return None if inner is None else ElementValue(*inner, readings)
     kinds = expected - {"string"}
-    bodies = [f"{name.upper()}S" + (f" & ~/{_read_as(kinds)}/" if kinds else "")]
-    bodies += [scalar for case in cases for scalar in _scalars(case)]
+    bodies = [f"{name.upper()}S" + (f" & ~/{_read_as(kinds, read_as)}/" if kinds else "")] if strings else []
+    bodies += [scalar for case in cases for scalar in _scalars(case, read_as)]
     expression, rules = ended_text(" | ".join(bodies), content.close, name.upper(), marks)
-    rules = (f"{name.upper()}S: {' | '.join(strings)}", *rules)
+    rules = (f"{name.upper()}S: {' | '.join(strings)}", *rules) if strings else rules
     is_possible = _ANY_TEXT in strings or has_text(rules)
     others = [
-        {**case[0], "type": kept} for case in cases if (kept := [k for k in case_kinds(case) if k in _CONTAINERS])
+        {**case[0], "type": kept}
+        for case in cases
+        if (kept := [k for k in case_kinds(case) if k in _CONTAINERS or (not strings and _is_multiple(k, case))])
     ]
     if others:
         inner = _json_rules({"anyOf": others} if len(others) > 1 else others[0], definitions, name, content, marks)
@@ -135,13 +141,18 @@ def _string(case: list[dict[str, Any]]) -> str | None:
     return f"({' & '.join(bodies)})" if bodies else _ANY_TEXT
 
 
-def _scalars(case: list[dict[str, Any]]) -> list[str]:
-    """Returns the expressions of null, booleans and numbers of one case; multiples are left out unless listed."""
+def _scalars(case: list[dict[str, Any]], read_as: dict[str, str]) -> list[str]:
+    """Returns the expressions of null, booleans and numbers of one case; multiples are left out unless listed.
+
+    read_as: the pattern of all values of a type.
+    """
     kinds, listed = kinds_of(case), next((part["enum"] for part in case if "enum" in part), None)
     if listed is not None:
         found = [value for value in listed if is_of_kind(value, [kind for kind in kinds if kind in _READ_AS])]
-        return [f"/{regex_literal(json.dumps(value))}/" for value in found]
-    bodies = [f"/{_READ_AS[kind]}/" for kind in kinds if kind in ("null", "boolean")]
+        is_python = read_as is _READ_AS_PYTHON
+        texts = [repr(v) if is_python and isinstance(v, bool | None) else json.dumps(v) for v in found]
+        return [f"/{regex_literal(text)}/" for text in texts]
+    bodies = [f"/{read_as[kind]}/" for kind in kinds if kind in ("null", "boolean")]
     number = next((kind for kind in kinds if kind in ("integer", "number")), None)
     if number is None or any("multipleOf" in part for part in case):
         return bodies
@@ -149,9 +160,15 @@ def _scalars(case: list[dict[str, Any]]) -> list[str]:
     return [*bodies, f"/{pattern}/"] if pattern else bodies
 
 
-def _read_as(kinds: frozenset[str]) -> str:
+def _is_multiple(kind: str, case: list[dict[str, Any]]) -> bool:
+    """Returns whether `_scalars` leaves out the values of this type."""
+    is_listed = any("enum" in part for part in case)
+    return kind in ("integer", "number") and not is_listed and any("multipleOf" in part for part in case)
+
+
+def _read_as(kinds: frozenset[str], read_as: dict[str, str]) -> str:
     """Returns the pattern of all texts that a reader of these types does not take for a string."""
-    scalars = "|".join(dict.fromkeys(_READ_AS[kind] for kind in sorted(kinds) if kind in _READ_AS))
+    scalars = "|".join(dict.fromkeys(read_as[kind] for kind in sorted(kinds) if kind in read_as))
     options = [f"{_SPACE}({scalars}){_SPACE}"] if scalars else []
     options += [_SPACE + r"[\[{](?s:.*)"] if kinds & set(_CONTAINERS) else []
     return "|".join(options)

@@ -13,12 +13,15 @@ _KIND_OF: dict[type, str] = {type(None): "null", bool: "boolean", str: "string",
 _CASES = frozenset(("$ref", "anyOf", "allOf"))
 
 
-def value_cases(schema: Schema, definitions: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
-    """Returns the cases of a schema, one of which a value is, and the definitions that these refer to."""
+def value_cases(
+    schema: Schema, definitions: dict[str, Any], kinds: frozenset[str] = frozenset(("string",))
+) -> tuple[list[Case], dict[str, Any]]:
+    """Returns the cases of a schema, one of which a value is, and the definitions that these refer to. It has one case
+    if none of its values are of one of `kinds`."""
     if schema is False:
         return [], definitions
     whole: dict[str, Any] = {} if schema is True else dict(schema)
-    if "string" not in case_kinds([whole]):
+    if kinds.isdisjoint(case_kinds([whole])):
         return [[whole]], definitions
     if whole.keys() & _CASES:
         whole = combine_conjunctions({**whole, "$defs": definitions})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plait.constrained.specs import GrammarError
+from plait.constrained.specs import GrammarError, PythonForm
 from plait.constrained.tool_arguments import parameter_kinds
 from plait.runtime.server.chat.formats.call_format import (
     CDATA_BEGIN,
@@ -205,7 +205,7 @@ class ElementsReader:
         elif end < 0:
             return None
         else:
-            piece = _json_of(text[:end], self._types)
+            piece = _json_of(text[:end], self._types, self._form.python)
         self._types, self._json_value = None, _GrowingValue()
         return ReadArguments(piece, text[end + len(close) :], False)
 
@@ -215,7 +215,11 @@ class ElementsReader:
         value, closed, rest = text[len(CDATA_BEGIN) :].partition(CDATA_END + self._form.close)
         if not closed or not text.startswith(CDATA_BEGIN):
             return None
-        piece = json.dumps(value, ensure_ascii=False) if self._types == _STRING else _json_of(value, self._types)
+        piece = (
+            json.dumps(value, ensure_ascii=False)
+            if self._types == _STRING
+            else _json_of(value, self._types, self._form.python)
+        )
         self._types = None
         return ReadArguments(piece, rest, False)
 
@@ -261,9 +265,15 @@ def _literal_as_json(match: re.Match[str]) -> str:
     return _PYTHON_SCALARS.get(match[0], match[0])
 
 
-def _json_of(text: str, types: frozenset[str]) -> str:
+def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     """Returns the JSON of an element's value that is no plain string: JSON of one of its other types, or a string."""
     value = text.strip()
+    if python and value in _PYTHON_SCALARS.values() and "string" in types:
+        return json.dumps(text, ensure_ascii=False)  # Python writes it otherwise
+    if python == "values":
+        value = _LITERAL.sub(_literal_as_json, value)
+    elif python:
+        value = _PYTHON_SCALARS.get(value, value)
     try:
         value_type = json_type(json.loads(value))
     except (ValueError, RecursionError):

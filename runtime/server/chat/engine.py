@@ -111,18 +111,22 @@ async def prepare_chat(
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
-    if tools:
-        free = marks.within(*texts_around(formats.reasoning, messages))
-        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free)
-        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
-    reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
     )
+    in_message = _ends_with(parts, messages.begin if messages else "") and conversation.add_generation_prompt
+    text_head = messages.texts[0] if messages and in_message else ""
+    if messages and in_message and tools and call_format.opener.startswith(messages.begin):
+        parts, in_message = _without_end(parts, messages.begin), False  # the answer begins with it, too
+        text_head = messages.begin + text_head
+    if tools:
+        free = marks.within(*texts_around(formats.reasoning, messages))
+        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head)
+        text_head = ""  # the constraint has it
+        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
+    reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     is_whole = constraint is not None and (not tools or conversation.must_call or is_json)
-    in_message = _ends_with(parts, messages.begin if messages else "") and conversation.add_generation_prompt
-    text_head = messages.texts[0] if messages and in_message and not tools else ""
     constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning, marks.pairs, text_head)
     if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
         assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
@@ -130,8 +134,6 @@ async def prepare_chat(
         parts, starts_in_reasoning = [*parts, (closing, True)], False
     if text_head and is_whole and not isinstance(constraint, Reasoning):
         parts, in_message = [*parts, (text_head, True)], False
-    if messages and in_message and tools and call_format.opener.startswith(messages.begin):
-        parts, in_message = _without_end(parts, messages.begin), False  # the answer begins with it, too
     ids = await tokenize(client, parts)
     new_parser: partial[Any] = partial(
         OutputParser,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from plait.runtime.server.chat.conversation import Conversation, Role, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.call_format import CallFormat, JsonArguments
+from plait.runtime.server.chat.formats.call_format import CallFormat, JsonArguments, formed_ids
 from plait.runtime.server.chat.formats.model_formats import ModelFormats
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps
@@ -129,11 +129,8 @@ def _template_ids(turns: Sequence[Turn], call_format: CallFormat) -> dict[str, s
     The answers' ids end with the id that the model wrote, see `ParsedPart.call_id`.
     """
     calls = [call for turn in turns for call in turn.calls]
-    if "{name}" in call_format.id_form:
-        return {
-            call.id: call_format.id_form.replace("{name}", call.name).replace("{index}", str(index))
-            for index, call in enumerate(calls)
-        }
+    if formed := formed_ids(call_format.id_form, [call.name for call in calls]):
+        return {call.id: formed_id for call, formed_id in zip(calls, formed, strict=True)}
     if call_format.id_source != "client":
         return {call.id: call.id for call in calls}
     return {call.id: re.sub("[^a-zA-Z0-9]", "", call.id)[-_ID_CHARS:].rjust(_ID_CHARS, "0") for call in calls}

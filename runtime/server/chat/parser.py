@@ -54,12 +54,12 @@ class OutputParser:
         in_message: bool = False,
     ) -> None:
         self._reasoning = reasoning
-        self._begins_with_call = is_json or (call_format is not None and call_format.is_whole_answer)
+        is_whole = is_json or (call_format is not None and call_format.is_whole_answer)
+        self._begins_with_call = is_whole and messages is None  # messages tell a call from JSON
         self._format = call_format if tools else None
         self._tools = dict(tools or {})
         if self._format is not None:
-            heads = (self._format.begin + self._format.head, *self._format.other_heads)
-            self._first_heads = [_head_pattern(head, self._tools) for head in heads]
+            self._first_heads = [_head_pattern(head, self._tools) for head in self._format.first_heads]
             self._next_heads = [_head_pattern(self._format.head, self._tools)]
             self._tail = _id_pattern(re.escape(self._format.tail))
         self._state = self._in_reasoning if starts_in_reasoning and reasoning else self._at_start
@@ -126,10 +126,10 @@ class OutputParser:
                 return True
         if any(head.startswith(rest) for head, _ in heads):
             return False
-        if self._format is not None and not self._begins_with_call:
+        if self._format is not None:
             written = self._buffer if self._format.opener.startswith(self._messages.begin) else rest.lstrip()
-            heads_of_calls = (self._format.begin + self._format.head, *self._format.other_heads)
-            starts = [h.partition("{id}")[0].replace("{name}", name) for h in heads_of_calls for name in self._tools]
+            heads_of_calls = (head.partition("{id}")[0] for head in self._format.first_heads)
+            starts = [head.replace("{name}", name) for head in heads_of_calls for name in self._tools]
             if any(written.startswith(start) or start.startswith(written) for start in starts):
                 self._buffer, self._state = written, self._in_first_head
                 return bool(written)
@@ -185,23 +185,17 @@ class OutputParser:
 
     def _in_first_head(self) -> bool:
         """Before the head of an answer's or a section's first call is complete."""
-        assert self._format is not None
-        return self._open_call(self._first_heads, len(self._format.begin))
+        return self._open_call(self._first_heads)
 
     def _in_next_head(self) -> bool:
         """Before the head of another call is complete."""
-        return self._open_call(self._next_heads, 0)
+        return self._open_call(self._next_heads)
 
-    def _open_call(self, heads: list[re.Pattern[str]], num_more: int) -> bool:
+    def _open_call(self, heads: list[re.Pattern[str]]) -> bool:
         assert self._format is not None
         match = next(filter(None, (head.match(self._buffer) for head in heads)), None)
         if match is None:
-            longest = (
-                num_more
-                + max(map(len, (self._format.head, *self._format.other_heads)))
-                + max(map(len, self._tools))
-                + _MAX_ID_CHARS
-            )
+            longest = max(map(len, self._format.first_heads)) + max(map(len, self._tools)) + _MAX_ID_CHARS
             if len(self._buffer) > longest:  # no call: its first character is text
                 self._emit_text(self._buffer[:1])
                 self._buffer, self._state = self._buffer[1:], self._in_text

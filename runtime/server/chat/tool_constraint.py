@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.constrained.specs import (
+    ID_PLACE,
     Content,
     Elements,
     GrammarError,
@@ -29,19 +30,25 @@ def tool_constraint(
     conversation: Conversation,
     control_tokens: Sequence[tuple[str, int]] = (),
     free_tokens: Sequence[str] = (),
+    text_head: str = "",
 ) -> Structural:
     """Returns the constraint of an answer that may call tools.
 
     It allows free text with valid calls; with `must_call` only calls; with a JSON constraint either calls or a JSON
     answer that satisfies it. control_tokens: the texts and ids of those in the model's marks; free_tokens: those that
-    free text may have. Raises ApiError for an invalid schema, and for a constraint that is not JSON.
+    free text may have; text_head: what begins the message of a JSON answer. Raises ApiError for an invalid schema, and
+    for a constraint that is not JSON.
     """
     tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
     strict = any(tool.strict for tool in tools)
-    lead = call_format.lead if conversation.must_call else ""
-    heads = (call_format.head, *(() if conversation.must_call else call_format.other_heads))
+    text_head = text_head if otherwise is not None else ""
+    begins_answer = conversation.must_call or bool(text_head)
+    lead = call_format.lead if begins_answer else ""
+    heads = (call_format.head, *(() if begins_answer else call_format.other_heads))
     triggers = [_trigger(call_format, tool, head) for tool in tools for head in heads]
     at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
+    wholes = ((lead + call_format.begin + trigger.begin).partition(ID_PLACE)[0] for trigger in triggers)
+    openers = tuple(dict.fromkeys(wholes)) if at_start or call_format.is_message else (lead + call_format.opener,)
     try:
         return Structural(
             triggers,
@@ -51,16 +58,16 @@ def tool_constraint(
             annotations=not strict,
             strict_formats=conversation.strict_formats or strict,
             otherwise=otherwise,
-            openers=tuple(lead + call_format.begin + trigger.begin for trigger in triggers)
-            if at_start or call_format.has_named_opener or len(heads) > 1
-            else (lead + call_format.opener,),
+            openers=openers,
             begin=lead + call_format.begin,
             separator=call_format.separator,
             end=call_format.end,
             control_tokens=control_tokens,
             call_id=call_format.id_pattern,
+            first_number=call_format.next_number(sum(len(turn.calls) for turn in conversation.turns)),
             at_start=at_start,
             free_tokens=() if conversation.must_call else tuple(free_tokens),
+            otherwise_begin=text_head,
         )
     except GrammarError as error:  # two tools of one name, or more tools than a constraint may have
         raise invalid(f"'tools': {error}", "tools", "invalid_constraint") from None
@@ -108,7 +115,7 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        return Elements(schema, form.open, form.close, form.separator, types=form.types)
+        return Elements(schema, form.open, form.close, form.separator, types=form.types, python=form.python)
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema

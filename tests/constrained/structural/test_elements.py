@@ -156,3 +156,32 @@ def test_listed_values_of_a_type_stand_behind_the_text_of_that_type() -> None:
     bad = ["text>1", "text>null", "number>x", "number>null", "null>x"]
     assert accepts(spec, *(f"<f><p=a {text}</p></f>" for text in good)) == [True] * len(good)
     assert accepts(spec, *(f"<f><p=a {text}</p></f>" for text in bad)) == [False] * len(bad)
+
+
+@pytest.mark.parametrize("python", ["", "scalars", "values"])
+def test_literals_are_spelled_as_json_or_as_python(python: Any) -> None:
+    kinds = {"a": ["boolean", "null"], "b": ["string", "boolean"], "c": ["array"], "d": ["integer", "null"]}
+    properties: dict[str, Any] = {name: {"type": types} for name, types in kinds.items()}
+    properties["d"] |= {"multipleOf": 5}
+    content = Elements({"type": "object", "properties": properties}, "<{name}>", "</p>", python=python)
+    spec = Structural([Trigger("<f>", content, "</f>")], at_least=1, free_text=False)
+    scalars, containers = bool(python), python == "values"
+    for text, expected in (
+        ("<a>true", not scalars),
+        ("<a>null", not scalars),
+        ("<a>True", scalars),
+        ("<a>None", scalars),
+        ("<b>True", True),
+        ("<b>true", True),
+        ("<c>[true, null]", not containers),
+        ('<c>[True, {"a": None}]', containers),
+        ("<d>10", True),
+        ("<d>11", False),
+        ("<d>None", scalars),
+    ):
+        assert accepts(spec, f"<f>{text}</p></f>") == [expected], text
+
+
+def test_python_is_one_of_a_few_forms() -> None:
+    with pytest.raises(GrammarError, match="python must be one of"):
+        Elements({}, "<{name}>", "</p>", python="all")  # type: ignore[arg-type]

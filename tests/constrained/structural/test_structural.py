@@ -51,6 +51,8 @@ def test_otherwise_allows_a_value_instead_of_calls() -> None:
         (lambda: Structural([NUMBER], at_least=-1), None),
         (lambda: Structural([NUMBER], otherwise=JsonSchema(True)), None),
         (lambda: Structural([NUMBER], at_least=1, free_text=False, otherwise=JsonSchema(True)), None),
+        (lambda: Structural([NUMBER], free_text=False, otherwise_begin="x"), None),
+        (lambda: Structural([NUMBER], first_number=1), None),
         (lambda: Structural([("a", {}, 5)]), 0),
         (lambda: JsonSchema({"a": float("nan")}), None),
         (lambda: JsonSchema({"a": {1, 2}}), None),

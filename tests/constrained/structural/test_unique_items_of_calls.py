@@ -60,6 +60,9 @@ def test_a_value_instead_of_calls() -> None:
     spec = Structural([("<x>", {"type": "array"}, "</x>")], free_text=False, otherwise=unique)
     texts = ['["<x>", 1]', "[1, 1]", "<x>[1, 1]</x>", '["<x>", "<x>"]']
     assert accepts(spec, *texts) == [True, False, True, False]
+    behind = Structural([("<x>", UNIQUE, "</x>")], free_text=False, otherwise=unique, otherwise_begin="[all]")
+    texts = ['[all]["<x>", 1]', "[all][1, 1]", '<x>["a"]</x>', "<x>[1, 1]</x>", "[1]", '[all]["<x>", "<x>"]']
+    assert accepts(behind, *texts) == [True, False, True, False, False, False]
 
 
 @given(st.integers(0, 1 << 30))

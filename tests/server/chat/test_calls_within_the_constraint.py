@@ -18,15 +18,25 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, exceeds_double_range
 from plait.constrained import GrammarError
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments
+from plait.runtime.server.chat.formats.format_probe import written_calls
+from plait.runtime.server.chat.formats.template_probe import NAMES, TemplateProbe
 from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.server.errors import ApiError
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-KINDS = ("json in tags", "list with ids", "elements", "keys and values", "typed elements")
+KINDS = (
+    *("json in tags", "list with ids", "elements", "keys and values", "typed elements"),
+    *("elements that python writes", "keywords", "counted calls"),
+)
+TEMPLATES = [ChatTemplate(CALL_TEMPLATES[kind].source, "", "") for kind in KINDS]
 FORMATS = [formats_of(kind).calls for kind in KINDS]
 VALUES: list[Any] = [
     *({"type": kind} for kind in ("string", "integer", "number", "boolean", "object", ["string", "null"])),
-    *({"enum": values} for values in (["a", "5", "x y"], ["a", 1, None], ["[1]", 2])),
+    *({"enum": values} for values in (["a", "5", "x y"], ["a", 1, None, True], ["[1]", 2])),
+    *({"type": kinds} for kinds in (["boolean", "null"], ["string", "boolean"])),
+    {"type": ["integer", "null"], "multipleOf": 3},
     *({"$ref": reference} for reference in ("#/$defs/S", "#text", "https://example.org/x#text", "#/$defs/I")),
     *({}, True, {"const": "5"}, {"not": {"type": "string"}}, {"type": "string", "pattern": "^[0-9]{1,3}$"}),
     {"anyOf": [{"type": "string"}, {"type": "integer", "maximum": 9}]},
@@ -67,8 +77,8 @@ def written(call_format: CallFormat, schema: dict[str, Any], seed: int) -> str |
     return None if rest is None else bytes(token - 1 for token in [*tokens, *rest] if token != EOS_ID).decode()
 
 
-def read(call_format: CallFormat, schema: dict[str, Any], pieces: list[str]) -> list[str]:
-    parser = OutputParser(None, False, call_format, {"f": schema})
+def read(call_format: CallFormat, schema: dict[str, Any], pieces: list[str], name: str = "f") -> list[str]:
+    parser = OutputParser(None, False, call_format, {name: schema})
     parts = [*itertools.chain(*map(parser.push, pieces)), *parser.finish()]
     assert parser.num_calls and not parser.is_within_arguments and not any(part.kind == "text" for part in parts)
     numbers = range(parser.num_calls)
@@ -89,6 +99,53 @@ def test_what_masks_allow_is_read_as_valid_arguments(
     for call in calls:
         is_valid = jsonschema_rs.validator_for(closed_arguments(schema)).is_valid(json.loads(call))
         assert is_valid or exceeds_double_range(call), (text, call)
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("a", "b", "x-y"),
+        st.recursive(
+            st.sampled_from(
+                ["", "5", "a", "x y", "true", "True", "None", "[1]", "it's", 'a "b"', 1, 2.5, True, False, None]
+            ),
+            lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("kq"), inner, max_size=2),
+            max_leaves=4,
+        ),
+    ),
+)
+
+
+@given(st.sampled_from(range(len(KINDS))), SCHEMAS, ARGUMENTS)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_a_template_writes_is_allowed_only_if_it_is_valid_and_reads_back(
+    kind: int, schema: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """The converse holds but for a string that is JSON or a literal of another type that the argument may have."""
+    call_format, written = FORMATS[kind], TemplateProbe(TEMPLATES[kind])
+    assert call_format is not None
+    order, name = [*schema.get("properties", ()), *arguments], NAMES[0]
+    arguments = dict(sorted(arguments.items(), key=lambda item: order.index(item[0])))
+    ((id_, _, given),) = calls = [("qzid00000", name, call_format.template_arguments(arguments))]
+    text = written_calls(call_format, written.calls(calls) or "", calls)
+    assert text is not None, (given, id_)
+    conversation = Conversation((Turn("user", "go"),), (ToolDefinition(name, "", schema),), must_call=True)
+    try:
+        matcher = compile_in_process(tool_constraint(call_format, conversation), BYTE_VOCABULARY).matcher()
+    except (GrammarError, ApiError):
+        return
+    is_allowed = all(matcher.accept(1 + byte) for byte in (call_format.lead + text).encode()) and matcher.is_accepting
+    validator = jsonschema_rs.validator_for(closed_arguments(schema))
+    is_valid = validator.is_valid(arguments)
+    if is_allowed:
+        (call,) = read(call_format, schema, list(text), name)
+        assert validator.is_valid(json.loads(call)), text  # an element of [] is a string where one is wanted
+        assert call_format.arguments.render(json.loads(call)) == call_format.arguments.render(arguments)
+    elif is_valid and schema.get("type") == "object":
+        is_elements = isinstance(call_format.arguments, ElementArguments)
+        has_text = is_elements and any(isinstance(value, str) for value in arguments.values())
+        is_writable = KINDS[kind] != "keywords" or "x-y" not in arguments
+        assert has_text or not is_writable, (schema, text)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +203,12 @@ def test_bare_json_is_a_call_only_where_it_begins_the_answer(tool_count: int) ->
             assert "".join(part.text for part in parts) == text and not parser.num_calls
     assert accepts(call) and read(call_format, schema, list(call)) == ['{"a": [1]}']
     assert not any(map(accepts, (call[:-1], call.replace("[1]", "[1, 1]"), " " + call, call.replace("[1]", "3"))))
+
+
+@pytest.mark.parametrize("kind", ["elements", "elements that python writes"])
+def test_a_text_that_is_a_literal_of_json_is_a_text_where_python_writes_literals(kind: str) -> None:
+    call_format = FORMATS[KINDS.index(kind)]
+    schema = {"type": "object", "properties": {"a": {"type": ["string", "boolean", "null", "array"]}}}
+    for value in ("true", "null", True, None, "x", [True, None]):
+        text = call_format.render_calls([("", "f", {"a": value})])
+        assert read(call_format, schema, list(text)) == [json.dumps({"a": value})]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,16 +49,17 @@ CHATML = (
 PIECE = 4  # bytes in one Tokens message
 
 
-def byte_tokenizer(template: str | None = CHATML) -> Tokenizer:
+def byte_tokenizer(template: str | None = CHATML, control: dict[str, int] = CONTROL) -> Tokenizer:
+    """A tokenizer of bytes and the tokens of `control`, which are numbered from 256."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=unicode_to_byte(), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return Tokenizer(
         TokenizerDefinition(
             backends=Backends.of(backend, backend),
             prefix_after_control=False,
-            added_tokens={text: AddedToken(token) for text, token in CONTROL.items()},
-            control_ids=frozenset(CONTROL.values()),
-            token_bytes=(*(bytes([byte]) for byte in range(256)), b"", b"", b""),
+            added_tokens={text: AddedToken(token) for text, token in control.items()},
+            control_ids=frozenset(control.values()),
+            token_bytes=(*(bytes([byte]) for byte in range(256)), *(b"" for _ in control)),
             eos_ids=(258,),
             bos_id=None,
             add_bos=False,
@@ -92,7 +93,7 @@ class Gate:
             go()
 
 
-Outcome = str | CallFailed | Gate
+Outcome = str | list[int] | CallFailed | Gate
 
 
 @dataclass
@@ -232,14 +233,14 @@ class ScriptedScheduler:
             session.failed = outcome
             self._on_reply(Failed(request.call, outcome.kind, str(outcome)))
         else:
-            data = outcome.encode()
+            data = list(outcome.encode()) if isinstance(outcome, str) else outcome
             fits = data[: request.sampling.max_tokens]
             usage = self._usage(session, num_sent, len(fits))
             self._tokens(session, request, fits[num_sent:])
             self._on_reply(Finished(request.call, "stop" if fits == data else "length", usage))
         self._advance(number)
 
-    def _tokens(self, session: _Session, request: Generate, data: bytes) -> None:
+    def _tokens(self, session: _Session, request: Generate, data: Sequence[int]) -> None:
         for at in range(0, len(data), PIECE):
             ids = list(data[at : at + PIECE])
             session.token_ids += ids
@@ -294,7 +295,7 @@ class ScriptedScheduler:
     def text(token_ids: list[int]) -> str:
         """Tokens as text; a control token, and only that, is written with double angle brackets."""
         names = {token: f"<{text}>" for text, token in CONTROL.items()}
-        data = b"".join(names[t].encode() if t in names else bytes([t]) for t in token_ids)
+        data = b"".join(bytes([t]) if t < 256 else names.get(t, "").encode() for t in token_ids)
         return data.decode(errors="replace")
 
 

@@ -81,6 +81,20 @@ CALL_TEMPLATES = {
         ),
         r"<calls>(<call>functions.{name}:{id}<args>{json}</call>)*</calls>",
     ),
+    "calls counted on": CallTemplate(
+        "{%- set n = namespace(calls=0) %}"
+        + _list(
+            "<calls>[",
+            '{"id": "{{ n.calls }}", "name": "'
+            + NAME
+            + '", "arguments": '
+            + ARGUMENTS
+            + "}{% set n.calls = n.calls + 1 %}",
+            ", ",
+            "]</calls>",
+        ),
+        r'<calls>[({"id": "{id}", "name": "{name}", "arguments": {json}})*, ]</calls>',
+    ),
     "section": CallTemplate(
         _list("<|calls:begin|>", "<|call:begin|>" + NAME + "<|sep|>" + ARGUMENTS + "<|call:end|>", "", "<|calls:end|>"),
         r"<|calls:begin|>(<|call:begin|>{name}<|sep|>{json}<|call:end|>)*<|calls:end|>",
@@ -111,7 +125,7 @@ CALL_TEMPLATES = {
             )
             + "</function>\n</tool_call>"
         ),
-        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value}\n</parameter>\n}</function>\n</tool_call>)*\n",
+        r"(<tool_call>\n<function={name}>\n{<parameter={name}>\n{value in python: scalars}\n</parameter>\n}</function>\n</tool_call>)*\n",
     ),
     "keys and values": CallTemplate(
         _each(
@@ -145,9 +159,20 @@ CALL_TEMPLATES = {
         ),
         r'<calls>\n(<invoke name="{name}">\n{<parameter name="{name}" string="{type}">{value}</parameter>\n}</invoke>\n)*</calls>',
     ),
+    "keywords": CallTemplate(
+        _list(
+            "<calls>[",
+            NAME
+            + "({% for k, v in c.function.arguments.items() %}{{ k }}={{ '\"' + v + '\"' if v is string else v }}"
+            + "{% if not loop.last %}, {% endif %}{% endfor %})",
+            ", ",
+            "]</calls>",
+        ),
+        r"<calls>[({name}({keywords}))*, ]</calls>",
+    ),
     "elements that python writes": CallTemplate(
         _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
-        r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
+        r'<f name="{name}">{<p name="{name}">{value in python: values}</p>}</f>',
     ),
 }
 # The marks are control tokens of SmolLM2, which the model writes as single tokens.

@@ -13,6 +13,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.messages import Embed, EmbeddingInfo, Finished, Generate, Tokens, Usage
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
+from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 # A template with roles, tools and reasoning.
 TEMPLATE = (
@@ -38,7 +39,7 @@ class _Scheduler(ScriptedScheduler):
         else:
             super()._take(request)
 
-    def _tokens(self, session: Any, request: Generate, data: bytes) -> None:
+    def _tokens(self, session: Any, request: Generate, data: Any) -> None:
         super()._tokens(session, request, data)
         if not request.sampling.logprobs:
             self._on_reply(Tokens(request.call, [CONTROL["<|im_start|>"]]))
@@ -47,12 +48,12 @@ class _Scheduler(ScriptedScheduler):
 class ScriptedServer:
     """`post` sends a request to the application; `scheduler.requests` has what it sent on."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None, **settings: Any) -> None:
         self.scheduler = _Scheduler()
-        self.scheduler.welcome = msgspec.structs.replace(
-            self.scheduler.welcome, embeddings=EmbeddingInfo(3, "last", False)
-        )
-        self.client = Client(self.scheduler, byte_tokenizer(TEMPLATE))
+        tokenizer = tokenizer or byte_tokenizer(TEMPLATE)
+        size, embeddings = len(tokenizer.vocabulary), EmbeddingInfo(3, "last", False)
+        self.scheduler.welcome = msgspec.structs.replace(self.scheduler.welcome, vocab_size=size, embeddings=embeddings)
+        self.client = Client(self.scheduler, tokenizer)
         self.app = create_app(self, server_settings(**settings))
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:

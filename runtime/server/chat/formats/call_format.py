@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from plait.constrained.specs import PythonForm
 from plait.runtime.tokenizer.json_text import json_text
 
 CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
@@ -40,7 +41,8 @@ class ElementArguments:
     """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
 
     Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
-    has_cdata: a value with markup or a line's end stands in a CDATA section.
+    has_cdata: a value with markup or a line's end stands in a CDATA section. python: the values that are written as
+    Python's literals, see `constrained.specs.Elements`.
     """
 
     open: str
@@ -48,17 +50,23 @@ class ElementArguments:
     separator: str = ""
     types: tuple[tuple[str, str], ...] = ()
     has_cdata: bool = False
+    python: PythonForm = ""
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
         return self.separator.join(
-            f"{self.opening(name, json_type(value))}{self._escaped(element_text(value))}{self.close}"
+            f"{self.opening(name, json_type(value))}{self._escaped(self.text(value))}{self.close}"
             for name, value in arguments.items()
         )
 
     def opening(self, name: str, value_type: str) -> str:
         """Returns the opening mark of an argument."""
         return self.open.replace("{type}", dict(self.types).get(value_type, "")).replace("{name}", name)
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        is_literal = self.python == "values" or (self.python == "scalars" and isinstance(value, bool | None))
+        return python_literal(value) if is_literal and not isinstance(value, str) else element_text(value)
 
     def _escaped(self, text: str) -> str:
         return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
@@ -84,6 +92,8 @@ class CallFormat:
     head, tail: contain {name}, and {id} if the calls have ids. begin, separator, end: see the module. lead: white space
     before the first call of an answer without text.
     id_source: what {id} is: the call's id, or a number that the template counts up. id_pattern: a regex of the ids.
+    first_number: that of the first call, if the template counts them, in each answer, or with `counts_on` in the whole
+    conversation.
     id_form: the form of a client's id that the template accepts, with {name} and {index}; "" for any.
     takes_text: the template writes arguments that are given as JSON text without a change, so they are rendered as the
     model wrote them. values_as_text: the template is given arguments other than strings as their JSON text, since it
@@ -91,6 +101,7 @@ class CallFormat:
     is_whole_answer: calls without a mark, JSON only, are the whole of their answer; other text may quote such JSON.
     is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
     calls have it, too.
+    is_message: a call is one of the messages of an answer, and others begin like it up to the name.
     other_heads: further forms of the head, which models write and the template does not.
     is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
     their answer.
@@ -105,12 +116,15 @@ class CallFormat:
     lead: str = ""
     id_source: IdSource = ""
     id_pattern: str = ""
+    first_number: int | None = None
+    counts_on: bool = False
     id_form: str = ""
     takes_text: bool = False
     values_as_text: bool = False
     is_whole_answer: bool = False
     is_single: bool = False
     has_long_opener: bool = False
+    is_message: bool = False
     other_heads: tuple[str, ...] = ()
     is_native: bool = True
     writes_calls: bool = True
@@ -123,11 +137,6 @@ class CallFormat:
         return match[0] if match else before
 
     @property
-    def has_named_opener(self) -> bool:
-        """Whether only the name and the mark behind it tell a call from text, as in `to={name}<|message|>`."""
-        return re.search(r"^[^<\[{>]*\{name\}<", self.begin + self.head) is not None and "." not in self.opener
-
-    @property
     def head_start(self) -> str:
         """The head's text before the name and the id."""
         return re.split(r"\{name\}|\{id\}", self.head)[0]
@@ -135,6 +144,10 @@ class CallFormat:
     def call_head(self, name: str, call_id: str = "") -> str:
         """Returns the text of a call before its arguments."""
         return self.head.replace("{name}", name).replace("{id}", call_id)
+
+    def next_number(self, num_earlier: int) -> int | None:
+        """Returns the number of an answer's first call behind some earlier calls; None if they are not counted."""
+        return self.first_number if self.first_number is None or not self.counts_on else self.first_number + num_earlier
 
     def render_calls(self, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]) -> str:
         """Returns the text of (id, name, arguments or their text) as a model writes them."""
@@ -150,7 +163,13 @@ class CallFormat:
             return self.arguments.render(arguments)
         if not self.values_as_text:
             return arguments
-        return {name: element_text(value) for name, value in arguments.items()}
+        text = self.arguments.text if isinstance(self.arguments, ElementArguments) else element_text
+        return {name: text(value) for name, value in arguments.items()}
+
+    @property
+    def first_heads(self) -> tuple[str, ...]:
+        """The texts before the arguments of an answer's first call."""
+        return (self.begin + self.head, *self.other_heads)
 
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
@@ -170,11 +189,23 @@ class CallFormat:
         elif isinstance(form, KeywordArguments):
             text = "{keywords}"
         else:
-            text = f"{{{form.open}{{value}}{form.close}{form.separator}}}"
+            value = f"{{value in python: {form.python}}}" if form.python else "{value}"
+            text = f"{{{form.open}{value}{form.close}{form.separator}}}"
         text = f"{self.head}{text}{self.tail}"
         if self.begin or self.end or self.separator:
             text = f"{self.begin}({text})*{self.separator}{self.end}"
         return repr(text)[1:-1]
+
+
+def formed_ids(id_form: str, names: Sequence[str]) -> list[str]:
+    """Returns the ids of calls of these names in a template's form, which has {name} and {index}; [] for any form.
+
+    >>> formed_ids("functions.{name}:{index}", ["f", "g"])
+    ['functions.f:0', 'functions.g:1']
+    """
+    if "{name}" not in id_form:
+        return []
+    return [id_form.replace("{name}", name).replace("{index}", str(index)) for index, name in enumerate(names)]
 
 
 def element_text(value: Any) -> str:

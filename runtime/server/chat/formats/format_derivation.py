@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from plait.constrained.specs import PythonForm
 from plait.runtime.server.chat.formats.call_format import (
     ArgumentsForm,
     CallFormat,
@@ -19,8 +20,9 @@ from plait.runtime.server.chat.formats.call_format import (
     JsonArguments,
     KeywordArguments,
     element_text,
+    formed_ids,
 )
-from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe
+from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe, call_message
 
 KEYS, VALUES = ("qz_k1", "qz_k2"), ("qz_v1", "qz_v2")
 # Values of each JSON type, to see how elements name types and write scalars.
@@ -36,6 +38,11 @@ _TYPED = {
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 _LETTERS = string.ascii_letters
 _DECODER = json.JSONDecoder()
+
+
+def probe_ids(id_form: str, names: Sequence[str]) -> list[str]:
+    """Returns ids of probe calls that a template accepts, which takes ids of this form."""
+    return formed_ids(id_form, names) or [f"qzid{index:05}" for index in range(len(names))]
 
 
 class _Arguments(NamedTuple):
@@ -102,11 +109,7 @@ class Derivation:
 
     def __init__(self, probe: TemplateProbe, takes_text: bool, id_form: str, behind_text: bool) -> None:
         self._probe, self._takes_text, self._id_form, self._behind_text = probe, takes_text, id_form, behind_text
-        index_form = "{name}" in id_form
-        self._ids = [
-            id_form.replace("{name}", name).replace("{index}", str(index)) if index_form else f"qzid{index:05}"
-            for index, name in enumerate(NAMES)
-        ]
+        self._ids = probe_ids(id_form, NAMES)
 
     def derive(self) -> CallFormat | None:
         """Returns the format; None if the template does not write calls given so, or in an unknown form."""
@@ -143,7 +146,9 @@ class Derivation:
         if not parts.begin and _TAG.fullmatch(parts.end):  # a mark that ends a turn with calls
             parts = parts._replace(end="")
         has_id = "{id}" in parts.head + parts.tail
-        source: IdSource = "counter" if counts or (has_id and common.id_form) else "client" if has_id else ""
+        source: IdSource = (
+            "counter" if counts is not None or (has_id and common.id_form) else "client" if has_id else ""
+        )
         return replace(
             common,
             begin=parts.begin,
@@ -152,9 +157,22 @@ class Derivation:
             separator=parts.separator,
             end=parts.end,
             id_source=source,
+            first_number=counts,
+            counts_on=counts is not None and self._counts_on(parts.head, counts),
             id_pattern={"": "", "counter": "[0-9]{1,6}", "client": "[a-zA-Z0-9]{9}"}[source],
             is_single=False,
         )
+
+    def _counts_on(self, head: str, first: int) -> bool:
+        """Whether the number of a call goes on from those of an earlier answer."""
+        if "{name}" in self._id_form:
+            return True  # it stands in the ids, which are made so
+        answers = [call_message(self._call(index, {KEYS[0]: VALUES[0]})) for index in range(2)]
+        turns = [("user", "u", {}), ("assistant", "", answers[0]), ("tool", "r", {"tool_call_id": self._ids[0]})]
+        turns += [("user", "v", {}), ("assistant", "", answers[1])]
+        text = self._probe.render([{"role": role, "content": text, **more} for role, text, more in turns]) or ""
+        pattern = re.escape(head).replace(re.escape("{name}"), NAMES[1]).replace(re.escape("{id}"), "([0-9]+)")
+        return any(int(number) > first for number in re.findall(pattern, text))
 
     def _call(self, index: int, arguments: Mapping[str, Any]) -> ProbeCall:
         given = json.dumps(arguments) if self._takes_text else arguments
@@ -238,7 +256,16 @@ class Derivation:
             types = tuple((name, text[len(start) : len(text) - len(end)]) for name, text in openings.items())
             form = replace(form, open=f"{before}{{name}}{start}{{type}}{end}", types=types)
         markup = self._probe.calls([self._call(0, {KEYS[0]: "<b>"})]) or ""
-        return replace(derived, arguments=replace(form, has_cdata="<![CDATA[<b>]]>" in markup))
+        cdata = "<![CDATA[<b>]]>" in markup
+        return replace(derived, arguments=replace(form, has_cdata=cdata, python=self._python_form(form.close)))
+
+    def _python_form(self, close: str) -> PythonForm:
+        """Returns which values the template writes as Python does."""
+        if self._takes_text:
+            return ""
+        texts = [self._probe.calls([self._call(0, {KEYS[0]: value})]) or "" for value in (True, [True])]
+        is_python = [f"{text}{close}" in whole for text, whole in zip(("True", "[True]"), texts, strict=True)]
+        return "values" if all(is_python) else "scalars" if is_python[0] else ""
 
 
 def _common_suffix_of(texts: Sequence[str]) -> str:
@@ -257,18 +284,22 @@ def _checked(derived: CallFormat | None) -> CallFormat | None:
     """Refuses a format whose calls do not have their names, or begin with an ordinary word."""
     if derived is None or "{name}" not in derived.head:
         return None
-    return derived if re.search(r"[<\[{>]", derived.opener) or derived.has_named_opener else None
+    is_message = re.search(r"^[^<\[{>.]*\{name\}<", derived.begin + derived.head)  # as in `to={name}<|message|>`
+    return derived if re.search(r"[<\[{>]", derived.opener) or is_message else None
 
 
-def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, bool]:
-    """Replaces a number that counts calls by {id}: it differs by one between the first call and the second."""
+def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, int | None]:
+    """Replaces a number that counts calls by {id}: it differs by one between the first call and the second.
+
+    Also returns the first one's number.
+    """
     for a, b in itertools.product(_NUMBER.finditer(first), _NUMBER.finditer(between)):
         if int(b[0]) != int(a[0]) + 1:
             continue
         masked = first[: a.start()] + "{id}" + first[a.end() :], between[: b.start()] + "{id}" + between[b.end() :]
         if "{id}" in _common_suffix(*masked):
-            return *masked, last, True
-    return first, between, last, False
+            return *masked, last, int(a[0])
+    return first, between, last, None
 
 
 def _find_arguments(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
@@ -283,12 +314,9 @@ def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
         except ValueError:
             continue
         if value == arguments:
-            found = text[match.start() : end]
-            styles = {", ": "spaced"} if found == json.dumps(arguments) else {}
-            compact = found == json.dumps(arguments, separators=(",", ":"))
-            return _Arguments(
-                match.start(), end, JsonArguments("spaced" if styles else "compact" if compact else "any")
-            )
+            styles = [JsonArguments("spaced"), JsonArguments("compact")]
+            written = (form for form in styles if form.render(arguments) == text[match.start() : end])
+            return _Arguments(match.start(), end, next(written, JsonArguments("any")))
     return None
 
 

@@ -20,7 +20,7 @@ from plait.runtime.server.chat.formats.call_format import (
     KeywordArguments,
     json_type,
 )
-from plait.runtime.server.chat.formats.format_derivation import KEYS, VALUES, Derivation
+from plait.runtime.server.chat.formats.format_derivation import KEYS, VALUES, Derivation, probe_ids
 from plait.runtime.server.chat.formats.template_probe import NAMES, ProbeCall, TemplateProbe
 from plait.runtime.server.chat.parser import OutputParser
 
@@ -74,16 +74,6 @@ def variants(derived: CallFormat) -> Iterator[CallFormat]:
         yield replace(derived, arguments=form, tail=space + derived.tail)
 
 
-def probe_ids(call_format: CallFormat, names: list[str]) -> list[str]:
-    """Returns ids of probe calls that the template accepts."""
-    if "{" in call_format.id_form and "{name}" in call_format.id_form:
-        return [
-            call_format.id_form.replace("{name}", name).replace("{index}", str(index))
-            for index, name in enumerate(names)
-        ]
-    return [f"qzid{index:05}" for index in range(len(names))]
-
-
 def reproduces(probe: TemplateProbe, call_format: CallFormat) -> bool:
     """Whether the format writes all probe calls as the template does, and the parser reads them."""
     singles = [[arguments] for arguments in PROBE_ARGUMENTS]
@@ -94,7 +84,7 @@ def reproduces(probe: TemplateProbe, call_format: CallFormat) -> bool:
 def reproduces_calls(probe: TemplateProbe, call_format: CallFormat, case: list[dict[str, Any]]) -> bool:
     """Whether this holds for one answer with calls of these arguments."""
     names = [NAMES[index % 2] for index in range(len(case))]
-    ids = probe_ids(call_format, names)
+    ids = probe_ids(call_format.id_form, names)
     given = [call_format.template_arguments(arguments) for arguments in case]
     calls: list[ProbeCall] = list(zip(ids, names, given, strict=True))
     text = probe.calls(calls)
@@ -103,10 +93,7 @@ def reproduces_calls(probe: TemplateProbe, call_format: CallFormat, case: list[d
     written = written_calls(call_format, text, calls)
     if written is None:
         return False
-    schemas = [{"properties": {key: {"type": json_type(v)} for key, v in arguments.items()}} for arguments in case]
-    schema: dict[str, Any] = {"properties": {}}
-    for one in schemas:
-        schema["properties"] |= one["properties"]
+    schema = {"properties": {key: {"type": json_type(value)} for one in case for key, value in one.items()}}
     parser = OutputParser(None, False, call_format, dict.fromkeys(names, schema))
     parts = [*parser.push(written), *parser.finish()]
     read = (

@@ -87,6 +87,8 @@ def find_formats(template: ChatTemplate) -> ModelFormats:
         pass  # what was found until then is kept
     if calls is not None and calls.opener.startswith(("{", "[{")) and reasoning is None:
         calls = replace(calls, is_whole_answer=True)
+    if calls is not None and messages is not None:
+        calls = replace(calls, is_message=True)
     return ModelFormats(calls, reasoning, takes_system, messages)
 
 

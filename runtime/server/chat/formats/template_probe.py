@@ -76,11 +76,16 @@ class TemplateProbe:
 
     def calls(self, calls: Sequence[ProbeCall], content: str = "") -> str | None:
         """Returns what the template writes behind a user's text for an answer with calls."""
-        return self.answer({"content": content, "tool_calls": [_call(*call) for call in calls]})
+        return self.answer({"content": content, **call_message(*calls)})
 
 
 def _behind_user(text: str | None) -> str | None:
     return None if text is None or USER not in text else text.partition(USER)[2]
+
+
+def call_message(*calls: ProbeCall) -> dict[str, Any]:
+    """Returns the part of an assistant's message that has its calls."""
+    return {"tool_calls": [_call(*call) for call in calls]}
 
 
 def _call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
