@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from call_templates import formats_of
+from call_templates import CALL_TEMPLATES, formats_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matchers import allowed_tokens, compile_in_process
