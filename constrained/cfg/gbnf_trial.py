@@ -25,8 +25,8 @@ MAX_BYTES = 12_000  # of a text
 MAX_TOTAL = 200_000  # bytes of all texts
 NUM_RANDOM = 4
 _GROWS = (
-    "its texts can be divided in more and more ways as they grow{where}, so that an answer could not be finished; "
-    "write a repetition as item* or (item separator)* instead of a rule that refers to itself, and leave no two optional or "
+    "its texts can be divided in more and more ways as they grow{where}, so that no answer could be finished; write "
+    "a repetition as item* or (item separator)*, not as a rule that refers to itself, and leave no two optional or "
     "repeated parts in a row that begin alike"
 )
 
