@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,10 @@ MAX_LEXEMES = 1_000
 MAX_ARMS = 8  # of a sequence with optional parts
 MAX_PAIRS = 20_000  # of states of two lexemes
 
-Dfa = tuple[Int32Array, NDArray[np.bool_]]
+Dfa: TypeAlias = tuple[Int32Array, NDArray[np.bool_]]
+Part: TypeAlias = Any
+"""None (the empty text), a Lexeme, a RuleReference, ("one of", parts), ("sequence", parts) or
+("repeat", [part], low, high)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +134,7 @@ class LexemeGrammar:
     def _is_regular(self, node: Node) -> bool:
         return all(one.name not in self._irregular for one in references(node))
 
-    def _divide(self, node: Node) -> object:
+    def _divide(self, node: Node) -> Part:
         if self._is_regular(node) and node not in self._divided:
             return self._lexeme(node)
         match node:
@@ -148,7 +152,7 @@ class LexemeGrammar:
                 return ("repeat", [self._divide(node.part)], node.low, node.high)
         return self._lexeme(node)
 
-    def _runs(self, parts: Iterable[Node], join: object) -> list[Node]:
+    def _runs(self, parts: Iterable[Node], join: Any) -> list[Node]:
         """Returns the parts of a sequence, where regular ones in a row are one part unless that must be divided."""
         runs: list[list[Node]] = []
         for part in parts:
@@ -174,7 +178,7 @@ class LexemeGrammar:
             if isinstance(node, CharClass) or node in self._divided:
                 raise GrammarError("the grammar is too large once it is written out") from None
             self._divided.add(node)
-            return self._divide(node)  # type: ignore[return-value]
+            return self._divide(node)  # type: ignore[no-any-return]
         found = Lexeme(pattern, inner != node, node)
         self.lexemes.append(found)
         return found
@@ -225,7 +229,7 @@ class LexemeGrammar:
             self._ends_of(part, follow)
         return follow
 
-    def _ends_of(self, part: object, follow: dict[Lexeme, set[Lexeme]]) -> _Ends:
+    def _ends_of(self, part: Part, follow: dict[Lexeme, set[Lexeme]]) -> _Ends:
         match part:
             case None:
                 return _Ends(is_optional=True)
@@ -263,7 +267,7 @@ class LexemeGrammar:
         names = {name: f"r{at}" for at, name in enumerate(self.parts)}
         terminals: dict[str, str] = {}
 
-        def write(part: object) -> str:
+        def write(part: Part) -> str:
             match part:
                 case None:
                     return '""'
@@ -309,7 +313,10 @@ def lexeme_dfa(pattern: str) -> Dfa:
 
 
 def _first_bytes(patterns: Iterable[str]) -> NDArray[np.bool_]:
-    return np.logical_or.reduce([np.zeros(256, np.bool_), *(lexeme_dfa(pattern)[0][0] >= 0 for pattern in patterns)])
+    found = np.zeros(256, np.bool_)
+    for pattern in patterns:
+        found |= lexeme_dfa(pattern)[0][0] >= 0
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from plait.constrained.cfg.gbnf_lexemes import Lexeme, LexemeGrammar, lexeme_dfa
+from plait.constrained.cfg.gbnf_lexemes import Lexeme, LexemeGrammar, Part, lexeme_dfa
 from plait.constrained.cfg.gbnf_parser import RuleReference
 from plait.constrained.guidance.inner_matcher import compile_inner_matcher
 from plait.constrained.specs import GrammarError
@@ -86,7 +86,7 @@ class _Texts:
     def _repeats(self, body: bytes) -> int:
         return min(self._times, MAX_BYTES // max(1, len(body)))
 
-    def _short(self, part: object) -> bytes | None:
+    def _short(self, part: Part) -> bytes | None:
         """Returns a shortest known text of a part, None if none is known yet."""
         match part:
             case None:
@@ -119,7 +119,7 @@ class _Texts:
                     todo.append((*found[inner], inner))
         return found
 
-    def _places(self, part: object, before: bytes, behind: bytes) -> Iterator[tuple[bytes, bytes, str]]:
+    def _places(self, part: Part, before: bytes, behind: bytes) -> Iterator[tuple[bytes, bytes, str]]:
         """Yields the references in a part, each with short texts before and behind it."""
         match part:
             case RuleReference():
@@ -135,7 +135,7 @@ class _Texts:
                     head, tail = b"".join(texts[:at]), b"".join(texts[at + 1 :])
                     yield from self._places(inner, before + head, tail + behind)
 
-    def _loops(self, part: object, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _loops(self, part: Part, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields the text before each unbounded loop in a part, and a text of its body that is not empty."""
         match part:
             case ("one of", arms):
@@ -152,9 +152,9 @@ class _Texts:
                     head = b"".join(self._short(one) or b"" for one in parts[:at])
                     yield from self._loops(inner, before + head)
 
-    def _long(self, part: object, size: float) -> bytes:
+    def _long(self, part: Part, size: float) -> bytes:
         """Returns a text made by chance, of about `size` bytes where the part allows it."""
-        todo: list[object] = [part]
+        todo: list[Part] = [part]
         written = bytearray()
         while todo:
             part = todo.pop()
