@@ -178,7 +178,7 @@ class LexemeGrammar:
             if isinstance(node, CharClass) or node in self._divided:
                 raise GrammarError("the grammar is too large once it is written out") from None
             self._divided.add(node)
-            return self._divide(node)  # type: ignore[no-any-return]
+            return self._divide(node)
         found = Lexeme(pattern, inner != node, node)
         self.lexemes.append(found)
         return found

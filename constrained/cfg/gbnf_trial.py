@@ -102,8 +102,8 @@ class _Texts:
                 text = self._short(inner) if low else b""
                 return None if text is None else text * low
             case ("sequence", parts):
-                texts = [self._short(inner) for inner in parts]
-                return None if None in texts else b"".join(text for text in texts if text is not None)
+                shorts: list[bytes | None] = [self._short(inner) for inner in parts]
+                return None if None in shorts else b"".join(one for one in shorts if one is not None)
         raise AssertionError(part)
 
     def _contexts(self, start: str, strict: bool = False) -> dict[str, tuple[bytes, bytes]]:
