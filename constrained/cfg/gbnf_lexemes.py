@@ -141,7 +141,7 @@ class LexemeGrammar:
             case RuleReference():
                 return node if node.name in self._irregular else self._divide(self._rules[node.name])
             case Sequence():
-                return ("sequence", [self._divide(part) for part in self._runs(node.parts, sequence)])
+                return ("sequence", [self._divide(part) for part in self._runs(node.parts)])
             case Alternatives():
                 regular = [arm for arm in node.alternatives if self._is_regular(arm)]
                 others = [arm for arm in node.alternatives if not self._is_regular(arm)]
@@ -152,7 +152,7 @@ class LexemeGrammar:
                 return ("repeat", [self._divide(node.part)], node.low, node.high)
         return self._lexeme(node)
 
-    def _runs(self, parts: Iterable[Node], join: Any) -> list[Node]:
+    def _runs(self, parts: Iterable[Node]) -> list[Node]:
         """Returns the parts of a sequence, where regular ones in a row are one part unless that must be divided."""
         runs: list[list[Node]] = []
         for part in parts:
@@ -166,7 +166,7 @@ class LexemeGrammar:
             found += run if whole in self._divided else [whole]
         return found
 
-    def _lexeme(self, node: Node) -> Lexeme | None:
+    def _lexeme(self, node: Node) -> Part:
         """Returns the lexeme of a regular node; None if it matches only the empty text."""
         inner = not_empty(node, self._rules, self._nullable)
         if inner in (NEVER, EMPTY):
