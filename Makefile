@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs hooks clean
+.PHONY: help run test quick suite check schemathesis faults clients agents audit lint types kernels kernels-triton docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -33,6 +33,11 @@ help:  ## list these commands
 test: $(VENV)/.test  ## lint, type-check and run all tests
 	$(MAKE) --jobs 2 lint kernels
 	$(MAKE) --jobs 2 types suite
+
+# The files that tests/support/slow_files.py found to take no longer than a second, with fewer examples.
+quick: $(VENV)/.test  ## lint, type-check and run the fast tests of every folder (two minutes)
+	$(MAKE) --jobs 2 lint kernels
+	PLAIT_QUICK=1 PLAIT_EXAMPLE_SHARE=0.1 $(MAKE) --jobs 2 types suite
 
 # Whole files to each worker, since their fixtures are expensive, in the order of collection: xdist's own order puts files
 # with few tests last, which are the slow ones. Each worker holds models and starts processes, so there are two by default.

@@ -15,36 +15,56 @@ from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
-from plait.constrained.specs import GrammarError, Reasoning
+from plait.constrained.guidance.call_tracker import spell_control
+from plait.constrained.specs import GrammarError, Reasoning, Regex
+from plait.constrained.structural.marks import Marks
 from plait.constrained.token_healing import set_bits
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_CACHED_MARKS = 16
+_ANY = Regex("")
 MAX_CHARACTER_TAIL = 3  # bytes that may follow the first one of a UTF-8 character
 
 
 class ReasoningMarks:
-    """The states of the text before a value, and the tokens allowed in each. Shared by all grammars with these marks.
+    """The marks of a `Reasoning`, with its control tokens as `spell_control` has it.
+
+    The states of the text before a value, and the tokens allowed in each. Shared by all grammars with these marks.
 
     A state is a number of bytes of begin + end + separator: those of `begin` that were written, then those of `end`
     with which the reasoning ends so far, then those of the separator. `value_state` is the last one.
     """
 
-    def __init__(self, begin: str, end: str, separator: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, spec: Reasoning, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.text = (begin + end + separator).encode()
-        self.end = end.encode()
-        self.free_state = len(begin.encode())  # the first one of the reasoning
+        spelled = Marks(spec, vocabulary).spelled
+        begin, self.end, self.lead = spelled(spec.begin), spelled(spec.end), spec.lead.encode()
+        self.text = begin + self.end + spelled(spec.separator)
+        self._control = {spell_control(token): token for _, token in spec.control_tokens}
+        self._bytes = {token: spelling for spelling, token in self._control.items()}
+        self.free_state = len(begin)  # the first one of the reasoning
         self.end_state = self.free_state + len(self.end)  # the mark is complete
         self.value_state = len(self.text)
         self._fallbacks = _fallbacks(self.end)
         self._masks: dict[int, Int32Array] = {}
-        self._closing: dict[int, list[int]] = {}
+        self._closing: dict[tuple[int, int], list[int]] = {}
         for start in (0, self.free_state):  # raises GrammarError
             self.closing_tokens(start)
+
+    def bytes_of(self, token: int, state: int) -> bytes:
+        """Returns what a token counts as in `state`; b"" for a control token that cannot stand there."""
+        spelling = self._bytes.get(token, b"")
+        if spelling:
+            return spelling if self.text.startswith(spelling, state) else b""
+        return self.vocabulary.token_bytes[token]
+
+    def plain(self, data: bytes) -> bytes:
+        """Returns `data` up to the first control token."""
+        return data[: min((at for at in map(data.find, self._control) if at >= 0), default=len(data))]
 
     def is_free(self, state: int) -> bool:
         """Whether the model writes reasoning in this state."""
@@ -67,19 +87,30 @@ class ReasoningMarks:
             matched = self._fallbacks[matched]
         return matched + 1 if self.end[matched] == byte else 0
 
-    def closing_tokens(self, state: int) -> list[int]:
-        """Returns tokens that spell the marks from `state` on. From a state of `begin`, those of `begin` only."""
-        tokens = self._closing.get(state)
+    def closing_tokens(self, state: int, num_lead: int = -1) -> list[int]:
+        """Returns tokens that spell the marks from `state` on. From a state of `begin`, those of `begin` only.
+
+        num_lead: the bytes of the lead that the reasoning ends with; -1 for none of it to be written.
+        """
+        tokens = self._closing.get((state, num_lead))
         if tokens is None:
-            parts = [(state, self.free_state)] if state < self.free_state else []
+            parts = [self.text[state : self.free_state]] if state < self.free_state else []
             if state >= self.free_state:
-                parts = [(state, self.end_state)] if state < self.end_state else []
-                parts += [(max(state, self.end_state), self.value_state)]
-            tokens = [token for start, stop in parts for token in self._spell(self.text[start:stop])]
-            self._closing[state] = tokens
+                parts = [self.lead[num_lead:]] if num_lead >= 0 and state == self.free_state else []
+                parts += [self.text[state : self.end_state], self.text[max(state, self.end_state) :]]
+            tokens = [token for part in parts for token in self._spell(part)]
+            self._closing[state, num_lead] = tokens
         return tokens
 
     def _spell(self, data: bytes) -> list[int]:
+        tokens: list[int] = []
+        while len(plain := self.plain(data)) < len(data):
+            control = next(spelling for spelling in self._control if data.startswith(spelling, len(plain)))
+            tokens += [*self._spell_plain(plain), self._control[control]]
+            data = data[len(plain) + len(control) :]
+        return tokens + self._spell_plain(data)
+
+    def _spell_plain(self, data: bytes) -> list[int]:
         known = self.vocabulary.ids_by_bytes.get(data)
         if known is not None or not data:
             return [] if known is None else [known]
@@ -99,7 +130,7 @@ class ReasoningMarks:
     def _forced_mask(self, state: int) -> Int32Array:
         mask = np.zeros(mask_words(len(self.vocabulary)), np.int32)
         limit = self.free_state if state < self.free_state else self.value_state
-        ids = self.vocabulary.ids_by_bytes
+        ids = {**self._control, **self.vocabulary.ids_by_bytes} if self._control else self.vocabulary.ids_by_bytes
         heads = (self.text[state:stop] for stop in range(state + 1, limit + 1))
         set_bits(mask, [*(ids[head] for head in heads if head in ids), *self.closing_tokens(state)[:1]])
         return mask
@@ -112,6 +143,8 @@ class ReasoningMarks:
         for token in self._candidates(state):
             if self.state_after(state, strings[token]) is None:
                 allowed[token] = False
+        for token in self._bytes:
+            allowed[token] = bool(self.bytes_of(token, state))
         return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
 
     def _candidates(self, state: int) -> list[int]:
@@ -134,8 +167,8 @@ def _tokens_with(data: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
 
 
 @lru_cache(MAX_CACHED_MARKS)
-def _marks(begin: str, end: str, separator: str, vocabulary: Vocabulary) -> ReasoningMarks:
-    return ReasoningMarks(begin, end, separator, vocabulary)
+def _marks(spec: Reasoning, vocabulary: Vocabulary) -> ReasoningMarks:
+    return ReasoningMarks(spec, vocabulary)
 
 
 def _fallbacks(pattern: bytes) -> list[int]:
@@ -154,7 +187,7 @@ class ReasoningGrammar(Grammar):
 
     def __init__(self, spec: Reasoning, inner: Grammar, vocabulary: Vocabulary) -> None:
         self.inner, self.vocabulary, self.max_tokens = inner, vocabulary, spec.max_tokens
-        self.marks = _marks(spec.begin, spec.end, spec.separator, vocabulary)
+        self.marks = _marks(msgspec.structs.replace(spec, then=_ANY, max_tokens=None), vocabulary)
         self.unchecked, self.warnings = inner.unchecked, inner.warnings
         self._end = spec.end + spec.separator
 
@@ -170,11 +203,13 @@ class ReasoningGrammar(Grammar):
 
 
 class _Place(NamedTuple):
-    """Where a text is before its value: the state, the tokens of reasoning, and the bytes a character still needs."""
+    """Where a text is before its value: the state, the tokens of reasoning, the bytes that a character still needs, and
+    the bytes of the lead with which it ends."""
 
     state: int
     num_tokens: int
     num_open_bytes: int
+    num_lead: int = 0
 
 
 class ReasoningMatcher(Matcher):
@@ -218,21 +253,29 @@ class ReasoningMatcher(Matcher):
         vocabulary, place = self._marks.vocabulary, self._place
         if token in vocabulary.eos_ids or not 0 <= token < len(vocabulary):
             return False
-        data = vocabulary.token_bytes[token]
+        data = self._marks.bytes_of(token, place.state)
         state = self._marks.state_after(place.state, data) if data else None
-        if state is None or (self._must_close and not self._marks.text.startswith(data, place.state)):
+        if state is None or (self._must_close and not self._closing.startswith(data)):
             return False
         self._history.append(place)
         num_tokens = place.num_tokens + self._marks.is_free(place.state)
-        self._place = _Place(state, num_tokens, _open_bytes(place.num_open_bytes, data))
+        num_lead = _matched_end(self._marks.lead[: place.num_lead] + data, self._marks.lead)
+        self._place = _Place(state, num_tokens, _open_bytes(place.num_open_bytes, data), num_lead)
         return True
+
+    @property
+    def _closing(self) -> bytes:
+        """What ends the reasoning from here on: the rest of the lead if the end mark has not begun, and the marks."""
+        marks, place = self._marks, self._place
+        lead = marks.lead[place.num_lead :] if place.state == marks.free_state else b""
+        return lead + marks.text[place.state :]
 
     def fill_mask(self, row: Int32Array) -> None:
         if not self.is_reasoning:
             self._inner.fill_mask(row)
         elif self._must_close:
             row[:] = 0
-            set_bits(row, self._marks.closing_tokens(self._place.state)[:1])
+            set_bits(row, self._marks.closing_tokens(self._place.state, self._place.num_lead)[:1])
         else:
             row[:] = self._marks.mask(self._place.state)
 
@@ -251,13 +294,14 @@ class ReasoningMatcher(Matcher):
         if not self.is_reasoning:
             return self._inner.forced_bytes()
         if state < marks.free_state:
-            return marks.text[state : marks.free_state]
-        return marks.text[state:] if self._must_close or state >= marks.end_state else b""
+            return marks.plain(marks.text[state : marks.free_state])
+        return marks.plain(self._closing) if self._must_close or state >= marks.end_state else b""
 
     def forced_tokens(self) -> list[int]:
         if not self.is_reasoning:
             return self._inner.forced_tokens()
-        return list(self._marks.closing_tokens(self._place.state)) if self.forced_bytes() else []
+        is_forced = self._must_close or not self._marks.is_free(self._place.state)
+        return list(self._marks.closing_tokens(self._place.state, self._place.num_lead)) if is_forced else []
 
     def completion(self, limit: int) -> list[int] | None:
         if not self.is_reasoning:
@@ -265,7 +309,7 @@ class ReasoningMatcher(Matcher):
         marks, state, tokens = self._marks, self._place.state, list[int]()
         if state < marks.free_state:
             tokens, state = list(marks.closing_tokens(state)), marks.free_state
-        tokens += marks.closing_tokens(state)
+        tokens += marks.closing_tokens(state, self._place.num_lead)
         value = self._completion_of_value(limit - len(tokens))
         return None if value is None else tokens + value
 
@@ -288,6 +332,11 @@ class ReasoningMatcher(Matcher):
     @property
     def is_terminated(self) -> bool:
         return not self.is_reasoning and self._inner.is_terminated
+
+
+def _matched_end(text: bytes, lead: bytes) -> int:
+    """Returns how many bytes of `lead` a text ends with."""
+    return next((size for size in range(len(lead), 0, -1) if text.endswith(lead[:size])), 0)
 
 
 def _open_bytes(num_open: int, data: bytes) -> int:

@@ -24,7 +24,7 @@ A field of a request is of one of three classes:
   `warnings`.
 - **unknown**: any other name at the top of a body. It is accepted and listed, too (at most 20 names). A name that
   nearly spells a field with a meaning, or another server's constraint, is refused: `respones_format`, `guided_jsn`; so
-  is one of a file, an address, an adapter or a template.
+  is one of a file, an address, an adapter or a template. An empty text, list or object names nothing, and is listed.
 
 Unknown names inside of objects are refused, but for the advice below. `null` is no value. With `--strict-fields`, and
 in lines of batches, advice and unknown fields are refused by name. A sampling parameter that an endpoint lacks is

@@ -18,7 +18,7 @@ from plait.kernels.triton.support import HeadShape, triton_unsupported_reason
 def select_kernels(
     device: torch.device, dtype: torch.dtype, deterministic: bool = False, heads: HeadShape | None = None
 ) -> Kernels:
-    """Returns Triton's operators on CUDA, numba's attention on a CPU for bfloat16 and float32, else plain torch.
+    """Returns Triton's operators on CUDA, compiled attention on a CPU for bfloat16 and float32, else plain torch.
 
     With `deterministic`, the bits of a row depend on that row alone. Raises ValueError where no such operators exist.
     """
@@ -35,11 +35,11 @@ def select_kernels(
         try:
             from plait.kernels.cpu.attention import torch_op
 
-            attention, attention_name = torch_op.paged_attention, "numba"
+            attention, attention_name = torch_op.paged_attention, "LLVM"
         except ImportError as error:
-            attention_name = f"torch reference (numba cannot be imported: {error})"
+            attention_name = f"torch reference (llvmlite cannot be imported: {error})"
     if deterministic and attention is ops.paged_attention:
-        raise ValueError(f"deterministic runs need a CPU, numba, float32 or bfloat16; not {device} with {dtype}")
+        raise ValueError(f"deterministic runs need a CPU, llvmlite, float32 or bfloat16; not {device} with {dtype}")
     linear: DenseLinearOp = batch_invariant.linear if deterministic else functional.linear
     return Kernels(
         linear=make_linear(linear),

@@ -1,4 +1,4 @@
-"""Whether the packed CPU decoder can run on this machine, for messages. Imports neither torch nor numba at the top."""
+"""Whether the packed CPU decoder can run on this machine, for messages. Imports no torch."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.lang.core.base_state import BaseState
     from plait.lang.core.run import Run
-    from plait.lang.core.state_reader import StateReader
 
 # The garbage collector may be the caller, with any lock held: `SimpleQueue.put` is safe there, `Run.abort` is not.
 _dropped: SimpleQueue[Run] = SimpleQueue()
 
 
-def abort_when_dropped(reader: StateReader, run: Run) -> None:
-    """Aborts `run` soon after `reader` was garbage-collected, unless the run has ended. `run` must not refer to it."""
+def abort_when_dropped(state: BaseState, run: Run) -> None:
+    """Aborts `run` soon after `state` was garbage-collected, unless the run has ended. `run` must not refer to it."""
     _start_thread()
-    weakref.finalize(reader, _dropped.put, run).atexit = False
+    weakref.finalize(state, _dropped.put, run).atexit = False
 
 
 @cache

@@ -15,6 +15,7 @@ class SampledKeywords(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    typical_p: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
     repetition_penalty: float | None
@@ -42,6 +43,7 @@ class RunKeywords(SampledKeywords, total=False):
     max_new_tokens: int | None
     min_tokens: int | None
     n: int | None
+    sampling: Mapping[str, object] | None
 
 
 class TypedGenKeywords(SampledKeywords, total=False):

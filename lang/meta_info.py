@@ -166,7 +166,7 @@ class SelectMeta(CallMeta):
 
 def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
     """Returns the meta info of a gen."""
-    meta = GenMeta(_common(result) | (getattr(result, "extra_meta", None) or {}))
+    meta = GenMeta(_common(result) | (result.extra_meta or {}))
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [
             _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.logprobs
@@ -181,10 +181,10 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
         meta["violation"] = result.violation
     if result.warnings:
         meta["warnings"] = list(result.warnings)
-    if (exact := getattr(result, "exact", None)) is not None:
-        meta["exact"] = _exact_meta(exact)
-    if (particles := getattr(result, "particles", None)) is not None:
-        meta["particles"] = particles.report()
+    if result.exact is not None:
+        meta["exact"] = _exact_meta(result.exact)
+    if result.particles is not None:
+        meta["particles"] = result.particles.report()
     return meta
 
 
@@ -201,9 +201,8 @@ def _exact_meta(exact: ExactInfo) -> ExactMeta:
 
 def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> SelectMeta:
     """Returns the meta info of a select."""
-    extra_meta = getattr(result, "extra_meta", None)
-    if extra_meta is not None:  # a backend without a runtime made the choice
-        return SelectMeta({**_common(result), **extra_meta})
+    if result.extra_meta is not None:  # a backend without a runtime made the choice
+        return SelectMeta({**_common(result), **result.extra_meta})
     chosen = result.choice
     assert chosen is not None and scored_choices is not None, "a Select finished without its choice"
     meta = SelectMeta(_common(result))

@@ -28,7 +28,7 @@ from plait.lang.core.state import ProgramState
 from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RunKeywords
 from plait.lang.program_arguments import ProgramArguments
-from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options
+from plait.lang.sampling_options import Options, run_options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class Program(Generic[P]):
         """Runs the body with `args` and `kwargs`, and waits for all its calls.
 
         The sampling keywords of `gen` (n, stop, temperature, seed, timeout and so on; max_tokens may be called
-        max_new_tokens here) are not passed to the body. They are defaults that each gen may override.
+        max_new_tokens here) are not passed to the body. They are defaults that each gen may override. A parameter of
+        the body that has the name of one is an argument here; the sampling keyword is given as `sampling={"n": 4}`.
 
         - `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
           `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
@@ -96,16 +97,29 @@ class Program(Generic[P]):
         """
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
-        options, kwargs = self._arguments.split_sampling("run", kwargs)
-        self._arguments.check(f"program {self.name!r}", args, kwargs)
-        if not isinstance(stream, bool):
-            raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
-        client = self._client("run", backend, options)
-        kwargs = self._arguments.with_bound(args, kwargs)
-        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
+        execution = self._execution("run", args, kwargs, stream, backend, budget)
         if execution.is_async:
             return start_loop_thread(execution) if stream else run_in_new_loop(execution)
         return execution.start() if stream else execution.run_to_completion()
+
+    def _execution(
+        self,
+        where: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        stream: object,
+        backend: Backend | None,
+        budget: Budget | None,
+    ) -> Execution:
+        """Returns one run of the body, which was not started. Raises InputError for a wrong argument."""
+        sampling, kwargs = self._arguments.split_sampling(where, kwargs)
+        options = run_options(where, sampling)
+        self._arguments.check(f"program {self.name!r}", args, kwargs)
+        if not isinstance(stream, bool):
+            raise InputError(f"{where}: stream must be True or False, not {stream!r:.80}")
+        client = self._client(where, backend, options)
+        kwargs = self._arguments.with_bound(args, kwargs)
+        return Execution(self.name, self._body, args, kwargs, client, options, checked_budget(where, budget))
 
     @overload
     def run_batch(
@@ -165,9 +179,8 @@ class Program(Generic[P]):
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        options, others = self._arguments.split_sampling("run_batch", sampling)
-        for name in others:
-            raise unknown_keyword("run_batch", name, RUN_OPTION_KEYWORDS)
+        given = self._arguments.only_sampling("run_batch", sampling)
+        options = run_options("run_batch", given)
         checked_budget("run_batch", budget)
         items = self._arguments.checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
@@ -185,7 +198,7 @@ class Program(Generic[P]):
         if isinstance(backend, Cluster):
             from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order
 
-            batch = ClusterBatch(self, dict(enumerate(items)), backend, sampling, budget, num_threads, log=log)
+            batch = ClusterBatch(self, dict(enumerate(items)), backend, given, budget, num_threads, log=log)
             ended = iter_on_cluster_in_order(batch, progress_bar)
             return ended if generator_style else list(ended)
         client = self._client("run_batch", backend, options)
@@ -254,13 +267,7 @@ class Program(Generic[P]):
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
-        options, kwargs = self._arguments.split_sampling("arun", kwargs)
-        self._arguments.check(f"program {self.name!r}", args, kwargs)
-        if not isinstance(stream, bool):
-            raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
-        client = self._client("arun", backend, options)
-        kwargs = self._arguments.with_bound(args, kwargs)
-        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
+        execution = self._execution("arun", args, kwargs, stream, backend, budget)
         return start(execution) if stream else await run_async(execution)
 
     async def arun_batch(
@@ -274,9 +281,7 @@ class Program(Generic[P]):
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
         """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
-        options, others = self._arguments.split_sampling("arun_batch", sampling)
-        for name in others:
-            raise unknown_keyword("arun_batch", name, RUN_OPTION_KEYWORDS)
+        options = run_options("arun_batch", self._arguments.only_sampling("arun_batch", sampling))
         checked_budget("arun_batch", budget)
         items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         executions = (
@@ -300,7 +305,8 @@ class Program(Generic[P]):
         """
         from plait.lang.tracing.tracer import compile_body
 
-        options, kwargs = self._arguments.split_sampling("compile", kwargs)
+        sampling, kwargs = self._arguments.split_sampling("compile", kwargs)
+        options = run_options("compile", sampling)
         kwargs = self._arguments.with_bound(args, kwargs)
         self._arguments.check(f"program {self.name!r}", args, kwargs, allow_missing=True)
         bound = self._arguments.signature.bind_partial(None, *args, **kwargs)

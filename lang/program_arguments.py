@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from plait.lang.errors import NAMES_ELSEWHERE, UNSUPPORTED_KEYWORDS, unknown_keyword
-from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
+from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.runtime.errors import InputError
 from plait.runtime.similar_names import did_you_mean
 
@@ -26,16 +26,35 @@ class ProgramArguments:
         self.bound = dict(bound)
         self.names = list(signature.parameters)[1:]
 
-    def split_sampling(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Returns the sampling keywords of method `where` as options, and the other keywords."""
-        sampling = {name: value for name, value in kwargs.items() if name in RUN_OPTION_KEYWORDS}
-        for name in sampling:
-            if where in ("run", "compile") and name in self.names:
+    def split_sampling(self, where: str, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the sampling keywords of method `where`, and the other keywords.
+
+        A name that is a parameter of the program is its argument; the sampling keyword of that name is in the dict
+        `sampling=`.
+        """
+        others = dict(kwargs)
+        explicit = (None if "sampling" in self.names else others.pop("sampling", None)) or {}
+        if not isinstance(explicit, Mapping):
+            raise InputError(f"{where}: sampling must be a dict of sampling keywords, not {explicit!r:.80}")
+        given = {name: others.pop(name) for name in RUN_OPTION_KEYWORDS if name in others and name not in self.names}
+        for name in explicit:
+            if name not in RUN_OPTION_KEYWORDS:
+                raise unknown_keyword(f"{where}: sampling", name, RUN_OPTION_KEYWORDS)
+            if name in given:
+                raise InputError(f"{where}: {name} is given twice, also in sampling; leave one out")
+        return given | dict(explicit), others
+
+    def only_sampling(self, where: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the sampling keywords of a method that takes no other ones, since its items have the arguments."""
+        sampling, others = self.split_sampling(where, kwargs)
+        for name in others:
+            if name in self.names and name in RUN_OPTION_KEYWORDS:
                 raise InputError(
-                    f"program {self.program_name!r} has a parameter {name!r}, which is also a sampling keyword of "
-                    f"{where}; pass it by position, or rename it"
+                    f"{where}: {name!r} is a parameter of program {self.program_name!r}: give it in each item, or the "
+                    f"sampling keyword as sampling={{{name!r}: ...}}"
                 )
-        return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
+            raise unknown_keyword(where, name, RUN_OPTION_KEYWORDS)
+        return sampling
 
     def with_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `kwargs` and the bound arguments that neither `args` nor `kwargs` override."""

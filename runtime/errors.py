@@ -81,9 +81,11 @@ class ContextOverflow(CallFailed):
 
 class ConstraintFailed(CallFailed):
     """The constraint could not be compiled, failed during generation, or has no complete value within `max_tokens`.
-    The message names the reason; correct the pattern, schema or grammar, or raise `max_tokens`."""
+    The message names the reason; correct the pattern, schema or grammar, or raise `max_tokens`. `where`: the place in
+    the constraint, a JSON pointer, if the reason has one."""
 
     kind = "constraint"
+    where: str | None = None
 
 
 class Aborted(CallFailed):
@@ -142,10 +144,13 @@ _BY_KIND: dict[str, type[CallFailed]] = {
 _BY_KIND[VALUE_DOES_NOT_FIT] = ConstraintFailed
 
 
-def call_failed(kind: str, text: str) -> CallFailed:
+def call_failed(kind: str, text: str, where: str | None = None) -> CallFailed:
     """Returns the exception for a `Failed` message.
 
     >>> type(call_failed("deadline", "took longer than 2 s")).__name__
     'DeadlineExceeded'
     """
-    return _BY_KIND.get(kind, CallFailed)(text, kind)
+    error = _BY_KIND.get(kind, CallFailed)(text, kind)
+    if isinstance(error, ConstraintFailed):
+        error.where = where
+    return error

@@ -398,11 +398,15 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The call ended without a value. `kind`: that of a CallFailed subclass in `errors`, or VALUE_DOES_NOT_FIT."""
+    """The call ended without a value. `kind`: that of a CallFailed subclass in `errors`, or VALUE_DOES_NOT_FIT.
+
+    where: the place in a constraint that was refused, a JSON pointer; None if it has none.
+    """
 
     call: int
     kind: str
     text: str
+    where: str | None = None
 
 
 class Status(Message, frozen=True):

@@ -105,6 +105,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: Annotated[float, Param(
         "Samples from tokens whose probability is at least this fraction of the most likely token's",
         "gen programs openai responses ollama sglang", 0.0, 1.0, stage="filter")] = 0.0
+    typical_p: Annotated[float, Param(
+        "Samples from the tokens whose surprise is closest to the expected one, until their probabilities sum to this "
+        "(locally typical sampling); of what top_k, top_p and min_p leave",
+        "gen programs openai responses ollama sglang", 0.0, 1.0, above_low=True, stage="filter")] = 1.0
     frequency_penalty: Annotated[float, Param(
         "Subtracted from a token's logit for each time it is in the output",
         "gen programs openai ollama sglang openai_client", -2.0, 2.0, stage="logits")] = 0.0
@@ -246,7 +250,7 @@ def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, .
     """Returns the names of the parameters of these stages.
 
     >>> fields_of_stages(SamplingParams, "filter")
-    ('top_p', 'top_k', 'min_p')
+    ('top_p', 'top_k', 'min_p', 'typical_p')
     """
     return tuple(name for name, param in params_of(kind).items() if param.stage in stages)
 

@@ -1,10 +1,9 @@
-"""Environment of all tests: variables that must be set before numba, torch or triton are imported.
+"""Environment of all tests: variables that must be set before torch or triton are imported.
 
 Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
 Triton kernels run in its interpreter.
 
-Property tests take the same examples in every run, so that a change is judged by the change. With PLAIT_RANDOM_EXAMPLES
-set they take new ones, to search for faults.
+`example_share` says how many examples a property test takes.
 """
 
 import atexit
@@ -15,45 +14,46 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from example_share import ARE_REPEATABLE, share_of
+from slow_files import slow_files
 
 with contextlib.suppress(ImportError):  # tests/gpu also runs where Hypothesis is not installed
     from hypothesis import settings
 
-    is_repeatable = not os.environ.get("PLAIT_RANDOM_EXAMPLES")
-    settings.register_profile("plait", deadline=None, derandomize=is_repeatable)  # no test fails by its time
+    settings.register_profile("plait", deadline=None, derandomize=ARE_REPEATABLE)  # no test fails by its time
     settings.load_profile("plait")
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+SLOW_FILES = slow_files()
+MIN_EXAMPLES = 10  # of a property test that asks for as many
+
 gc.disable()  # until the tests are collected: what is imported before lives as long as the process
 
 
-LONG_FILES = (
-    "server/test_killed_runtime.py",
-    "kernels/triton/attention/test_compiled.py",
-    "end_to_end/test_ray_cluster.py",
-    "end_to_end/test_process_lifetime.py",
-    "kernels/triton/test_compiled.py",
-    "constrained/compile_service/test_pool.py",
-    "kernels/cpu/test_on_avx2.py",
-    "server/test_serve_process.py",
-    "server/http/test_log_pipe.py",
-    "end_to_end/test_gemma3_270m.py",
-    "end_to_end/test_smollm2_135m.py",
-    "runtime/executor/gpu/test_cuda_graphs.py",
-    "end_to_end/test_client_errors.py",
-    "server/test_hung_runtime.py",
-)
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """`make quick` imports no file that takes long."""
+    return True if os.environ.get("PLAIT_QUICK") and collection_path in SLOW_FILES else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with the files that take longest, so that no worker is left with one when the others are done."""
-    places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(str(item.path), len(places)))
+    places = {path: place for place, path in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+    for function in {item.function for item in items if hasattr(getattr(item, "function", None), "hypothesis")}:
+        take_share_of_examples(function)
+
+
+def take_share_of_examples(function: Any) -> None:
+    """Sets the number of a property test's examples. Hypothesis keeps its settings under a name of its own."""
+    written = function._hypothesis_internal_use_settings
+    number = share_of(written.max_examples, MIN_EXAMPLES)
+    function._hypothesis_internal_use_settings = settings(written, max_examples=number)
 
 
 def pytest_collection_finish() -> None:

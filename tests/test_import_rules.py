@@ -35,7 +35,7 @@ RUNTIME_ORDER = (
         "results",
     ),
     *("model_files", "tokenizer", "transport"),
-    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process"),
+    *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "programs", "process"),
     *("cluster", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch
@@ -82,7 +82,7 @@ def violations(source: str, importer: str) -> list[str]:
         top = name.split(".")[0]
         if top in FORBIDDEN_MODULES:
             problems.append(f"imports {name}")
-        if package not in ("runtime", "constrained", "kernels") and top in ("torch", "numba", "triton"):
+        if package not in ("runtime", "constrained", "kernels") and top in ("torch", "llvmlite", "triton"):
             problems.append(f"imports {name}")
         problems += direction_violations(name, importer)
     for node in ast.walk(tree):

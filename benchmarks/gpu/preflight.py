@@ -34,7 +34,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "engine": KERNEL_MODULES + ENGINE_MODULES,
     "transformers": (*KERNEL_MODULES, *ENGINE_MODULES, "transformers"),
     "tests": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES,
-    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "numba", "gguf"),
+    "tests-more": KERNEL_MODULES + ENGINE_MODULES + TEST_MODULES + ("hypothesis", "transformers", "gguf"),
     "compute-sanitizer": KERNEL_MODULES,
     "ncu": KERNEL_MODULES,
 }
@@ -42,7 +42,7 @@ PROGRAMS = ("compute-sanitizer", "ncu")  # kinds that also need the program of t
 DISTRIBUTIONS = {"zmq": "pyzmq"}  # the others have the name of their module
 # pip takes a wheel only if its platform is named. llguidance's is manylinux_2_31; the others have one of these too.
 PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in (17, 24, 26, 27, 28, 31, 34, 35)))
-DRY_MODULES = ("numba",)  # what an engine on the CPU imports besides
+DRY_MODULES = ("llvmlite",)  # what an engine on the CPU imports besides
 
 
 def modules_of(kind: str, dry: bool) -> tuple[str, ...]:

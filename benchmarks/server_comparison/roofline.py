@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numba
 import numpy as np
 from server_comparison.workloads import Done
 
@@ -93,10 +92,9 @@ def measure() -> Machine:
 def _read_bytes_per_s(threads: int) -> float:
     data = np.ones(READ_BYTES // 8, dtype=np.int64)
     parts = np.array_split(data, threads)
-    _sum(parts[0][:8])  # compiles it
     best = 0.0
     for _ in range(ROUNDS):
-        readers = [Thread(target=_sum, args=(part,)) for part in parts]
+        readers = [Thread(target=np.sum, args=(part,)) for part in parts]
         start = time.perf_counter()
         for thread in readers:
             thread.start()
@@ -104,14 +102,6 @@ def _read_bytes_per_s(threads: int) -> float:
             thread.join()
         best = max(best, READ_BYTES / (time.perf_counter() - start))
     return best
-
-
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def _sum(values: np.ndarray) -> int:
-    total = 0
-    for value in values:
-        total += value
-    return total
 
 
 def _bf16_flops() -> float:

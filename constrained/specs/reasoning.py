@@ -8,7 +8,8 @@ import msgspec
 
 from plait.constrained.specs.checks import MAX_TAG_BYTES, utf8_length
 from plait.constrained.specs.errors import GrammarError
-from plait.constrained.specs.structural import Structural
+from plait.constrained.specs.structural import ControlTokens, Structural
+from plait.constrained.specs.trigger import checked_control_tokens
 from plait.constrained.specs.values import Choices, Ebnf, JsonObject, JsonSchema, Lark, Regex
 
 MAX_REASONING_TOKENS = 1 << 24
@@ -20,8 +21,8 @@ ValueSpec: TypeAlias = Regex | Choices | JsonSchema | JsonObject | Lark | Ebnf |
 class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
     """Reasoning in free text, then a text of the constraint `then`.
 
-    The text is `begin`, any text up to and with `end`, `separator`, and the value. The model writes `end`, which must
-    be ordinary text of the vocabulary; after `max_tokens` tokens of reasoning (None: any number) it is forced.
+    The text is `begin`, any text up to and with `end`, `separator`, and the value. The model writes `end`; after
+    `max_tokens` tokens of reasoning (None: any number) it is forced, behind `lead`. `control_tokens`: as in Structural.
 
     >>> Reasoning(Choices(("yes", "no")), max_tokens=64).end
     '</think>'
@@ -32,11 +33,14 @@ class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
     end: str = "</think>"
     separator: str = "\n\n"
     max_tokens: int | None = None
+    lead: str = ""
+    control_tokens: ControlTokens = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.then, Reasoning) or not isinstance(self.then, msgspec.Struct):
             raise GrammarError("then must be a constraint on the value, without reasoning")
-        for name in ("begin", "end", "separator"):
+        msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
+        for name in ("begin", "end", "separator", "lead"):
             if utf8_length(getattr(self, name), name, None) > MAX_TAG_BYTES:
                 raise GrammarError(f"{name} is longer than {MAX_TAG_BYTES} bytes")
         if not self.end:

@@ -59,7 +59,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     all calls stand together, with free text before and behind; otherwise it may also stand between them.
 
     `control_tokens`: pairs of text and token id. Where one of these texts stands in a text of this spec, it means that
-    control token, which no other text can spell. `call_id`: a pattern of classes and counts; `{id}` in the begin and
+    control token, which no other text can spell. `free_tokens`: those of them that may stand in free text, unless they
+    complete an opener. `call_id`: a pattern of classes and counts; `{id}` in the begin and
     end of a trigger then stands for a text that matches it.
 
     >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
@@ -83,11 +84,15 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     control_tokens: ControlTokens = ()
     call_id: str = ""
     at_start: bool = False
+    free_tokens: Texts = ()
 
     def __post_init__(self) -> None:
         check_style(self)
         check_tags(self, (), ("begin", "separator", "end", "call_id"))
         msgspec.structs.force_setattr(self, "control_tokens", checked_control_tokens(self.control_tokens))
+        if not {*self.free_tokens} <= dict(self.control_tokens).keys():
+            raise GrammarError("free_tokens are texts of control_tokens")
+        msgspec.structs.force_setattr(self, "free_tokens", tuple(self.free_tokens))
         triggers = checked_triggers(self.triggers)
         msgspec.structs.force_setattr(self, "triggers", triggers)
         msgspec.structs.force_setattr(self, "openers", checked_openers(self.openers, self.begin, triggers))

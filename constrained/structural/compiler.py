@@ -169,6 +169,7 @@ class _Layout:
         self._spec, self._marks, self._contents = spec, marks, contents
         self._openers = spec.openers or ((spec.begin,) if spec.begin else tuple(call.begin for call in spec.calls))
         self._rules = [rule for content in contents for rule in content.rules]
+        self._num_skips = 0
         plain = [opener for opener in self._openers if not marks.split(opener)[1]]
         without = f" & ~/(?s:.*)({'|'.join(map(regex_literal, plain))})(?s:.*)/" if plain else ""
         self._free = f"/(?s:.*)/{without}"  # free text without an opener
@@ -183,8 +184,9 @@ class _Layout:
             self._rules.append(f"TEXT: /(?s:.*)/ & ~/[ \\t\\r\\n]*({openers})(?s:.*)/")
             start = f"{calls} | TEXT"
         elif spec.free_text:
+            tail = f"{self._skipped()} TAIL"
             self._rules.append(f"TAIL: {self._free}{self._not_another_call()}")
-            start = f"{calls} TAIL" + (" | TAIL" if may_miss else "")
+            start = f"{calls} {tail}" + (f" | {tail}" if may_miss else "")
         else:
             start = calls + (" | otherwise" if spec.otherwise is not None else ' | ""' if may_miss else "")
         return [f"start: {start}", *self._rules]
@@ -226,14 +228,31 @@ class _Layout:
         plain, control = self._marks.split(opener)
         if not control:
             self._rules.append(f"{name}[lazy]: /(?s:.*)/ {self._marks.literal(plain)}")
-            return name
+            return f"{self._skipped()} {name}"
         terminal = f"FREE{self._openers.index(opener)}"
         if plain:
             self._rules.append(f"{terminal}F: {self._free}")
         self._rules.append(
             f"{terminal}: {terminal}F {self._marks.literal(plain)}" if plain else f"{terminal}: {self._free}"
         )
-        return f"{terminal} {control}"
+        return f"{self._skipped()} {terminal} {control}"
+
+    def _skipped(self) -> str:
+        """Returns the expression of free text up to the last control token in it."""
+        openers = [self._marks.split(opener) for opener in self._openers]
+        options: list[str] = []
+        for text in self._spec.free_tokens if not self._num_skips else ():
+            _, token = self._marks.split(text)
+            before = [plain for plain, control in openers if control.startswith(token)]
+            if "" in before:
+                continue
+            not_opened = f" & ~/(?s:.*)({'|'.join(map(regex_literal, before))})/" if before else ""
+            self._rules.append(f"SKIP{len(options)}: {self._free}{not_opened}")
+            options.append(f"SKIP{len(options)} {token}")
+        if options:
+            self._rules.append(f"skipped: ({' | '.join(options)})*")
+            self._num_skips = len(options)
+        return "skipped" if self._num_skips else ""
 
     def _not_another_call(self) -> str:
         """Returns what excludes free text that begins like one more call, where nothing else ends the calls."""

@@ -7,7 +7,7 @@ import re
 from itertools import groupby
 
 from plait.constrained.guidance.call_tracker import spell_control
-from plait.constrained.specs import ID_PLACE, GrammarError, Structural
+from plait.constrained.specs import ID_PLACE, GrammarError, Reasoning, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 
@@ -20,9 +20,9 @@ class Marks:
     '<[7]> "b"'
     """
 
-    def __init__(self, spec: Structural, vocabulary: Vocabulary) -> None:
+    def __init__(self, spec: Structural | Reasoning, vocabulary: Vocabulary) -> None:
         self.control_tokens = dict(spec.control_tokens)
-        self._call_id = spec.call_id
+        self._call_id = spec.call_id if isinstance(spec, Structural) else ""
         for index, token in enumerate(self.control_tokens.values()):
             is_control = token < len(vocabulary) and not vocabulary.token_bytes[token]
             if not is_control or token in vocabulary.eos_ids:

@@ -19,7 +19,7 @@ from llvmlite import ir
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
 
 TILE_ROWS = 16  # rows of a matrix register

@@ -1,15 +1,9 @@
-"""The hash of the kernels' sources, which any change invalidates compiled kernels by, and numba's cache on disk.
-
-numba checks the file of the cached function only, not those of the functions that it calls. But the values that a
-function captures are part of its cache key, so each cached function captures `SOURCE_HASH`.
-"""
+"""The hash of the kernels' sources: any change of them invalidates compiled kernels."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
 def _source_hash() -> int:
@@ -22,17 +16,3 @@ def _source_hash() -> int:
 
 
 SOURCE_HASH = _source_hash()
-
-
-def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Returns `numba.njit` with these options and a cache on disk, or without one if no folder can be written."""
-
-    import numba  # only torch's attention is compiled by numba
-
-    def compiled(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # a read-only installation without a home folder: each process compiles for itself
-            return numba.njit(**options)(function)
-
-    return compiled

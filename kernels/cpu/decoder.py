@@ -45,7 +45,7 @@ Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 
 
 def missing_features() -> list[str]:
-    """Returns the required CPU features that are missing or that numba is configured not to use."""
+    """Returns the required CPU features that are missing, or that PLAIT_ISA leaves out."""
     return [name for name in REQUIRED_FEATURES if not isa.has_features(name)]
 
 
@@ -60,7 +60,7 @@ def instruction_set() -> str:
 
 
 def has_bfloat16() -> bool:
-    """Returns whether this CPU has bfloat16 products, for the torch backend; ignores how numba is configured."""
+    """Returns whether this CPU has bfloat16 products, for the torch backend; ignores PLAIT_ISA."""
     features = llvmlite.binding.get_host_cpu_features()
     return bool(features.get("avx512bf16") or features.get("amx-bf16"))
 
@@ -257,7 +257,7 @@ class CpuDecoder:
         weights, args = self.weights, KernelArgs(arg.ENTRIES)
         heads = weights.heads
         capacity = workspace.capacity(self._tile_tokens * heads.q_per_kv, heads.num_kv_heads)
-        num_phases = arg.num_phases.py_func(len(weights.layers))
+        num_phases = arg.num_phases(len(weights.layers))
         self._counters = np.zeros((self.threads, num_phases, 2 * COUNTER_STRIDE), np.int64)
         self._settings = np.zeros((1, arg.NUM_SETTINGS), np.int64)
         self._settings[0, : arg.PAGE_SHIFT] = (

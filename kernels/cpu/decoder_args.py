@@ -7,7 +7,6 @@ The kernels take one int64 matrix (`kernel_args.KernelArgs`); each entry describ
 from __future__ import annotations
 
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
-from plait.kernels.cpu.jit import inner_njit
 
 # Entries of `forward`. The step's tokens and sequences:
 TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITE_SLOTS, TILES, SEGMENTS = range(9)
@@ -67,7 +66,6 @@ NUM_HEAD_SETTINGS = HEAD_OUTPUTS + 1
 PHASES_PER_LAYER = 8  # the fourth is attention, which all partitions count on the first partition's counters
 
 
-@inner_njit
 def num_phases(layers: int) -> int:
     """Phases of one row partition: the embedding, those of each layer, and the final norm."""
     return 2 + PHASES_PER_LAYER * layers

@@ -20,7 +20,6 @@ from plait.kernels.cpu.gemm import experts as moe
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import (
     args_at,
     float32_matrix,
@@ -62,7 +61,6 @@ from plait.kernels.cpu.vector_ops import address_of
 GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up
 
 
-@inner_njit
 def _thread_context(thread_id: int, threads: int, args: Any, counters: int, scratch: int) -> ThreadContext:
     address = args[scratch, 0]
     return ThreadContext(
@@ -70,7 +68,6 @@ def _thread_context(thread_id: int, threads: int, args: Any, counters: int, scra
     )
 
 
-@inner_njit
 def _activations(args: Any, entry: int) -> Any:
     return QuantizedActivations(
         int8_matrix(args, entry),
@@ -81,7 +78,6 @@ def _activations(args: Any, entry: int) -> Any:
     )
 
 
-@inner_njit
 def _heads(args: Any, settings: Any) -> HeadLayout:
     return HeadLayout(
         settings[arg.Q_PER_KV],
@@ -92,7 +88,6 @@ def _heads(args: Any, settings: Any) -> HeadLayout:
     )
 
 
-@inner_njit
 def _schedule_attention(args: Any, threads: int) -> None:
     """Divides the step's tokens into tiles and KV splits, which are the same in every layer; sets their entries."""
     settings, split_starts = int64_matrix(args, arg.SETTINGS)[0], int32_vector(args, arg.SPLIT_STARTS)
@@ -106,7 +101,7 @@ def _schedule_attention(args: Any, threads: int) -> None:
     settings[arg.NUM_TILES], settings[arg.TILE_LANES] = num_tiles, tokens * settings[arg.Q_PER_KV]
     heads = _heads(args, settings)
     split_kv, kv_heads_per_item = choose_schedule(
-        num_tiles, np.int64(split_starts[num_tiles]), max_splits, tokens * heads.q_per_kv, heads, threads
+        num_tiles, int(split_starts[num_tiles]), max_splits, tokens * heads.q_per_kv, heads, threads
     )
     settings[arg.SPLIT_KV], settings[arg.KV_HEADS_PER_ITEM] = split_kv, kv_heads_per_item
     finished_splits = int64_matrix(args, arg.FINISHED_SPLITS)
@@ -115,7 +110,6 @@ def _schedule_attention(args: Any, threads: int) -> None:
             finished_splits[row, kv_head] = 0
 
 
-@inner_njit
 def _run_thread(ctx: ThreadContext, args: Any) -> None:
     """Unpacks the arguments and runs all layers in one thread."""
     settings = int64_matrix(args, arg.SETTINGS)[0]
@@ -145,7 +139,6 @@ def _run_thread(ctx: ThreadContext, args: Any) -> None:
     _run_layers(ctx, args, settings, heads, buffers, batch)
 
 
-@inner_njit
 def _run_layers(
     ctx: ThreadContext, args: Any, settings: Any, heads: HeadLayout, buffers: StepBuffers, batch: AttentionBatch
 ) -> None:
@@ -180,7 +173,6 @@ def _run_layers(
             )  # fmt: skip
 
 
-@inner_njit
 def _layer_cache(settings: Any, layer: Any, index: int) -> LayerKvCache:
     keys = settings[arg.KV_CACHE] + 2 * index * settings[arg.KV_CACHE_STRIDE]
     return LayerKvCache(
@@ -192,7 +184,6 @@ def _layer_cache(settings: Any, layer: Any, index: int) -> LayerKvCache:
     )
 
 
-@inner_njit
 def _before_attention(
     ctx: ThreadContext,
     args: Any,
@@ -207,7 +198,7 @@ def _before_attention(
     After the last layer it runs the final norm instead.
     """
     layers, eps, phase = int64_matrix(args, arg.LAYERS), scalar(args, arg.EPS), PHASES_PER_LAYER * index + 1
-    post = layers[index - 1, arg.POST_MLP_NORM] if index else np.int64(0)
+    post = layers[index - 1, arg.POST_MLP_NORM] if index else 0
     norm = layers[index, arg.NORM] if index < len(layers) else args[arg.FINAL_NORM, 0]
     add_rms_norm(ctx, phase, buffers.residual, buffers.block_out, post, norm, eps, buffers.normed, buffers.hidden)
     if index == len(layers):
@@ -221,7 +212,6 @@ def _before_attention(
     )  # fmt: skip
 
 
-@inner_njit
 def _after_attention(
     ctx: ThreadContext, args: Any, settings: Any, index: int, buffers: StepBuffers, partition: int, begin: int
 ) -> None:
@@ -246,7 +236,6 @@ def _after_attention(
     linear(ctx, phase + 3, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out)
 
 
-@inner_njit
 def _run_experts(
     ctx: ThreadContext,
     args: Any,
@@ -285,7 +274,6 @@ def _run_experts(
     moe.combine_outputs(expert_ctx, experts, buffers.block_out)
 
 
-@inner_njit
 def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: StepBuffers) -> None:
     """Writes the embeddings of the tokens to the residual, and zeros to `block_out`."""
     items, channels = buffers.residual.shape
@@ -298,7 +286,7 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
         last = min(items, first + count)
         for token in range(first, last):
             row = address_of(buffers.residual) + 4 * token * channels
-            dequantize_row(weight, np.int64(tokens[token]), channels // QUANT_BLOCK, row)
+            dequantize_row(weight, int(tokens[token]), channels // QUANT_BLOCK, row)
             for channel in range(channels):
                 buffers.residual[token, channel] *= factor
                 buffers.block_out[token, channel] = np.float32(0.0)
@@ -306,7 +294,6 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
     barrier_wait(ctx.counters, 0, items)
 
 
-@inner_njit
 def _compute_logits(ctx: ThreadContext, args: Any) -> None:
     """Quantizes the hidden states, multiplies them by the head's weight, and finds the maximum of each row."""
     hidden, quantized = float32_matrix(args, arg.HEAD_IN), _activations(args, arg.HEAD_ACTIVATIONS)
@@ -324,7 +311,6 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
     _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 
-@inner_njit
 def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
     """Caps all logits, if there is a cap, and writes the largest one of each row of HEAD_ARGMAX and its index to it."""
     logits, argmax_out = float32_matrix(args, arg.HEAD_OUT), float64_matrix(args, arg.HEAD_ARGMAX)
@@ -346,7 +332,6 @@ def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
     barrier_wait(ctx.counters, 2, items)
 
 
-@inner_njit
 def _run_step(thread_id: int, threads: int, args: Any) -> None:
     """Runs one thread's part of `forward`."""
     if thread_id == SERIAL_PART:
@@ -360,7 +345,6 @@ def _run_step(thread_id: int, threads: int, args: Any) -> None:
         amx.release_tiles()
 
 
-@inner_njit
 def _run_head(thread_id: int, threads: int, args: Any) -> None:
     """Runs one thread's part of `compute_logits`."""
     if thread_id == SERIAL_PART:

@@ -1,7 +1,7 @@
 """How a step's arrays reach compiled code: one int64 matrix of their addresses and shapes.
 
-numba unpacks every array argument on every call, which for fifty arrays takes longer than a layer of a small model,
-and its parallel loops accept no records. So the arguments are written once, and a step rewrites only what changes.
+Passing fifty arrays on every call would take longer than a layer of a small model. So the arguments are written once,
+and a step rewrites only what changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import carray, inner_njit, intrinsic
+from plait.kernels.cpu.compiler.intrinsics import carray, intrinsic
 
 INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row
 CACHE_LINE = 64  # bytes of a cache line, and of an AVX-512 vector
@@ -59,7 +59,7 @@ class KernelArgs:
 
 @intrinsic
 def as_pointer(context: Any, address: Any) -> Any:
-    """Converts an address to the pointer that numba.carray takes."""
+    """Converts an address to the pointer that `carray` takes."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         return b.inttoptr(values[0], v.I8.as_pointer())
@@ -67,55 +67,46 @@ def as_pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@inner_njit
 def args_at(address: int, entries: int) -> Any:
     """Returns the descriptors at an address, int64 [entries, 3]."""
     return carray(as_pointer(address), (entries, INTS_PER_ENTRY), np.int64)
 
 
-@inner_njit
 def float32_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as float32 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float32)
 
 
-@inner_njit
 def float64_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as float64 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float64)
 
 
-@inner_njit
 def int8_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int8 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int8)
 
 
-@inner_njit
 def uint16_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as uint16 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.uint16)
 
 
-@inner_njit
 def int32_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int32 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int32)
 
 
-@inner_njit
 def int32_vector(args: Any, entry: int) -> Any:
     """Returns an entry as int32 [rows]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1],), np.int32)
 
 
-@inner_njit
 def int64_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as int64 [rows, width]."""
     return carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int64)
 
 
-@inner_njit
 def scalar(args: Any, entry: int) -> Any:
     """Returns the float64 of an entry that holds one number."""
     return carray(as_pointer(args[entry, 0]), (1,), np.float64)[0]

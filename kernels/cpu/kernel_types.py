@@ -1,7 +1,8 @@
 """The records that the kernels of one decoder step share.
 
-They are tuples of arrays and integers, so that numba passes them by value; their field order is part of the compiled
-code. Shapes: T tokens, R rows (sequences), C channels, F channels of the MLP, H query heads, G key heads of D channels.
+They are tuples of arrays and integers, which compiled code passes by value; their field order is part of the
+compiled code. Shapes: T tokens, R rows (sequences), C channels, F channels of the MLP, H query heads, G key heads of D
+channels.
 """
 
 from __future__ import annotations

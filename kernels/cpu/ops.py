@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from plait.kernels.cpu import vector_ops
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 
-@inner_njit
 def quantize_blocks(x: int, out: QuantizedActivations, first: int, count: int) -> None:
     """Rounds 32 * count float32 at address x to `out`, from block `first` on; blocks are numbered through all rows."""
     if len(out.bf16_tiles):
@@ -39,14 +37,12 @@ def quantize_blocks(x: int, out: QuantizedActivations, first: int, count: int) -
         )
 
 
-@inner_njit
 def bf16_block_address(x: QuantizedActivations, row: int, block: int) -> Any:
     """Returns the address of a row's block of 32 channels in `bf16_tiles`."""
     tile = (row >> 4) * x.scales.shape[1] + block  # TILE_ROWS is 16; shifts are quicker than divisions
     return address_of(x.bf16_tiles) + 64 * (16 * tile + (row & 15))
 
 
-@inner_njit
 def rms_norm_row(x: int, weight: int, eps: float, channels: int, out: int) -> None:
     """Writes the RMS norm (Zhang and Sennrich 2019) of float32 [channels] at x to `out`."""
     square = vector_ops.sum_of_squares(x, channels // 16)
@@ -54,7 +50,6 @@ def rms_norm_row(x: int, weight: int, eps: float, channels: int, out: int) -> No
     vector_ops.scale_into(x, weight, factor, out, channels // 16)
 
 
-@inner_njit
 def add_rms_norm(
     ctx: ThreadContext,
     phase: int,
@@ -94,7 +89,6 @@ def add_rms_norm(
     barrier_wait(ctx.counters, phase, items)
 
 
-@inner_njit
 def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
     """Writes the keys or values of a token, float32 [G, D], to a slot (`LayerKvCache`)."""
     head_dim = heads.head_dim
@@ -106,13 +100,11 @@ def _write_slot(x: int, heads: HeadLayout, slot: int, scales: int) -> None:
         vector_ops.quantize_row(x + 4 * channel, slot + channel, slot + scales + 4 * head, head_dim // 16)
 
 
-@inner_njit
 def _norm_heads(row: int, norms: int, eps: float, first: int, channels: int) -> None:
     """Norms channels [first, first + channels) of a token's queries and keys together, in place."""
     rms_norm_row(row + 4 * first, norms + 4 * first, eps, channels, row + 4 * first)
 
 
-@inner_njit
 def apply_rope_and_write_kv(
     ctx: ThreadContext,
     phase: int,
@@ -158,7 +150,7 @@ def apply_rope_and_write_kv(
                 )
             slot = batch.write_slots[token]
             if slot >= 0:
-                offset = np.int64(slot) * cache.slot_bytes
+                offset = int(slot) * cache.slot_bytes
                 keys = row + 4 * heads.q_per_kv * heads.num_kv_heads * head_dim
                 _write_slot(keys, heads, cache.keys + offset, cache.scales)
                 _write_slot(row + 4 * num_rotated_heads * head_dim, heads, cache.values + offset, cache.scales)

@@ -10,12 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from plait.kernels.cpu.amx import PASS_ROWS
-from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, QuantizedActivations, StepBuffers
 from plait.kernels.cpu.threads import COUNTER_STRIDE, ThreadContext
 
 
-@njit
 def partition_bounds(partition: int, num_partitions: int, rows: int) -> Any:
     """Returns a partition's first row and the row after its last, whole passes but for the last partition."""
     passes = (rows + PASS_ROWS - 1) // PASS_ROWS
@@ -23,14 +21,12 @@ def partition_bounds(partition: int, num_partitions: int, rows: int) -> Any:
     return PASS_ROWS * begin, min(rows, PASS_ROWS * end)
 
 
-@inner_njit
 def partition_context(ctx: ThreadContext, partition: int, phases: int) -> ThreadContext:
     """Returns the context with a partition's counters; those of the first partition are the context's own."""
     counters = ctx.counters + 16 * COUNTER_STRIDE * phases * partition
     return ThreadContext(ctx.thread_id, ctx.num_threads, counters, ctx.scratch)
 
 
-@inner_njit
 def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers:
     """Returns the buffers of rows [begin, end); `begin` is a multiple of 16."""
     return StepBuffers(
@@ -44,7 +40,6 @@ def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers
     )
 
 
-@inner_njit
 def partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
     """Returns rows [begin, end)."""
     return QuantizedActivations(
@@ -56,7 +51,6 @@ def partition_activations(x: QuantizedActivations, begin: int, end: int) -> Quan
     )
 
 
-@inner_njit
 def partition_batch(batch: AttentionBatch, begin: int, end: int) -> AttentionBatch:
     """Returns the batch with the positions and slots of rows [begin, end); all else stays whole."""
     return AttentionBatch(

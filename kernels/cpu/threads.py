@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.parallel.atomics import add_and_wake, atomic_add, wait_until_at_least
 
 COUNTER_STRIDE = 16  # int64 from one counter to the next: two cache lines, so that two counters never share a pair
@@ -28,19 +27,16 @@ class ThreadContext(NamedTuple):
     scratch: int  # address of this thread's AMX scratch (`amx`); 0: without AMX
 
 
-@inner_njit
 def items_per_claim(items: int, ctx: ThreadContext) -> int:
     """Items that a thread claims at once: a quarter of its fair share."""
     return max(1, items // (4 * ctx.num_threads))
 
 
-@inner_njit
 def claim_work(counters: int, phase: int, count: int) -> Any:
     """Claims `count` items of a phase; returns the first. At or beyond the phase's number of items: none are left."""
     return atomic_add(counters + 16 * COUNTER_STRIDE * phase, count)
 
 
-@njit
 def claim_local_work(counters: int, phase: int, count: int, items: int, thread_id: int, threads: int) -> Any:
     """Claims up to `count` items, first from the thread's own share of the phase, then from the other threads' shares.
 
@@ -58,13 +54,11 @@ def claim_local_work(counters: int, phase: int, count: int, items: int, thread_i
     return items, items
 
 
-@inner_njit
 def mark_done(counters: int, phase: int, count: int) -> None:
     """Adds `count` to the phase's finished items."""
     add_and_wake(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, count)
 
 
-@inner_njit
 def barrier_wait(counters: int, phase: int, items: int) -> None:
     """Waits until all `items` of the phase are done."""
     wait_until_at_least(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, items)

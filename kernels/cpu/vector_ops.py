@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic, literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic, literal_intrinsic
 
 SILU, GELU = 0, 1  # activations of SwiGLU and GEGLU (tanh approximation), Shazeer 2020
 

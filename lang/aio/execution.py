@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -72,7 +71,7 @@ def start(execution: Execution) -> AsyncState:
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     state = AsyncState(execution.branch, is_external=True)
-    abort_when_dropped(state._reader, execution.run)
+    abort_when_dropped(state, execution.run)
     return state
 
 
@@ -92,11 +91,7 @@ def run_all_in_new_loop(
 
 def start_loop_thread(execution: Execution) -> ProgramState:
     """Starts an async body on an event loop in a separate thread. Returns at once, like `Execution.start`."""
-    name = f"plait program {execution.run.program}"
-    threading.Thread(target=lambda: asyncio.run(_run_to_end(execution)), name=name, daemon=True).start()
-    state = ProgramState(execution.branch, is_external=True)
-    abort_when_dropped(state, execution.run)
-    return state
+    return execution.start(lambda: asyncio.run(_run_to_end(execution)))
 
 
 def checked_concurrency(value: object) -> int | None:
@@ -108,17 +103,7 @@ def checked_concurrency(value: object) -> int | None:
 
 async def _run_to_end(execution: Execution) -> None:
     """Runs the body and waits for all its calls. An Exception is stored in the run."""
-    try:
-        try:
-            await _run_body(execution)
-        finally:
-            execution.run.end()
-        await execution.run.wait_and_raise_async()
-    except Exception as error:
-        execution.fail(error)
-    except BaseException:
-        execution.abort()
-        raise
+    await execution.run_to_end(lambda: _run_body(execution), execution.run.wait_and_raise_async)
 
 
 async def _run_body(execution: Execution) -> None:

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from plait.lang.aio.pending_read import Done, Pending
-from plait.lang.core.expressions import Expr, T, Typed, as_expr
+from plait.lang.core.base_state import BaseState
+from plait.lang.core.expressions import T, Typed
 from plait.lang.core.fork_group import ForkGroup, JoinMode
-from plait.lang.core.interpreter import execute
 from plait.lang.core.results import Segment
-from plait.lang.core.state_reader import StateReader
-from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
-from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool_async
+from plait.lang.core.tool_calls import ToolResult
 from plait.lang.errors import ProgramError
 from plait.lang.meta_info import GenMeta
-from plait.lang.usage import ProgramUsage, total
+from plait.lang.usage import ProgramUsage
 
-if TYPE_CHECKING:
-    from plait.lang.core.branch import Branch
-
-A = TypeVar("A", bound="AsyncState")
+R = TypeVar("R")
 
 
-class AsyncState(StateWriter):
+class AsyncState(BaseState):
     """The growing text of an async program. `s += ...` returns at once; every read is awaited and blocks no thread.
 
     >>> s += "The capital of France is" + gen("city", max_tokens=4)     # doctest: +SKIP
     >>> await s["city"]                                                 # doctest: +SKIP
     ' Paris.'
     """
-
-    def __init__(self, branch: Branch, *, is_external: bool = False) -> None:
-        self._branch = branch
-        self._run = branch.run
-        self._is_external = is_external
-        self._reader = StateReader(branch, is_external)
-
-    def __iadd__(self: A, other: str | Expr) -> A:
-        """Appends text or an expression. Returns at once; the calls run in the runtime."""
-        execute(as_expr(other), self._branch)
-        return self
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -56,13 +40,11 @@ class AsyncState(StateWriter):
 
     async def get_var(self, name: str | Typed[Any]) -> Any:
         """Waits for the value of a variable and returns it. Raises the same errors as ProgramState.get_var."""
-        with self._reader._marking_handled_errors():
-            return (await self._ready_variable(name)).value()
+        return await self._read(name, lambda variable: variable.value())
 
     async def text_of(self, name: str | Typed[Any]) -> str:
         """Returns the text of a variable as it was generated, whatever type its value has."""
-        with self._reader._marking_handled_errors():
-            return (await self._ready_variable(name)).text()
+        return await self._read(name, lambda variable: variable.text())
 
     @overload
     async def get_meta_info(self, name: Typed[Any]) -> GenMeta: ...
@@ -70,29 +52,26 @@ class AsyncState(StateWriter):
     async def get_meta_info(self, name: str) -> Any: ...
     async def get_meta_info(self, name: str | Typed[Any]) -> Any:
         """Waits for the call of a variable and returns its meta info; see ProgramState.get_meta_info."""
-        with self._reader._marking_handled_errors():
-            return (await self._ready_variable(name)).meta()
+        return await self._read(name, lambda variable: variable.meta())
 
     async def weight(self, name: str | Typed[Any]) -> Any:
         """Waits for a value and returns the log of its importance weight; see ProgramState.weight."""
-        with self._reader._marking_handled_errors():
-            return (await self._ready_variable(name)).weight()
+        return await self._read(name, lambda variable: variable.weight())
 
     async def logprob(self, name: str | Typed[Any]) -> Any:
         """Waits for a value and returns its logprob under its constraint; see ProgramState.logprob."""
-        with self._reader._marking_handled_errors():
-            return (await self._ready_variable(name)).logprob()
+        return await self._read(name, lambda variable: variable.logprob())
 
     async def text(self) -> str:
         """Waits for all calls in the text and returns the whole text, chat template included."""
         await self._wait_for_text()
-        return "".join(segment.text() for segment in list(self._branch.segments))
+        return self._branch.read_text()
 
     async def messages(self) -> list[dict[str, str]]:
         """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
         included."""
         await self._wait_for_text()
-        return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
+        return self._branch.read_messages()
 
     async def sync(self) -> None:
         """Waits for every call so far (outside the body: for the whole program). Raises the first failure."""
@@ -114,9 +93,9 @@ class AsyncState(StateWriter):
         """Waits for all calls of the program so far, forks included, and returns their token counts."""
         if self._is_external:
             await self._run.wait_for_end_async()
-        for call_segment in (call_segments := self._run.call_segments()):
+        for call_segment in self._run.call_segments():
             await call_segment.wait_finished()
-        return total(call_segments)
+        return self._branch.read_usage()
 
     @property
     def ret_value(self) -> Any:
@@ -129,9 +108,9 @@ class AsyncState(StateWriter):
 
         >>> async for piece in s.stream("answer"): print(piece, end="")     # doctest: +SKIP
         """
-        return self._reader.text_async_iter(name)
+        return self._pieces(name, with_meta=False)
 
-    text_async_iter = stream
+    text_async_iter = stream  # type: ignore[assignment]  # without meta info
 
     @overload
     async def partial(self, name: Typed[T]) -> T | None: ...
@@ -140,9 +119,8 @@ class AsyncState(StateWriter):
     async def partial(self, name: str | Typed[Any]) -> Any:
         """Returns the value of a variable as far as it is generated; see ProgramState.partial. Waits only until the
         variable exists."""
-        with self._reader._marking_handled_errors():
-            await self._variable(str(name.name) if isinstance(name, Typed) else name)
-            return self._reader._variable_or_typed(name).partial()
+        with self._marking_handled_errors():
+            return (await self._variable_async(name)).partial()
 
     @overload
     def stream_partial(self, name: Typed[T]) -> AsyncIterator[T]: ...
@@ -154,32 +132,23 @@ class AsyncState(StateWriter):
 
         >>> async for person in s.stream_partial("person"): print(person.name)          # doctest: +SKIP
         """
-        return self._reader.partial_async_iter(name)
-
-    partial_async_iter = stream_partial
+        return self.partial_async_iter(name)
 
     # -- acting -----------------------------------------------------------------------------------
 
     async def call(self, name: str, timeout: float | None = None) -> ToolResult | None:
         """Runs the tool that `gen(name, tools=...)` called, and appends its result. An async tool is awaited on this
         event loop; a plain one runs in a thread. See ProgramState.call."""
-        with self._reader._marking_handled_errors():
-            variable = await self._variable(name)
-            await variable.wait_ready()
-            return await call_tool_async(self._branch, name, variable, timeout)
+        with self._marking_handled_errors():
+            return await self._branch.call_tool_async(name, await self._ready_variable(name), timeout)
 
     async def tool_result(self, name: str, value: Any) -> ToolResult:
         """Appends `value` as the result of the call that `gen(name, tools=...)` made; see ProgramState.tool_result."""
-        with self._reader._marking_handled_errors():
-            variable = await self._variable(name)
-            await variable.wait_ready()
-            return append_tool_result(self._branch, name, variable, value)
+        return await self._read(name, lambda variable: self._branch.append_tool_result(name, variable, value))
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
         """Returns `size` states that continue this text in parallel; join them with `await group.join()`."""
-
-        reject_position_ids_offset(position_ids_offset)
-        return AsyncStateGroup([AsyncState(branch) for branch in self._branch.fork(size)], self)
+        return AsyncStateGroup(self._forks(size, position_ids_offset), self)
 
     @asynccontextmanager
     async def copy(self, position_ids_offset: object = None) -> AsyncIterator[AsyncState]:
@@ -192,39 +161,25 @@ class AsyncState(StateWriter):
             raise
         await group.join()
 
-    def cancel(self) -> None:
-        """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;
-        outside, the whole program ends. Reading the missing values afterwards raises ProgramError."""
-        if self._is_external:
-            self._run.abort()
-        else:
-            self._branch.cancel("this text was cancelled")
-
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once. Reading the missing values afterwards raises
         ProgramError."""
-        if name is None:
-            self._run.abort()
-        else:
-            self._reader._get_variable(name).abort()
+        self._branch.abort_variable(name, None if name is None else self._get_variable(name))
 
     def __iter__(self) -> None:
         raise TypeError("a state is not iterable; read a variable with await s['name'], the text with s.stream()")
 
     # -- inside -----------------------------------------------------------------------------------
 
-    async def _variable(self, name: str) -> Segment:
-        return await self._reader._variable_async(name)
-
     async def _ready_variable(self, name: str | Typed[Any]) -> Segment:
-        if isinstance(name, Typed):
-            if name.name is not None:
-                await self._variable(name.name)
-            variable: Segment = self._reader._typed_variable(name)
-        else:
-            variable = await self._variable(name)
+        variable = await self._variable_async(name)
         await variable.wait_ready()
         return variable
+
+    async def _read(self, name: str | Typed[Any], read: Callable[[Segment], R]) -> R:
+        """Waits until a variable is complete, and returns what `read` takes from it."""
+        with self._marking_handled_errors():
+            return read(await self._ready_variable(name))
 
     async def _wait_for_body_end(self) -> None:
         await self._run.wait_for_end_async()
@@ -234,25 +189,20 @@ class AsyncState(StateWriter):
         """Waits for all calls in the text; outside the body, first for its end."""
         if self._is_external:
             await self._wait_for_body_end()
-        with self._reader._marking_handled_errors():
+        with self._marking_handled_errors():
             for segment in list(self._branch.segments):
                 await segment.wait_ready()
 
     async def _wait_for_calls(self) -> None:
         """Waits for all calls in the text, and for those of the branches that were joined."""
         await self._wait_for_text()
-        with self._reader._marking_handled_errors():
+        with self._marking_handled_errors():
             for call_segment in self._branch.awaited_call_segments():
                 await call_segment.wait_ready()
 
 
 class AsyncStateGroup(ForkGroup[AsyncState]):
     """The branches that `s.fork(n)` returns in an async body: written like any group, joined with `await`."""
-
-    def cancel(self) -> None:
-        """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
-        for state in self.states:
-            state.cancel()
 
     def join(self, mode: JoinMode = "gather_variable") -> Awaitable[None]:
         """Brings the results of the branches to the forked state; see ProgramStateGroup.join. Nothing waits, so a

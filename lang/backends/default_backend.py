@@ -7,24 +7,23 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import msgspec
-
 from plait.lang.cluster.settings import Cluster
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
     from plait.runtime.process.runtime import Runtime
+    from plait.runtime.programs.backend import BackendClient
 
 
 class HasClient(Protocol):
     """A Runtime, an Engine or another object with a client."""
 
     @property
-    def client(self) -> Client: ...
+    def client(self) -> BackendClient: ...
 
 
-Backend: TypeAlias = "HasClient | Client"
+Backend: TypeAlias = "HasClient | BackendClient"
 
 _lock = threading.Lock()
 _default: Client | None = None
@@ -56,12 +55,7 @@ def flush_cache(backend: Backend | None = None) -> None:
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     """Returns the current counters of the runtime (pages, calls, cache hits) and its model, as a dict."""
-    client = resolve_client(backend)
-    server_info = getattr(client, "server_info", None)  # remote backends ask their server
-    if server_info is not None:
-        return dict(server_info())
-    info = msgspec.structs.asdict(client.model) | msgspec.structs.asdict(client.status())
-    return {name: value for name, value in info.items() if name not in ("call", "protocol")}
+    return resolve_client(backend).server_info()
 
 
 def resolve_client(backend: Backend | None = None) -> Client:

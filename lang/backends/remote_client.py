@@ -55,6 +55,7 @@ class RemoteClient(ABC):
     """A client of a service. `pool` runs its requests, at most `max_concurrency` at a time."""
 
     name = "this service"
+    takes_following_text = takes_token_ids = False
 
     def __init__(self, model: RemoteModel, template: ChatTemplate | None, max_concurrency: int) -> None:
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:

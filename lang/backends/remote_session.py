@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
@@ -24,13 +23,6 @@ if TYPE_CHECKING:
 
 Part = tuple[str, bool]  # (text, whether it comes from the chat template)
 UNKNOWN_TOKEN = -1
-
-
-@dataclass(frozen=True)
-class RemoteResult(CallResult):
-    """A call's result with additional meta info from the service."""
-
-    extra_meta: dict[str, Any] | None = None
 
 
 class RemoteCall(Call):
@@ -55,7 +47,7 @@ class RemoteCall(Call):
         with self._changed:
             if self._error is None:
                 text = "".join(self._pieces)
-                self._result = RemoteResult(text, reason, usage, matched, list(self._token_ids), extra_meta=extra_meta)
+                self._result = CallResult(text, reason, usage, matched, list(self._token_ids), extra_meta=extra_meta)
                 self._notify()
 
 
@@ -79,7 +71,11 @@ class RemoteSession:
             self._has_text = True
             self._enqueue(lambda: self._parts.append((text, control)))
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> RemoteCall:
+    def set_next_call_name(self, name: str | None) -> None:
+        """Does nothing: a service does not know variables."""
+
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> RemoteCall:
+        """`followed_by` is always empty, since the client does not take it."""
         check_sampling(params)
         self._require_text("gen")
         self._client.check_generate(params, constraint)

@@ -26,7 +26,7 @@ from plait.lang.backends.sglang_format import (
 from plait.lang.choices import choice_probabilities
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling_params import NAMES, SamplingParams
+from plait.runtime.sampling_params import NAMES, SamplingParams, is_any_set
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.token_healing import (
     MAX_HEALED_TOKENS,
@@ -141,8 +141,9 @@ class RuntimeEndpoint(RemoteClient):
         )
         if params.token_healing and not self._can_heal(parts):
             del sampling["token_healing"]
-        if not params.exact:  # SGLang's own server does not know it
-            del sampling["exact"]
+        for name in ("exact", "typical_p"):  # SGLang's own server does not know them
+            if not is_any_set(params, (name,)):
+                del sampling[name]
         sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
         sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:

@@ -32,8 +32,7 @@ from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import USAGE_FIELDS, as_json, failed_result, result_of
 from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
 from plait.lang.control.item_log import is_json
-from plait.lang.errors import unknown_keyword
-from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
+from plait.lang.sampling_options import run_options
 from plait.runtime.cluster.ray_package import import_ray
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Welcome
@@ -71,7 +70,9 @@ def map_dataset(
     """See `plait.ray.map`."""
     ray = import_ray("plait.ray.map")
     data = import_ray("plait.ray.map", "ray.data")
-    _check_arguments(program, cluster, batch_size, sampling)
+    sampling = program._arguments.only_sampling("plait.ray.map", sampling)
+    run_options("plait.ray.map", sampling)
+    _check_arguments(program, cluster, batch_size)
     checked_budget("plait.ray.map", budget)
     limits = (None, None) if budget is None else (budget.tokens, budget.seconds)
     work = Work(reference_of(program, None), cluster.model, cluster.settings, dict(sampling), *limits)
@@ -100,15 +101,13 @@ def map_dataset(
     )
 
 
-def _check_arguments(program: Program[Any], cluster: object, batch_size: object, sampling: Mapping[str, Any]) -> None:
+def _check_arguments(program: Program[Any], cluster: object, batch_size: object) -> None:
     """Raises InputError for what cannot be used or sent."""
     if not isinstance(cluster, Cluster) or cluster.address != "auto" or cluster.working_dir is not None:
         text = "plait.ray.map: cluster takes a Cluster() without address and working_dir"
         raise InputError(f"{text}; the dataset belongs to a connection to Ray already")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise InputError(f"plait.ray.map: batch_size must be from 1 to {MAX_BATCH_SIZE}, not {batch_size!r:.80}")
-    for name in program._arguments.split_sampling("plait.ray.map", sampling)[1]:
-        raise unknown_keyword("plait.ray.map", name, RUN_OPTION_KEYWORDS)
     for name, value in program._arguments.bound.items():
         if not is_json(value):
             raise InputError(f"plait.ray.map: the bound argument {name!r} is not a JSON value")

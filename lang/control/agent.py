@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.interpreter import execute
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
@@ -109,14 +110,14 @@ def agent(
     settings = _Settings(name, instructions, max_turns, tool_timeout, on_tool_error)
 
     def body(s: ProgramState, task: str) -> AgentRun:
-        return _run(s, settings, offered, task)
+        return finish(_run(s, settings, offered, task))
 
     body.__name__ = body.__qualname__ = name
     body.__doc__ = "Calls tools until the model gives its answer."
     described = [dataclasses.astuple(settings), [tool.as_json() for tool in offered]]
 
     async def async_body(s: AsyncState, task: str) -> AgentRun:
-        return await _run_async(s, settings, offered, task)
+        return await _run(s, settings, offered, task)
 
     body.async_body = async_body  # type: ignore[attr-defined]
     body.settings_text = json.dumps(described)  # type: ignore[attr-defined]
@@ -136,55 +137,24 @@ def _begin_turn(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], 
     return variable, is_last
 
 
-def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
-    _begin(s._branch, settings, offered, task)
-    steps, answer_tool = list[AgentStep](), offered[-1]
-    for turn in range(1, settings.max_turns + 1):
-        variable, is_last = _begin_turn(s._branch, settings, offered, turn)
-        call = _read_call(s, variable, is_last)
-        if call is not None and call.name == answer_tool.name:
-            s.set_var("answer", call.arguments["answer"])
-            return AgentRun(s["answer"], steps, "max_turns" if is_last else "answer")
-        steps.append(_call(s, variable, settings, call))
-    raise AssertionError("the last turn is the answer")
-
-
-async def _run_async(s: AsyncState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
-    """`_run` for the state of an async program."""
+async def _run(s: AnyState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
     _begin(s._branch, settings, offered, task)
     steps, answer_tool = list[AgentStep](), offered[-1]
     for turn in range(1, settings.max_turns + 1):
         variable, is_last = _begin_turn(s._branch, settings, offered, turn)
         call: ToolCall | None = None
         try:
-            call = await s[variable]
-        except UnreadableValue:
+            call = await value_of(s[variable])
+        except UnreadableValue:  # a validator rejected the arguments; the model then gets the error
             if is_last:
                 raise
         if call is not None and call.name == answer_tool.name:
             s.set_var("answer", call.arguments["answer"])
-            return AgentRun(await s["answer"], steps, "max_turns" if is_last else "answer")
+            return AgentRun(await value_of(s["answer"]), steps, "max_turns" if is_last else "answer")
         began_s = time.monotonic()
-        result = await s.call(variable, _tool_timeout(s, settings))
+        result = await value_of(s.call(variable, _tool_timeout(s, settings)))
         steps.append(_step(s, settings, call, result, began_s))
     raise AssertionError("the last turn is the answer")
-
-
-def _read_call(s: ProgramState, variable: str, is_last: bool) -> ToolCall | None:
-    """Returns the call; None if a validator rejected its arguments; the model then gets the error."""
-    try:
-        call: ToolCall = s[variable]
-        return call
-    except UnreadableValue:
-        if is_last:
-            raise
-        return None
-
-
-def _call(s: ProgramState, variable: str, settings: _Settings, call: ToolCall | None) -> AgentStep:
-    """Runs the tool within its time limit and that of the budget, and appends its result."""
-    began_s = time.monotonic()
-    return _step(s, settings, call, s.call(variable, _tool_timeout(s, settings)), began_s)
 
 
 def _tool_timeout(s: AnyState, settings: _Settings) -> float | None:

@@ -23,7 +23,7 @@ from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
 from plait.lang.control.item_log import batch_identity
 from plait.lang.core.execution import Execution
 from plait.lang.program import Program
-from plait.lang.sampling_options import Options
+from plait.lang.sampling_options import Options, run_options
 from plait.runtime.client.client import Client
 from plait.runtime.errors import InputError
 from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, parse_json_line
@@ -53,7 +53,7 @@ def run_batch_file(
 
     cluster: runs the items on its actors. target: the file that the program was loaded from, and its name there.
     """
-    options, _ = program._arguments.split_sampling("batch", sampling or {})
+    options = run_options("batch", sampling or {})
     items, reasons = _read_items(program, input_path)
     identity = batch_identity(program.name, program._body, program._arguments.bound, options)
     output = _open_output(output_path, items, identity, input_path)

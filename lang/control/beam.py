@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, overload
 
 import msgspec
 
 from plait.lang.aio.state import AsyncState
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.control.beam_search import BeamHypothesis, BeamSearch, Candidate
 from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
@@ -53,8 +54,8 @@ def beam(
         raise InputError(f"beam takes a state, not {s!r:.80}")
     search = _BranchSearch(s, _checked_width(width), expr, _checked_penalty(length_penalty))
     if isinstance(s, AsyncState):
-        return search.finish_async()
-    return search.finish()
+        return search.run(GenResult.wait_ready)
+    return finish(search.run(GenResult.result))
 
 
 class _BranchSearch:
@@ -64,7 +65,7 @@ class _BranchSearch:
         self._branch, self._run = s._branch, s._branch.run
         self._name, params = _checked_gen(expr, self._run.defaults)
         session: Any = self._branch.session()
-        if not hasattr(session, "append_tokens"):
+        if not self._run.client.takes_token_ids:
             raise InputError("beam needs a Runtime or an Engine; other services, and compile(), give no logprobs")
         self._ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
         self._place = caller_location()
@@ -80,21 +81,13 @@ class _BranchSearch:
         )
         self._sessions: list[Any] = [self._run.register_session(fork) for fork in session.fork(1)]
 
-    def finish(self) -> list[BeamHypothesis]:
-        try:
-            while not self._search.is_over:
-                calls = self._start_step()
-                self._end_step(calls)
-        finally:
-            self._close(self._sessions)
-        return self._adopt()
-
-    async def finish_async(self) -> list[BeamHypothesis]:
+    async def run(self, wait: Callable[[GenResult], Any]) -> list[BeamHypothesis]:
+        """Runs the search to its end. `wait` waits for one call of a step."""
         try:
             while not self._search.is_over:
                 calls = self._start_step()
                 for call in calls:
-                    await call.wait_ready()
+                    await value_of(wait(call))
                 self._end_step(calls)
         finally:
             self._close(self._sessions)

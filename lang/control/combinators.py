@@ -8,14 +8,16 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from plait.lang.aio.state import AsyncState, AsyncStateGroup
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.expressions import Expr
 from plait.lang.core.state import ProgramState, ProgramStateGroup
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")
+R = TypeVar("R")
 
 
 @overload
@@ -37,24 +39,16 @@ def best_of(
     >>> best_of(s, 4, gen("proof"), by=lambda b: len(b["proof"]))       # doctest: +SKIP
     """
     _check_function("best_of", "by", by)
-    if isinstance(s, AsyncState):
-        return _best_of_async(s, n, expr, by)
-    branches = _sampled("best_of", s, n, expr)
-    judges = [branch.fork(1)[0] for branch in branches]
-    results: list[Any] = [_not_awaitable("best_of", "by", by(judge)) for judge in judges]
-    values = [_not_awaitable("best_of", "by", result()) if callable(result) else result for result in results]
-    scores = [_score(value) for value in values]
-    branches.adopt(_index_of_best(scores))
-    return scores
+    return _run(s, _best_of(s, n, expr, by))
 
 
-async def _best_of_async(s: AsyncState, n: int, expr: str | Expr, by: Callable[[Any], Any]) -> list[float]:
+async def _best_of(s: ProgramState | AsyncState, n: int, expr: str | Expr, by: Callable[[Any], Any]) -> list[float]:
     branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
-    results = await _all_values([by(judge) for judge in judges])
-    values = await _all_values([result() if callable(result) else result for result in results])
+    results = await _values("best_of", "by", s, (by(judge) for judge in judges))
+    values = await _values("best_of", "by", s, (result() if callable(result) else result for result in results))
     scores = [_score(value) for value in values]
-    await branches.adopt(_index_of_best(scores))
+    await value_of(branches.adopt(_index_of_best(scores)))
     return scores
 
 
@@ -71,17 +65,14 @@ def vote(s: ProgramState | AsyncState, n: int, expr: str | Expr, name: str) -> A
     >>> vote(s, 5, "Think: " + gen("why") + " Answer: " + gen("answer", type=int), "answer")     # doctest: +SKIP
     42
     """
-    if isinstance(s, AsyncState):
-        return _vote_async(s, n, expr, name)
-    branches = _sampled("vote", s, n, expr)
-    branches.adopt(_index_of_most_frequent([branch.text_of(name) for branch in branches]))
-    return s[name]
+    return _run(s, _vote(s, n, expr, name))
 
 
-async def _vote_async(s: AsyncState, n: int, expr: str | Expr, name: str) -> Any:
+async def _vote(s: ProgramState | AsyncState, n: int, expr: str | Expr, name: str) -> Any:
     branches = _sampled("vote", s, n, expr)
-    await branches.adopt(_index_of_most_frequent([await branch.text_of(name) for branch in branches]))
-    return await s[name]
+    texts = [await value_of(branch.text_of(name)) for branch in branches]
+    await value_of(branches.adopt(_index_of_most_frequent(texts)))
+    return await value_of(s[name])
 
 
 @overload
@@ -107,25 +98,27 @@ def map(
     item_list: Sequence[Item] = list(items)
     if not item_list:
         raise InputError("map got no items; check for an empty list before the call")
-    if isinstance(s, AsyncState):
-        return _map_async(s, item_list, write)
-    branches = s.fork(len(item_list))
-    for branch, item in zip(branches, item_list, strict=True):
-        _not_awaitable("map", "write", write(branch, item))
-    branches.join()
+    return _run(s, _map(s, item_list, write))
+
+
+async def _map(s: ProgramState | AsyncState, items: Sequence[Item], write: Callable[[Any, Item], object]) -> Any:
+    branches: Any = s.fork(len(items))
+    await _values("map", "write", s, (write(branch, item) for branch, item in zip(branches, items, strict=True)))
+    await value_of(branches.join())
     return branches
 
 
-async def _map_async(s: AsyncState, items: Sequence[Item], write: Callable[[Any, Item], object]) -> AsyncStateGroup:
-    branches = s.fork(len(items))
-    await _all_values([write(branch, item) for branch, item in zip(branches, items, strict=True)])
-    await branches.join()
-    return branches
+def _run(s: object, body: Coroutine[Any, Any, R]) -> R | Coroutine[Any, Any, R]:
+    """Returns the result of a pattern, or for an async state what the program awaits."""
+    return body if isinstance(s, AsyncState) else finish(body)
 
 
-async def _all_values(values: Sequence[Any]) -> list[Any]:
-    """Returns the values, with those that are awaitable awaited at the same time. After an error none of them runs
-    on."""
+async def _values(where: str, name: str, s: object, given: Iterable[Any]) -> list[Any]:
+    """Returns the values that the function `name` returned. In an async program those that are awaitable are awaited at
+    the same time, and after an error none of them runs on."""
+    if not isinstance(s, AsyncState):
+        return [_not_awaitable(where, name, value) for value in given]
+    values = list(given)
     tasks = {i: asyncio.ensure_future(value) for i, value in enumerate(values) if inspect.isawaitable(value)}
     if not tasks:
         return list(values)
@@ -138,17 +131,14 @@ async def _all_values(values: Sequence[Any]) -> list[Any]:
     return [awaited.get(i, value) for i, value in enumerate(values)]
 
 
-@overload
-def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup: ...
-@overload
-def _sampled(where: str, s: AsyncState, n: int, expr: str | Expr) -> AsyncStateGroup: ...
-def _sampled(where: str, s: ProgramState | AsyncState, n: int, expr: str | Expr) -> ProgramStateGroup | AsyncStateGroup:
+def _sampled(where: str, s: ProgramState | AsyncState, n: int, expr: str | Expr) -> Any:
+    """Returns the group of `n` branches with `expr` appended."""
     _check_state(where, s)
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InputError(f"{where}: the number of branches must be at least 1, not {n!r:.40}")
     branches: Any = s.fork(n)
     branches += expr
-    return cast("ProgramStateGroup | AsyncStateGroup", branches)
+    return branches
 
 
 def _index_of_best(scores: Sequence[float]) -> int:

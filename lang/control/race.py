@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from plait.lang.aio.state import AsyncStateGroup
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.fork_group import ForkGroup
 from plait.lang.core.state import ProgramStateGroup
 from plait.runtime.errors import InputError
@@ -17,6 +19,8 @@ from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import Call
+
+G = TypeVar("G", bound=ForkGroup[Any])
 
 
 @overload
@@ -41,25 +45,42 @@ def race(
         raise InputError(f"race takes the branches of one fork, not {type(forks).__name__}")
     if isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= len(forks):
         raise InputError(f"first must be from 1 to the {len(forks)} branches of the race, not {first!r:.80}")
-    raced: ProgramStateGroup | None = forks._traced_race(first)
-    if raced is not None:
-        return raced
+    traced: Any = forks.src_state._branch.trace_race(forks, first)
+    if traced is not None:
+        return traced if isinstance(forks, ProgramStateGroup) else _traced_async(traced)
     race_state = _RaceState(forks, first)
     if isinstance(forks, ProgramStateGroup):
-        race_state.wait()
-        winners = race_state.end_losers()
-        if winners is None:
-            race_state.first_failed_branch().sync()
-        return ProgramStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
+        changed = threading.Event()
+        return finish(_race(forks, race_state, changed, changed.set, changed.wait))
     return _race_async(forks, race_state)
 
 
+async def _traced_async(winners: AsyncStateGroup) -> AsyncStateGroup:
+    return winners
+
+
 async def _race_async(forks: AsyncStateGroup, race_state: _RaceState) -> AsyncStateGroup:
-    await race_state.wait_async()
+    changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
+    return await _race(forks, race_state, changed, lambda: notifier.notify(changed), partial(wait_for_event, changed))
+
+
+async def _race(
+    forks: G,
+    race_state: _RaceState,
+    changed: threading.Event | asyncio.Event,
+    notify: Callable[[], None],
+    wait: Callable[[float | None], Any],
+) -> G:
+    """Runs a race to its end. `notify` sets `changed`, from any thread; `wait(seconds)` tells whether it was set."""
+    with race_state.listening(notify):
+        while not race_state.is_over():
+            if not await value_of(wait(race_state.seconds_to_deadline())):
+                race_state.expire_overdue()
+            changed.clear()
     winners = race_state.end_losers()
     if winners is None:
-        await race_state.first_failed_branch().sync()
-    return AsyncStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
+        await value_of(race_state.first_failed_branch().sync())
+    return type(forks)([forks.states[i] for i in winners or ()], forks.src_state, forks)
 
 
 class _RaceState:
@@ -71,24 +92,6 @@ class _RaceState:
         self._call_segments = {i: state._branch.awaited_call_segments() for i, state in enumerate(forks.states)}
         self._won: list[int] = []
         self._failed: list[int] = []
-
-    def wait(self) -> None:
-        """Waits until enough branches have won, or too few are left."""
-        changed = threading.Event()
-        with self._listening(changed.set):
-            while not self._is_over():
-                if not changed.wait(self._seconds_to_deadline()):
-                    self._expire_overdue()
-                changed.clear()
-
-    async def wait_async(self) -> None:
-        """`wait` for an event loop."""
-        changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
-        with self._listening(lambda: notifier.notify(changed)):
-            while not self._is_over():
-                if not await wait_for_event(changed, self._seconds_to_deadline()):
-                    self._expire_overdue()
-                changed.clear()
 
     def end_losers(self) -> list[int] | None:
         """Ends all branches but the winners. Returns the indices of the winners, or None if there are too few."""
@@ -102,7 +105,7 @@ class _RaceState:
     def first_failed_branch(self) -> Any:
         return self._forks.states[self._failed[0]]
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         for index, call_segments in self._call_segments.items():
             if index in self._won or index in self._failed or not all(part.call.done() for part in call_segments):
                 continue
@@ -111,7 +114,7 @@ class _RaceState:
         return len(self._won) >= self._first or len(self._won) + pending < self._first
 
     @contextmanager
-    def _listening(self, listener: Callable[[], None]) -> Iterator[None]:
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
         calls = self._open_calls()
         for call in calls:
             call.add_listener(listener)
@@ -129,11 +132,11 @@ class _RaceState:
             if not part.call.done()
         ]
 
-    def _seconds_to_deadline(self) -> float | None:
+    def seconds_to_deadline(self) -> float | None:
         deadlines = [call.deadline for call in self._open_calls() if call.deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _expire_overdue(self) -> None:
+    def expire_overdue(self) -> None:
         for call in self._open_calls():
             if call.deadline is not None and call.deadline <= time.monotonic():
                 call.expire()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from plait.constrained.specs import Spec
 from plait.lang.control.saved_values import CannotSave, ValueCodec
-from plait.lang.core.branch import Branch, Turn
+from plait.lang.core.branch import Branch
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import (
     AssignedValue,
@@ -35,17 +35,11 @@ from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import call_failed
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.portable_error import LostCause
+from plait.runtime.programs.branch import Turn
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
-
-
-@dataclass(frozen=True)
-class SavedResult(CallResult):
-    """The result of a saved call, with the additional meta info of its backend."""
-
-    extra_meta: dict[str, Any] | None = None
 
 
 class SavedCall(Call):
@@ -64,7 +58,7 @@ class SavedCall(Call):
         spec = None if saved["constraint"] is None else msgspec.convert(saved["constraint"], Spec)
         logprobs, choice = codec.decode(saved["logprobs"]), codec.decode(saved["choice"])
         self._pieces = [saved["text"]]
-        self._result = SavedResult(
+        self._result = CallResult(
             text=saved["text"],
             finish_reason=saved["finish_reason"],
             usage=msgspec.convert(saved["usage"], Usage),
@@ -142,9 +136,9 @@ class _Saver:
             case CopiedText():
                 return {"text": segment.text(), "control": False}
             case SegmentRange():
-                return {"range": [self.segment(part) for part in segment.segments]}
+                return {"range": [self.segment(part) for part in segment.parts]}
             case JoinedValues():
-                return {"joined": [self.segment(variable) for variable in segment.variables]}
+                return {"joined": [self.segment(variable) for variable in segment.parts]}
             case ReasoningPart():
                 tags = list(astuple(segment.tags))
                 return {"reasoning": self.segment(segment.output), "tags": tags, "index": segment.index}
@@ -184,7 +178,7 @@ class _Saver:
             "prompt_logprobs": self._codec.encode(msgspec.to_builtins(result.prompt_logprobs)),
             "constraint": msgspec.to_builtins(result.lenient_constraint),
             "warnings": list(result.warnings),
-            "extra_meta": self._codec.encode(getattr(result, "extra_meta", None)),
+            "extra_meta": self._codec.encode(result.extra_meta),
         }
 
     def _typed_value(self, call_segment: CallSegment) -> dict[str, Any]:

@@ -1,50 +1,50 @@
-"""`Branch`: one growing text of a program, with its segments, turns and variables, and the session that mirrors it.
+"""`Branch`: one growing text of a program and its calls, and the session that mirrors it.
 
-A fork copies the three collections (not the text) and continues on a forked session.
+A fork continues on a forked session. States write and read through the methods here; `tracing.TracedBranch` has the
+same ones and records what they are asked.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from plait.lang.core.joined_values import CopiedText
-from plait.lang.core.results import CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.expressions import Expr
+from plait.lang.core.interpreter import execute
+from plait.lang.core.joined_values import CopiedText, JoinedValues
+from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async
+from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
-from plait.runtime.seed_path import SeedPath
+from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
+from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.expressions import Role
+    from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession, Run
     from plait.runtime.client.deferred_session import DeferredSession
+    from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
-class Turn(NamedTuple):
-    """A finished turn; its content is `segments[start:stop]`."""
-
-    role: Role
-    start: int
-    stop: int
-
-
-class Branch:
+class Branch(BranchText[Segment, Segment]):
     """The text of one state. Its session is opened when the first text is written."""
 
-    def __init__(self, run: Run, session: AnySession | None = None, parent: Branch | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        session: AnySession | None = None,
+        parent: Branch | None = None,
+        seed_path: SeedPath | None = None,
+    ) -> None:
+        super().__init__(TextSegment, parent, seed_path)
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
-        self.segments: list[Segment] = []
-        self.variables: dict[str, Segment] = {}
-        self.turns: list[Turn] = []
-        self.open_turn: tuple[Role, int] | None = None
         self._session = session
-        self.seed_path = SeedPath()
         self._close_reason: str | None = None
-        self._num_inherited_segments = 0  # segments before this are the parent's
+        self._num_inherited_segments = len(self.segments)  # those of the parent
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
-        self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
         self._joined_calls: list[CallSegment] = []  # of branches that were joined; their states may be gone
 
     def own_call_segments(self) -> Sequence[CallSegment]:
@@ -72,6 +72,10 @@ class Branch:
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
+    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+        """Appends an expression; see `interpreter.execute`."""
+        execute(expr, self, behind)
+
     def session(self) -> AnySession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
@@ -80,93 +84,96 @@ class Branch:
             self._session = self.run.open_session()
         return self._session
 
-    def write(self, text: str, *, control: bool = False) -> None:
-        """Appends known text. `control`: the text is the chat template's own, so control tokens in it count."""
-        session, num_known = self.session(), min(self._num_known_chars, len(text))
-        self._num_known_chars -= num_known
-        session.append(text[num_known:], control=control)
-        self._add_segment(TextSegment(text, control))
-
-    def expect_known(self, text: str) -> None:
-        """Says that the session has the next text already, from the last call; `write` will write it."""
-        self._num_known_chars = len(text)
-
     def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
         """Appends the text that a call will give, and sets variable `name` to it."""
         if name is not None:
             self.variables[name] = call_segment
-        self._add_segment(call_segment)
+        self.add_segment(call_segment)
 
     def add_text(self, name: str | None, segment: TextSegment) -> None:
         """Adds a segment whose text is in the session already, and sets variable `name` to it."""
         if name is not None:
             self.variables[name] = segment
-        self._add_segment(segment)
+        self.add_segment(segment)
 
     def set(self, name: str, value: Segment) -> None:
         """Sets variable `name`. The text does not change."""
         self.variables[name] = value
         self.run.notify()
 
-    def _add_segment(self, segment: Segment) -> None:
+    def assign(self, name: str, value: Any) -> None:
+        """Sets variable `name` to any object. Raises InputError for an expression, which runs only when appended."""
+        if isinstance(value, Expr):
+            raise InputError(f"s[{name!r}] = ... stores a value and runs nothing: append the expression, s += ...")
+        self.set(name, AssignedValue(value))
+
+    def begin_scope(self, name: str) -> int:
+        """Returns where the text of a scope begins, for `end_scope`."""
+        return len(self.segments)
+
+    def end_scope(self, name: str, start: int) -> None:
+        """Sets variable `name` to the text from `start` on."""
+        self.set(name, SegmentRange(self.segments[start:]))
+
+    def add_segment(self, segment: Segment) -> None:
         self.segments.append(segment)
         self.run.notify()
 
+    # -- reading and tools ------------------------------------------------------------------------
+
+    def text_segments(self) -> list[Segment]:
+        """Returns the list of segments, which grows while the body runs."""
+        return self.segments
+
+    def read_text(self) -> str:
+        """Returns the whole text. Waits for its calls."""
+        return "".join(segment.text() for segment in list(self.segments))
+
+    def read_messages(self) -> list[dict[str, str]]:
+        """Returns the turns, an open one included. Waits for their calls."""
+        return [{"role": role, "content": content.text()} for role, content in self.messages()]
+
+    def read_usage(self) -> ProgramUsage:
+        """Returns the token counts of all calls of the program so far. Waits for them."""
+        return total(self.run.call_segments())
+
+    def call_tool(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
+        """Runs the tool that `variable` calls, and appends its result."""
+        return call_tool(self, name, variable, timeout)
+
+    async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
+        """`call_tool` for an event loop. `variable` must be ready."""
+        return await call_tool_async(self, name, variable, timeout)
+
+    def append_tool_result(self, name: str, variable: Segment, value: Any) -> ToolResult:
+        """Appends `value` as the result of the call in `variable`."""
+        return append_tool_result(self, name, variable, value)
+
+    def abort_variable(self, name: str | None, variable: Segment | None) -> None:
+        """Ends the call of a variable; without one, all calls of the program."""
+        self.run.abort() if variable is None else variable.abort()
+
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_turn(self, role: Role) -> None:
-        """Writes the template's text before a turn. Raises InputError inside an open turn, or without a template."""
-        if self.open_turn is not None:
-            raise InputError(
-                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self.open_turn[0]} turn; "
-                "end that one first"
-            )
-        self.write(self.template().turn_prefix(self.roles(), role), control=True)
-        self.open_turn = (role, len(self.segments))
-
-    def end_turn(self, role: Role) -> None:
-        """Writes the template's text after a turn. Raises InputError unless the open turn has this role."""
-        if self.open_turn is None or self.open_turn[0] != role:
-            open_now = f"the open turn is {self.open_turn[0]}" if self.open_turn else "no turn is open"
-            raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
-        suffix = self.turn_suffix(role)
-        turn = Turn(role, self.open_turn[1], len(self.segments))
-        self.open_turn = None
-        self.write(suffix, control=True)
-        self.turns.append(turn)
-
-    def turn_suffix(self, role: Role) -> str:
-        """Returns the template's text after the open turn."""
-        return self.template().turn_suffix(self.roles(), role)
-
-    def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+    def write_templated_turn(self, role: str, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
         if self.open_turn is not None:
-            raise InputError(
-                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self.open_turn[0]} turn"
-            )
-        self.write(prefix, control=True)
-        self.open_turn = (role, len(self.segments))
+            raise InputError(f"a {role} turn cannot begin inside the {self.open_turn[0]} turn")
+        self.open_turn_with(role, prefix)
         write_content()
-        self.turns.append(Turn(role, self.open_turn[1], len(self.segments)))
-        self.open_turn = None
-        self.write(suffix, control=True)
+        self.close_turn_with(suffix)
 
     @property
     def in_turn(self) -> bool:
         """Whether a turn is open."""
         return self.open_turn is not None
 
-    def messages(self) -> list[tuple[Role, SegmentRange]]:
+    def messages(self) -> list[tuple[str, SegmentRange]]:
         """Returns (role, content) of each turn. The last turn may still be open."""
         turns = list(self.turns)
         if self.open_turn is not None:
             turns.append(Turn(*self.open_turn, len(self.segments)))
         return [(turn.role, SegmentRange(self.segments[turn.start : turn.stop])) for turn in turns]
-
-    def roles(self) -> tuple[Role, ...]:
-        """Returns the roles of the finished turns."""
-        return tuple(turn.role for turn in self.turns)
 
     def template(self) -> ChatTemplate:
         """Returns the model's chat template. Raises InputError if there is none."""
@@ -185,25 +192,46 @@ class Branch:
         children = []
         sessions: Sequence[AnySession] = self.session().fork(size)
         for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
-            child = type(self)(self.run, self.run.register_session(session), self)
-            child.segments = list(self.segments)
-            child.variables = dict(self.variables)
-            child.turns = list(self.turns)
-            child.open_turn = self.open_turn
-            child.seed_path = seed_path
-            child._num_inherited_segments = len(child.segments)
+            child = type(self)(self.run, self.run.register_session(session), self, seed_path)
             self._children.add(child)
             children.append(child)
         return children
 
-    def append_from_child(self, child: Branch, start: int, num_turns: int) -> None:
-        """Appends what `child` has after segment `start` and turn `num_turns`. Its calls may still run."""
-        shift = len(self.segments) - start
+    def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
+        """Brings the results of forks made at `point` here. Their calls may still run. `winners`: of a race that is
+        compiled, how many of the children these are."""
+        for child in children:
+            self.take_calls_of(child)
+        if mode == "gather_variable":
+            for name, variables in gather_variables(point.names, [child.variables for child in children]).items():
+                self.set(name, JoinedValues(variables))
+        else:
+            for child in children:
+                self.append_from_child(child, point)
+
+    def trace_race(self, forks: Any, first: int) -> Any:
+        """Returns the winners while the program is compiled, where no branch computes anything; otherwise None."""
+        return None
+
+    def begin_adopt(self, winner: Branch, children: Sequence[Branch]) -> None:
+        """Ends all children but `winner`, as which this branch will continue; see `take_over`."""
+        for child in children:
+            if child is not winner:
+                child.cancel("another branch was adopted")
+
+    def take_over(self, winner: Branch, point: ForkPoint) -> None:
+        """Appends the text of an adopted fork, and takes over its variables."""
+        self.append_from_child(winner, point)
+        self.variables.update(winner.variables)
+
+    def append_from_child(self, child: Branch, point: ForkPoint) -> None:
+        """Appends what `child` has after `point`. Its calls may still run."""
+        shift = len(self.segments) - point.num_segments
         if child.open_turn != self.open_turn:
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
-        for segment in child.segments[start:]:
+        for segment in child.segments[point.num_segments :]:
             self._copy_segment(segment)
-        self.turns += [Turn(role, begin + shift, end + shift) for role, begin, end in child.turns[num_turns:]]
+        self.add_turns_of(child, point, shift)
 
     def take_calls_of(self, joined: Branch) -> None:
         """Makes the calls of a joined branch calls of this one: whoever waits for or ends this branch does so with
@@ -218,7 +246,7 @@ class Branch:
             self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
             return
         self.defer_session().append_later(calls, segment.text)
-        self._add_segment(CopiedText(segment))
+        self.add_segment(CopiedText(segment))
 
     def defer_session(self) -> DeferredSession:
         """Returns the session, to which text can be appended that calls still generate."""
@@ -253,7 +281,3 @@ def _call_segments_in(segments: Sequence[Segment]) -> list[CallSegment]:
         elif isinstance(segment, Samples):
             call_segments.extend(segment.call_segments)
     return call_segments
-
-
-def _indefinite_article(role: Role) -> str:
-    return "an" if role == "assistant" else "a"

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.aio.waiting import finish, value_of
 from plait.lang.budget import Budget
 from plait.lang.core.branch import Branch
 from plait.lang.core.run import Run
@@ -76,10 +77,11 @@ class Execution:
             return asyncio.run(run_batch_item(self))
         return self.run_batch_item()
 
-    def start(self) -> ProgramState:
-        """Runs the body in a separate thread. Returns at once. The program ends when the returned state is dropped."""
+    def start(self, target: Callable[[], None] | None = None) -> ProgramState:
+        """Runs the body in a separate thread, with `target` if given. Returns at once. The program ends when the
+        returned state is dropped."""
         name = f"plait program {self.run.program}"
-        threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
+        threading.Thread(target=target or self._run_in_thread, name=name, daemon=True).start()
         state = ProgramState(self.branch, is_external=True)  # the thread refers to the other one
         abort_when_dropped(state, self.run)
         return state
@@ -97,13 +99,18 @@ class Execution:
             self.run.end()
 
     def _run_to_end(self) -> None:
-        """Runs the body and waits for all its calls. An Exception is stored in the run."""
+        """Runs the body in this thread and waits for all its calls. An Exception is stored in the run."""
+        finish(self.run_to_end(self.run_body, self.run.wait_and_raise))
+
+    async def run_to_end(self, run_body: Callable[[], Any], wait: Callable[[], Any]) -> None:
+        """Runs the body, then waits for all its calls. Either may return an awaitable. An Exception is stored in the
+        run."""
         try:
             try:
-                self.run_body()
+                await value_of(run_body())
             finally:
                 self.run.end()
-            self.run.wait_and_raise()
+            await value_of(wait())
         except Exception as error:
             self.fail(error)
         except BaseException:

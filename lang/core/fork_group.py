@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from plait.lang.core.expressions import Expr, as_expr
-from plait.lang.core.joined_values import JoinedValues
-from plait.lang.core.results import Segment
-from plait.lang.core.state_writer import StateWriter
+from plait.lang.core.base_state import BaseState
+from plait.lang.core.expressions import Expr
 from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.runtime.programs.branch import ForkPoint
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
-S = TypeVar("S", bound=StateWriter)
+S = TypeVar("S", bound=BaseState)
 G = TypeVar("G", bound="ForkGroup[Any]")
 
 
@@ -26,23 +27,17 @@ class ForkGroup(Generic[S]):
         """`raced_group`: for the winners of a race, the group they were part of. That group can no longer be joined."""
         self.states = list(states)
         self.src_state = source
-        self._names_before_fork: frozenset[str] = (
-            raced_group._names_before_fork if raced_group is not None else frozenset(source._branch.variables)
-        )
-        self._fork_position: int = (
-            raced_group._fork_position if raced_group is not None else len(source._branch.segments)
-        )
-        self._num_turns_at_fork: int = (
-            raced_group._num_turns_at_fork if raced_group is not None else len(source._branch.turns)
-        )
+        self._branches = [state._branch for state in self.states]
+        self._fork_point: ForkPoint = source._branch.fork_point() if raced_group is None else raced_group._fork_point
+        self.num_winners: int | None = None  # while a race is compiled: how many of the branches the joined ones are
         self._closed_reason: str | None = None
         if raced_group is not None:
             raced_group._closed_reason = "these branches ran a race: join the group that race(...) returned"
 
-    def _traced_race(self, first: int) -> Any:
-        """Returns the winners while the program is being compiled, where no branch computes anything; otherwise
-        None."""
-        return None
+    def cancel(self) -> None:
+        """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
+        for state in self.states:
+            state.cancel()
 
     def _begin_join(self, mode: JoinMode) -> None:
         if mode not in ("gather_variable", "concate_and_append"):
@@ -50,51 +45,29 @@ class ForkGroup(Generic[S]):
         if self._closed_reason is not None:
             raise InputError(self._closed_reason)
         self._closed_reason = "these branches were joined already"
-        for state in self.states:
-            state._branch.close("this branch was joined")  # takes effect after its calls
+        for branch in self._branches:
+            branch.close("this branch was joined")  # takes effect after its calls
 
     def _join(self, mode: JoinMode) -> None:
         """Brings the results of the branches to the source state. The calls of the branches may still run."""
         self._begin_join(mode)
-        for state in self.states:
-            self.src_state._branch.take_calls_of(state._branch)
-        if mode == "gather_variable":
-            self._gather()
-        else:
-            self._append_texts()
+        self.src_state._branch.join(self._branches, mode, self._fork_point, self.num_winners)
 
     def _begin_adopt(self, index: int) -> S:
         """Ends all branches but `index`, and returns that one."""
         winner = self.states[index]
         self._begin_join("concate_and_append")
-        for state in self.states:
-            if state is not winner:
-                state._branch.cancel("another branch was adopted")
+        self.src_state._branch.begin_adopt(winner._branch, self._branches)
         return winner
 
     def _take_over(self, winner: S) -> None:
         """Appends the text of an adopted branch to the source state, and takes over its variables."""
-        source = self.src_state._branch
-        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
-        source.variables.update(winner._branch.variables)
-
-    def _append_texts(self) -> None:
-        for state in self.states:
-            self.src_state._branch.append_from_child(state._branch, self._fork_position, self._num_turns_at_fork)
-
-    def _gather(self) -> None:
-        source, gathered = self.src_state._branch, dict[str, list[Segment]]()
-        for state in self.states:
-            for name, variable in state._branch.variables.items():
-                if name not in self._names_before_fork:
-                    gathered.setdefault(name, []).append(variable)
-        for name, variables in gathered.items():
-            source.set(name, JoinedValues(variables))
+        self.src_state._branch.take_over(winner._branch, self._fork_point)
 
     def __iadd__(self: G, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> G:
         """Appends to every branch: the same text or expression, the items of a list (one per branch), or `other(i)`."""
         for state, item in zip(self.states, self._item_per_branch(other), strict=True):
-            state._append(as_expr(item))
+            state += item
         return self
 
     def _item_per_branch(self, other: Any) -> Sequence[Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.constrained.specs import Reasoning
-from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -30,7 +29,7 @@ from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
-    from plait.lang.core.run import AnySession
+    from plait.lang.core.branch import Branch
     from plait.runtime.sampling_params import SamplingParams
 
 
@@ -86,13 +85,6 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequen
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
 
-def _announce_call(session: AnySession, name: str | None) -> None:
-    """Tells the session the variable of its next call, if it takes names. Only the sessions of plait.testing do."""
-    set_next_call_name = getattr(session, "set_next_call_name", None)
-    if set_next_call_name is not None:
-        set_next_call_name(name)
-
-
 def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
@@ -112,13 +104,8 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
     samples: list[GenResult] = []
     for index, sample_session in enumerate((session, *sample_sessions)):
-        _announce_call(sample_session, expr.name)
-        own = params.for_sample(index)
-        call = (
-            sample_session.generate(own, expr.constraint, followed_by)  # only sessions of a runtime take it
-            if followed_by
-            else sample_session.generate(own, expr.constraint)
-        )
+        sample_session.set_next_call_name(expr.name)
+        call = sample_session.generate(params.for_sample(index), expr.constraint, followed_by)
         sample = GenResult(run, expr.name, call, expr.value_format)
         sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
         sample.is_cut_by_budget = is_cut_by_budget
@@ -146,10 +133,8 @@ def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int
     if n > 1:
         option = "retries" if expr.retries else "draft_then_constrain"
         raise InputError(f"{option} cannot be combined with n; use forks, one for each sample")
-    if expr.draft_tokens:
-        begin_drafted_gen(branch, expr, params, _announce_call, is_cut_by_budget)
-        return
-    begin_retried_gen(branch, expr, params, _announce_call, is_cut_by_budget)
+    begin = begin_drafted_gen if expr.draft_tokens else begin_retried_gen
+    begin(branch, expr, params, is_cut_by_budget)
 
 
 def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:
@@ -159,7 +144,7 @@ def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:
     a runtime of plait cannot constrain a value by the text behind it.
     """
     client = branch.run.client
-    if not getattr(client, "takes_following_text", False):
+    if not client.takes_following_text:
         return ""
     parts: list[tuple[str, bool]] = []
     for expr in behind:
@@ -177,14 +162,12 @@ def _select(branch: Branch, expr: Select) -> None:
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
     if run.budget_tracker is not None:
         timeout_s = run.budget_tracker.limit_timeout(timeout_s)
-    session = branch.session()
-    _announce_call(session, expr.name)
+    session, seed = branch.session(), None
+    session.set_next_call_name(expr.name)
     if expr.method == "exact":
         params, _ = expr.options.merged_over(run.defaults)
-        params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-        call = session.select(expr.choices, expr.method, timeout_s, params.seed)
-    else:
-        call = session.select(expr.choices, expr.method, timeout_s)
+        seed = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults)).seed
+    call = session.select(expr.choices, expr.method, timeout_s, seed)
     call_segment = SelectResult(run, expr.name, call, expr.value_format)
     call_segment.lane = branch.lane
     run.add(call_segment)

@@ -15,47 +15,26 @@ class JoinedValues(Segment):
     """The list of a variable's values in the branches that have it, in their order. A read waits for all of them."""
 
     def __init__(self, variables: Sequence[Segment]) -> None:
-        self.variables = tuple(variables)
+        self.parts = tuple(variables)
 
     def value(self) -> list[Any]:
-        return [variable.value() for variable in self.variables]
+        return [variable.value() for variable in self.parts]
 
     def text(self) -> str:
         return str(self.value())
 
     def meta(self) -> list[Any]:
-        return [variable.meta() for variable in self.variables]
-
-    def abort(self) -> None:
-        for variable in self.variables:
-            variable.abort()
+        return [variable.meta() for variable in self.parts]
 
     def partial(self) -> list[Any]:
-        return [variable.partial() for variable in self.variables]
-
-    def iter_progress(self) -> Iterator[None]:
-        """Yields as the values progress, one after the other."""
-        for variable in self.variables:
-            yield from variable.iter_progress()
-
-    async def aiter_progress(self) -> AsyncIterator[None]:
-        for variable in self.variables:
-            async for _ in variable.aiter_progress():
-                yield
-
-    async def aiter_text(self) -> AsyncIterator[str]:
-        await self.wait_ready()
-        yield self.text()
-
-    async def wait_ready(self) -> None:
-        for variable in self.variables:
-            await variable.wait_ready()
+        return [variable.partial() for variable in self.parts]
 
 
 class CopiedText(Segment):
     """The text of a segment of a joined branch. Its call is one of the branch, not of this text."""
 
     def __init__(self, source: Segment) -> None:
+        self.parts = (source,)
         self._source = source
 
     def text(self) -> str:
@@ -69,6 +48,3 @@ class CopiedText(Segment):
 
     def aiter_text(self) -> AsyncIterator[str]:
         return self._source.aiter_text()
-
-    async def wait_ready(self) -> None:
-        await self._source.wait_ready()

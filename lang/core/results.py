@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 class Segment:
-    """Base class. `value()` is the value of a variable, `text()` its part of the state's text."""
+    """Base class. `value()` is the value of a variable, `text()` its part of the state's text.
+
+    `parts`: the segments that it is computed from. It is ready when they are.
+    """
+
+    parts: tuple[Segment, ...] = ()
 
     def value(self) -> Any:
         """Waits for the value and returns it. Raises ProgramError if its call failed."""
@@ -48,12 +53,18 @@ class Segment:
         found = value_weight(self.meta(), self.text())
         return [sample.logprob for sample in found] if type(found) is list else found.logprob
 
+    def has_format(self, value_format: ValueFormat | None) -> bool:
+        """Whether this is the result of the gen with this format, and has one value."""
+        return False
+
     def calls(self) -> Sequence[Call]:
         """Returns the calls that generate the text."""
         return ()
 
     def abort(self) -> None:
-        """Ends the call, if there is one and it is still running."""
+        """Ends the calls that are still running."""
+        for part in self.parts:
+            part.abort()
 
     def partial(self) -> Any:
         """Returns the value as far as it is generated, or None. Does not wait. Raises InputError for a value without a
@@ -61,14 +72,21 @@ class Segment:
         raise InputError("there is no partial value: the program set this value itself, or computed it from others")
 
     def iter_progress(self) -> Iterator[None]:
-        """Yields whenever `partial()` may have changed, and once when the value is complete."""
-        self.value()
-        yield
+        """Yields whenever `partial()` may have changed, and once when the value is complete; of several parts one after
+        the other."""
+        for part in self.parts:
+            yield from part.iter_progress()
+        if not self.parts:
+            self.value()
+            yield
 
     async def aiter_progress(self) -> AsyncIterator[None]:
         """`iter_progress()` for an event loop."""
-        await self.wait_ready()
-        yield
+        for part in self.parts:
+            async for _ in part.aiter_progress():
+                yield
+        if not self.parts:
+            yield
 
     def iter_text(self) -> Iterator[str]:
         """Yields the text in pieces as it is generated."""
@@ -76,10 +94,13 @@ class Segment:
 
     async def aiter_text(self) -> AsyncIterator[str]:
         """`iter_text()` for an event loop."""
+        await self.wait_ready()
         yield self.text()
 
     async def wait_ready(self) -> None:
         """Waits on an event loop until `value()` and `meta()` return at once. Raises the same errors as they do."""
+        for part in self.parts:
+            await part.wait_ready()
 
 
 class TextSegment(Segment):
@@ -112,23 +133,19 @@ class SegmentRange(Segment):
     """A range of a state's text: a `var_scope`, or the content of a turn."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        self.segments = tuple(segments)
+        self.parts = tuple(segments)
 
     def text(self) -> str:
-        return "".join(segment.text() for segment in self.segments)
+        return "".join(segment.text() for segment in self.parts)
 
     def iter_text(self) -> Iterator[str]:
-        for segment in self.segments:
+        for segment in self.parts:
             yield from segment.iter_text()
 
     async def aiter_text(self) -> AsyncIterator[str]:
-        for segment in self.segments:
+        for segment in self.parts:
             async for piece in segment.aiter_text():
                 yield piece
-
-    async def wait_ready(self) -> None:
-        for segment in self.segments:
-            await segment.wait_ready()
 
 
 class CallSegment(Segment):
@@ -263,7 +280,6 @@ class GenResult(CallSegment):
         return None if read_partial is None else read_partial(self.call.text_so_far())
 
     def has_format(self, value_format: ValueFormat | None) -> bool:
-        """Whether this is the result of the gen with this format."""
         return self.value_format is value_format
 
     def _parse(self, value_format: ValueFormat) -> Any:
@@ -300,7 +316,7 @@ class Samples(Segment):
     """The n samples of one gen. The value is the list of their values; the text is that of the first sample."""
 
     def __init__(self, call_segments: Sequence[GenResult]) -> None:
-        self.call_segments = tuple(call_segments)
+        self.parts = self.call_segments = tuple(call_segments)
 
     def value(self) -> list[Any]:
         return [call_segment.value() for call_segment in self.call_segments]
@@ -314,16 +330,6 @@ class Samples(Segment):
     def partial(self) -> list[Any]:
         return [call_segment.partial() for call_segment in self.call_segments]
 
-    def iter_progress(self) -> Iterator[None]:
-        """Yields as the samples progress, one after the other."""
-        for call_segment in self.call_segments:
-            yield from call_segment.iter_progress()
-
-    async def aiter_progress(self) -> AsyncIterator[None]:
-        for call_segment in self.call_segments:
-            async for _ in call_segment.aiter_progress():
-                yield
-
     def iter_text(self) -> Iterator[str]:
         return self.call_segments[0].iter_text()
 
@@ -332,11 +338,3 @@ class Samples(Segment):
 
     def meta(self) -> list[GenMeta]:
         return [call_segment.meta() for call_segment in self.call_segments]
-
-    def abort(self) -> None:
-        for call_segment in self.call_segments:
-            call_segment.abort()
-
-    async def wait_ready(self) -> None:
-        for call_segment in self.call_segments:
-            await call_segment.wait_ready()

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
     from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.client.session import Session
+    from plait.runtime.programs.backend import BackendSession
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-AnySession: TypeAlias = "Session | DeferredSession"
-S = TypeVar("S", bound=AnySession)
+AnySession: TypeAlias = "BackendSession"
+S = TypeVar("S", bound="BackendSession")
 
 
 run_listeners: list[Callable[[Run], None]] = []
@@ -67,6 +68,9 @@ class Run:
     def _notify_run_listeners(self) -> None:
         for listener in run_listeners:
             listener(self)
+
+    def check_has_run(self) -> None:
+        """Raises InputError while the program is compiled, when nothing runs."""
 
     # -- sessions and calls -----------------------------------------------------------------------
 

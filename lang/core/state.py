@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, overload
 
-from plait.lang.core.expressions import Expr, T, Typed, as_expr
+from plait.lang.core.expressions import T, Typed
 from plait.lang.core.fork_group import ForkGroup, JoinMode
-from plait.lang.core.interpreter import execute
 from plait.lang.core.state_reader import StateReader
-from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
-from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool
-
-if TYPE_CHECKING:
-    from plait.lang.core.branch import Branch
-
-P = TypeVar("P", bound="ProgramState")
+from plait.lang.core.tool_calls import ToolResult
 
 
-class ProgramState(StateWriter, StateReader):
+class ProgramState(StateReader):
     """The growing text of a program, and its variables.
 
     >>> s += "The capital of France is" + gen("city", max_tokens=4)     # doctest: +SKIP
@@ -28,24 +21,14 @@ class ProgramState(StateWriter, StateReader):
     ' Paris.'
     """
 
-    def __init__(self, branch: Branch, *, is_external: bool = False) -> None:
-        StateReader.__init__(self, branch, is_external)
-
-    def __iadd__(self: P, other: str | Expr) -> P:
-        """Appends text or an expression. Returns at once; the calls run in the runtime."""
-        execute(as_expr(other), self._branch)
-        return self
-
     @overload
     def __getitem__(self, name: Typed[T]) -> T: ...
     @overload
     def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str | Typed[Any]) -> Any:
         """`s["x"]` is `get_var("x")`. `s[p]` is the typed value of `p`, a typed gen that was appended."""
-        if not isinstance(name, Typed):
-            return self.get_var(name)
         with self._marking_handled_errors():
-            return self._typed_variable(name).value()
+            return self._variable(name).value()
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> ProgramStateGroup:
         """Returns `size` states that continue this text in parallel. The text so far is shared, not recomputed.
@@ -55,8 +38,7 @@ class ProgramState(StateWriter, StateReader):
         >>> forks.join(); s["tip"]                                      # doctest: +SKIP
         [..., ..., ...]
         """
-        reject_position_ids_offset(position_ids_offset)
-        return ProgramStateGroup([ProgramState(branch) for branch in self._branch.fork(size)], self)
+        return ProgramStateGroup(self._forks(size, position_ids_offset), self)
 
     @contextmanager
     def copy(self, position_ids_offset: object = None) -> Iterator[ProgramState]:
@@ -84,7 +66,7 @@ class ProgramState(StateWriter, StateReader):
         3
         """
         with self._marking_handled_errors():
-            return call_tool(self._branch, name, self._variable(name), timeout)
+            return self._branch.call_tool(name, self._variable(name), timeout)
 
     def tool_result(self, name: str, value: Any) -> ToolResult:
         """Appends `value` as the result of the call that `gen(name, tools=...)` made. For tools without a function,
@@ -93,23 +75,12 @@ class ProgramState(StateWriter, StateReader):
         >>> s.tool_result("step", {"degrees": 21.5})                    # doctest: +SKIP
         """
         with self._marking_handled_errors():
-            return append_tool_result(self._branch, name, self._variable(name), value)
-
-    def cancel(self) -> None:
-        """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;
-        outside, the whole program ends. Reading the missing values afterwards raises ProgramError."""
-        if self._is_external:
-            self._run.abort()
-        else:
-            self._branch.cancel("this text was cancelled")
+            return self._branch.append_tool_result(name, self._variable(name), value)
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once. Reading the missing values afterwards raises
         ProgramError."""
-        if name is None:
-            self._run.abort()
-        else:
-            self._variable(name).abort()
+        self._branch.abort_variable(name, None if name is None else self._variable(name))
 
     def show(self, path: str | Path | None = None) -> Path:
         """Waits for the program and writes a trace of its calls: an HTML page (.html) or a Perfetto trace (.json).
@@ -117,6 +88,7 @@ class ProgramState(StateWriter, StateReader):
         with texts and token counts on hover."""
         from plait.lang.spans.export import show  # lazy: few programs need it
 
+        self._run.check_has_run()
         self._wait_for_body()
         return show(self._run, path)
 
@@ -138,11 +110,6 @@ class ProgramStateGroup(ForkGroup[ProgramState]):
     >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
     >>> forks.join()                                                        # doctest: +SKIP
     """
-
-    def cancel(self) -> None:
-        """Ends the calls of all branches at once; see `cancel` of a state. The program continues without them."""
-        for state in self.states:
-            state.cancel()
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
         """Brings the results of the branches to the state that was forked.

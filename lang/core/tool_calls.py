@@ -77,38 +77,26 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
 
 def call_tool(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
     """Runs the tool call in `variable` and appends its result. Returns None if the model made no call."""
-    if timeout is not None:
-        check_seconds("call: timeout", timeout)
-    call = _parse_call(name, variable)
-    if call is None:
-        return None
-    if isinstance(call, ToolResult):
-        return _append_result(branch, call)
-    function = _function_of(name, call)
-    try:
-        value = run_tool(call.name, function, call.arguments, timeout)
-        result = ToolResult(call.name, call, value, None, result_text(value))
-    except Exception as error:
-        result = _failed(call, error)
-    return _append_result(branch, result)
+    result = _parse_call(name, variable, timeout)
+    if isinstance(result, ToolCall):
+        call, function = result, _function_of(name, result)
+        try:
+            result = _succeeded(call, run_tool(call.name, function, call.arguments, timeout))
+        except Exception as error:
+            result = _failed(call, error)
+    return None if result is None else _append_result(branch, result)
 
 
 async def call_tool_async(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
     """`call_tool` for an event loop: awaits an async tool, runs a plain one in a thread. `variable` must be ready."""
-    if timeout is not None:
-        check_seconds("call: timeout", timeout)
-    call = _parse_call(name, variable)
-    if call is None:
-        return None
-    if isinstance(call, ToolResult):
-        return _append_result(branch, call)
-    function = _function_of(name, call)
-    try:
-        value = await run_tool_async(call.name, function, call.arguments, timeout)
-        result = ToolResult(call.name, call, value, None, result_text(value))
-    except Exception as error:
-        result = _failed(call, error)
-    return _append_result(branch, result)
+    result = _parse_call(name, variable, timeout)
+    if isinstance(result, ToolCall):
+        call, function = result, _function_of(name, result)
+        try:
+            result = _succeeded(call, await run_tool_async(call.name, function, call.arguments, timeout))
+        except Exception as error:
+            result = _failed(call, error)
+    return None if result is None else _append_result(branch, result)
 
 
 def append_tool_result(branch: Branch, name: str, variable: Segment, value: Any) -> ToolResult:
@@ -129,8 +117,13 @@ def _function_of(name: str, call: ToolCall) -> Callable[..., Any]:
     return call.tool.function
 
 
-def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:
-    """Returns the call; or, if its arguments were rejected, the result that says so; or None for no call."""
+def _parse_call(name: str, variable: Segment, timeout: float | None = None) -> ToolCall | ToolResult | None:
+    """Returns the call; or, if its arguments were rejected, the result that says so; or None for no call.
+
+    `timeout`: in seconds, of the tool; checked here.
+    """
+    if timeout is not None:
+        check_seconds("call: timeout", timeout)
     value_format = variable.value_format if isinstance(variable, GenResult) else None
     if not isinstance(variable, GenResult) or not isinstance(value_format, ToolCallFormat):
         raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
@@ -150,6 +143,10 @@ def _is_complete(text: str, value_format: ToolCallFormat) -> bool:
         return bool(called_tool_name(text, value_format))
     except (ValueError, KeyError):
         return False
+
+
+def _succeeded(call: ToolCall, value: Any) -> ToolResult:
+    return ToolResult(call.name, call, value, None, result_text(value))
 
 
 def _failed(call: ToolCall, error: Exception) -> ToolResult:

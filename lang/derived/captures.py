@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +45,7 @@ class CapturedText(Segment):
 
     def __init__(self, value: Segment, spec: Spec, name: str) -> None:
         self.source, self.spec, self.name = value, spec, name
+        self.parts = (value,)
 
     def value(self) -> Any:
         value = self.source.value()
@@ -60,24 +60,8 @@ class CapturedText(Segment):
         """Returns None until the value is complete: which text a group has is known at the end only."""
         return self.value() if all(call.done() for call in self.source.calls()) else None
 
-    def iter_progress(self) -> Iterator[None]:
-        return self.source.iter_progress()
-
-    def aiter_progress(self) -> AsyncIterator[None]:
-        return self.source.aiter_progress()
-
-    async def aiter_text(self) -> AsyncIterator[str]:
-        await self.wait_ready()
-        yield self.text()
-
-    async def wait_ready(self) -> None:
-        await self.source.wait_ready()
-
     def meta(self) -> Any:
         return self.source.meta()
-
-    def abort(self) -> None:
-        self.source.abort()
 
     def _captured(self, value: Any) -> str | None:
         return captured_texts(self.spec, str(value))[self.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +98,7 @@ class ReasoningPart(Segment):
 
     def __init__(self, output: Segment, tags: ReasoningTags, index: int) -> None:
         self.output, self.tags, self.index = output, tags, index
+        self.parts = (output,)
 
     def value(self) -> Any:
         if isinstance(self.output, Samples):
@@ -120,27 +120,11 @@ class ReasoningPart(Segment):
         calls = self.output.calls()
         return self._part(calls[0].text_so_far() if calls else self.output.text())
 
-    def iter_progress(self) -> Iterator[None]:
-        return self.output.iter_progress()
-
-    def aiter_progress(self) -> AsyncIterator[None]:
-        return self.output.aiter_progress()
-
     def text(self) -> str:
         return self._part(self.output.text())
 
     def meta(self) -> Any:
         return self.output.meta()
-
-    def abort(self) -> None:
-        self.output.abort()
-
-    async def aiter_text(self) -> Any:
-        await self.output.wait_ready()
-        yield self.text()
-
-    async def wait_ready(self) -> None:
-        await self.output.wait_ready()
 
     def _part(self, text: str) -> str:
         return self.tags.split(text)[self.index]

@@ -5,19 +5,14 @@ The program's text goes on with the value alone. Method: draft-conditioned const
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.lang.budget import BudgetExceeded
 from plait.lang.core.results import GenResult
-from plait.lang.errors import program_error
 from plait.lang.retries.question import question_after
 from plait.lang.retries.retried_call import RetriedCall
-from plait.lang.retries.retried_gen import begin_call, limited_params
-from plait.lang.source_location import caller_location
+from plait.lang.retries.retried_gen import begin_gen_in_steps
 from plait.lang.typed.value_format import RefusedValue
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT
@@ -25,7 +20,7 @@ from plait.runtime.sampling_params import MAX_TOKENS_LIMIT
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
     from plait.lang.core.expressions import Gen
-    from plait.runtime.client.call import Call, CallResult
+    from plait.runtime.client.call import CallResult
     from plait.runtime.sampling_params import SamplingParams
 
 DRAFT_TOKENS = 256
@@ -35,12 +30,10 @@ _INSTRUCTION = "Give this answer again in the required form, and nothing else."
 class DraftedCall(RetriedCall):
     """The draft and the value as one call. Its result is that of the value; the meta info has the draft."""
 
-    value_call: Call | None = None  # the call of the value, once it was started
-
     def text_so_far(self) -> str:
         """Returns the text of the value that has arrived."""
         with self._lock:
-            is_draft = not self.done() and self._current is not self.value_call
+            is_draft = not self.done() and self._num_followed < 2
         return "" if is_draft else super().text_so_far()
 
     def _extra_meta(self) -> dict[str, Any]:
@@ -61,44 +54,19 @@ def checked_draft_tokens(where: str, draft: object, draft_tokens: object) -> int
     return draft_tokens
 
 
-def begin_drafted_gen(
-    branch: Branch,
-    gen: Gen,
-    params: SamplingParams,
-    announce: Callable[[Any, str | None], None],
-    is_cut_by_budget: bool,
-) -> None:
+def begin_drafted_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
     """Starts the draft, and appends the text of the value, which is known later, to the branch.
 
-    `announce(session, name)` gives a session the variable of its next call. Raises what a plain gen raises.
+    Raises what a plain gen raises.
     """
-    run = branch.run
-    (draft_session,) = branch.session().fork(1)
-    ask = question_after(branch, lambda _: _INSTRUCTION)
-    ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
 
-    def start(drafts: Sequence[Any]) -> Call:
-        if drafts:
-            ask(draft_session, 1, "")
-        announce(draft_session, gen.name)
-        limited = limited_params(params if drafts else _draft_params(params, gen), ends_at, len(drafts), branch)
-        result.is_cut_by_budget |= bool(drafts) and limited.max_tokens < params.max_tokens
-        started: Call = draft_session.generate(limited, gen.constraint if drafts else None)
-        if drafts:
-            call.value_call = started
-        return started
-
-    def read(result: CallResult) -> None:
+    def read(call: RetriedCall, result: CallResult) -> None:
         if not call.refused:
             raise RefusedValue("it is the draft")
 
-    def on_budget_spent(error: BudgetExceeded) -> None:
-        run.fail(program_error(run.program, gen.name, error, place))
-
-    place = caller_location()
-    call = DraftedCall(run.client, params.timeout_s, 2, start, read, draft_session, on_budget_spent)
-    result = GenResult(run, gen.name, call, gen.value_format)
-    begin_call(branch, gen, call, result, is_cut_by_budget)
+    steps = (_draft_params(params, gen), params)
+    ask = question_after(branch, lambda _: _INSTRUCTION)
+    begin_gen_in_steps(branch, gen, steps, is_cut_by_budget, (DraftedCall, GenResult), ask, read, num_drafts=1)
 
 
 def _draft_params(params: SamplingParams, gen: Gen) -> SamplingParams:

@@ -7,7 +7,7 @@ has ended, in a thread of a small pool: no reader is needed for the program to g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,13 +36,6 @@ class RetryingClient(Protocol):
     def next_id(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class RetriedResult(CallResult):
-    """The result of the last attempt, with the usage of all attempts and their meta info."""
-
-    extra_meta: dict[str, Any] | None = None
-
-
 class RetriedCall(Call):
     """`start(refused)` starts the attempt after the texts that were refused. `read(result)` returns the value of an
     attempt, or raises RefusedValue. `value`: that of the accepted attempt, or NOT_READ. `refused`: the others."""
@@ -64,6 +57,7 @@ class RetriedCall(Call):
         self._max_attempts, self._session = max_attempts, session
         self._start, self._read, self._on_budget_spent = start, read, on_budget_spent
         self._current: Call | None = None
+        self._num_followed = 0  # attempts, with the current one
         self._num_counted = 0  # tokens of the current attempt that are counted in `_token_ids`
         self._checked: Call | None = None  # the last attempt whose check has begun
         self._metas: list[dict[str, Any]] = []
@@ -92,7 +86,7 @@ class RetriedCall(Call):
         """Follows an attempt, and those after it while they have ended already. The end of another one continues."""
         while call is not None:
             with self._lock:
-                self._current, self._num_counted = call, 0
+                self._current, self._num_counted, self._num_followed = call, 0, self._num_followed + 1
                 is_ended = self.done()
             if is_ended:  # aborted or expired before this attempt was known
                 call.abort()
@@ -160,9 +154,8 @@ class RetriedCall(Call):
         self._metas.append({"text": result.text, "error": reason, "finish_reason": result.finish_reason, **usage})
 
     def _finish(self, result: CallResult) -> None:
-        same = {field.name: getattr(result, field.name) for field in fields(CallResult)}
-        extra_meta = (getattr(result, "extra_meta", None) or {}) | self._extra_meta()
-        retried = RetriedResult(**same | {"usage": _sum(self._usages)}, extra_meta=extra_meta)
+        extra_meta = (result.extra_meta or {}) | self._extra_meta()
+        retried = replace(result, usage=_sum(self._usages), extra_meta=extra_meta)
         self._session.close()
         with self._lock:
             if not self.done():

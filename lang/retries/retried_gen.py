@@ -14,7 +14,7 @@ import msgspec
 from plait.lang.budget import BudgetExceeded
 from plait.lang.core.results import GenResult
 from plait.lang.errors import Attempt, program_error
-from plait.lang.retries.question import question_after
+from plait.lang.retries.question import Ask, question_after
 from plait.lang.retries.retried_call import NOT_READ, RetriedCall
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue
@@ -40,49 +40,63 @@ class RetriedGen(GenResult):
         return tuple(self.call.refused) or super()._attempts(text, refusal)
 
 
-def begin_retried_gen(
-    branch: Branch,
-    gen: Gen,
-    params: SamplingParams,
-    announce: Callable[[Any, str | None], None],
-    is_cut_by_budget: bool,
-) -> None:
+def begin_retried_gen(branch: Branch, gen: Gen, params: SamplingParams, is_cut_by_budget: bool) -> None:
     """Starts the first attempt, and appends the text of the last one, which is known later, to the branch.
 
-    `announce(session, name)` gives a session the variable of its next call. Raises what a plain gen raises.
+    Raises what a plain gen raises.
     """
-    run, session, value_format = branch.run, branch.session(), gen.value_format
+    value_format = gen.value_format
     if value_format is None:
         raise InputError("retries needs a type, which tells whether a value is valid")
-    (attempts_session,) = session.fork(1)
+
+    def read(call: RetriedCall, result: CallResult) -> Any:
+        return value_format.read_result(result.text, result.finish_reason)
+
     ask = question_after(branch)
-    ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
+    begin_gen_in_steps(
+        branch, gen, (params,) * (gen.retries + 1), is_cut_by_budget, (RetriedCall, RetriedGen), ask, read
+    )
+
+
+def begin_gen_in_steps(
+    branch: Branch,
+    gen: Gen,
+    steps: Sequence[SamplingParams],
+    is_cut_by_budget: bool,
+    types: tuple[type[RetriedCall], type[GenResult]],
+    ask: Ask,
+    read: Callable[[RetriedCall, CallResult], Any],
+    num_drafts: int = 0,
+) -> None:
+    """Starts a gen of several calls on a fork, and appends its text, which is known later, to the branch.
+
+    `steps`: the parameters of each call; the first `num_drafts` have no constraint. `types`: of the calls taken as one
+    and of its result. `read(call, result)` returns the value of a step, or raises RefusedValue.
+    """
+    run, place = branch.run, caller_location()
+    (session,) = branch.session().fork(1)
+    timeout_s = steps[-1].timeout_s
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
 
     def start(refused: Sequence[Attempt]) -> Call:
+        number = len(refused)
         if refused:
-            ask(attempts_session, len(refused), refused[-1].reason)
-        announce(attempts_session, gen.name)
-        limited = limited_params(params, ends_at, len(refused), branch)
-        retried.is_cut_by_budget |= limited.max_tokens < params.max_tokens
-        started: Call = attempts_session.generate(limited, gen.constraint)
-        return started
-
-    def read(result: CallResult) -> Any:
-        return value_format.read_result(result.text, result.finish_reason)
+            ask(session, number, refused[-1].reason)
+        session.set_next_call_name(gen.name)
+        limited, is_draft = limited_params(steps[number], ends_at, number, branch), number < num_drafts
+        result.is_cut_by_budget |= not is_draft and limited.max_tokens < steps[number].max_tokens
+        return session.generate(limited, None if is_draft else gen.constraint)
 
     def on_budget_spent(error: BudgetExceeded) -> None:
         run.fail(program_error(run.program, gen.name, error, place))
 
-    place = caller_location()
-    call = RetriedCall(run.client, params.timeout_s, gen.retries + 1, start, read, attempts_session, on_budget_spent)
-    retried = RetriedGen(run, gen.name, call, value_format)
-    begin_call(branch, gen, call, retried, is_cut_by_budget)
-
-
-def begin_call(branch: Branch, gen: Gen, call: RetriedCall, result: GenResult, is_cut_by_budget: bool) -> None:
-    """Begins a call of several steps, and appends its text, which is known later, to the branch."""
+    make_call, make_result = types
+    call: RetriedCall = make_call(
+        run.client, timeout_s, len(steps), start, lambda answer: read(call, answer), session, on_budget_spent
+    )
+    result = make_result(run, gen.name, call, gen.value_format)
     result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
-    branch.run.add(result)  # before the first step, whose tokens count
+    run.add(result)  # before the first step, whose tokens count
     call.begin()
     branch.defer_session().append_later((call,), lambda: call.result().text)
     branch.add(gen.name, result)

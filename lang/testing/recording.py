@@ -18,6 +18,7 @@ from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.client.call import Call
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.programs.backend import BackendSession
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 
 _USAGE = Usage.__struct_fields__  # the meta info contains these fields too; a recording stores them separately
@@ -116,7 +117,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         self._previous_backend = default_backend()
-        set_default_backend(self)  # type: ignore[arg-type]
+        set_default_backend(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -130,7 +131,7 @@ class Recording:
 class RecordedSession:
     """A session of the recorded backend, together with its text."""
 
-    def __init__(self, recording: Recording, inner: Any, parts: Sequence[_Part] = ()) -> None:
+    def __init__(self, recording: Recording, inner: BackendSession, parts: Sequence[_Part] = ()) -> None:
         self._recording = recording
         self._inner = inner
         self._parts: list[_Part] = list(parts)
@@ -139,9 +140,7 @@ class RecordedSession:
     def set_next_call_name(self, name: str | None) -> None:
         """Sets the variable of the next call."""
         self._name = name
-        set_next_call_name = getattr(self._inner, "set_next_call_name", None)
-        if set_next_call_name is not None:
-            set_next_call_name(name)
+        self._inner.set_next_call_name(name)
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._inner.append(text, control=control)
@@ -151,10 +150,8 @@ class RecordedSession:
         raise InputError("a recording stores text, so token ids cannot be appended")
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        options = {"followed_by": followed_by} if followed_by else {}
-        call: Call = self._record(
-            self._inner.generate(params, constraint, **options), Asked(self._name, "", params, constraint)
-        )
+        call = self._inner.generate(params, constraint, followed_by)
+        self._record(call, Asked(self._name, "", params, constraint))
         self._parts.append(followed_by)
         return call
 
@@ -165,8 +162,7 @@ class RecordedSession:
         timeout_s: float | None = None,
         seed: int | None = None,
     ) -> Call:
-        options = {"seed": seed} if method == "exact" else {}
-        call: Call = self._inner.select(choices, method, timeout_s, **options)
+        call = self._inner.select(choices, method, timeout_s, seed)
         return self._record(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
 
     def fork(self, size: int) -> list[RecordedSession]:

@@ -88,7 +88,7 @@ class Scripted(TextClient):
 
     def __enter__(self) -> Scripted:
         self._previous_backend = default_backend()
-        set_default_backend(self)  # type: ignore[arg-type]
+        set_default_backend(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -17,6 +17,7 @@ import tokenizers
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.client import server_info
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, InputError
 from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
@@ -60,13 +61,6 @@ class Outcome:
     lenient_constraint: Spec | None = None
 
 
-@dataclass(frozen=True)
-class TextResult(CallResult):
-    """A call's result with additional meta info."""
-
-    extra_meta: dict[str, Any] | None = None
-
-
 class TextCall(Call):
     """A call that is answered with text."""
 
@@ -76,7 +70,7 @@ class TextCall(Call):
     def answer(self, outcome: Outcome, usage: Usage) -> None:
         """Ends the call with `outcome`."""
         ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
-        result = TextResult(
+        result = CallResult(
             outcome.text,
             outcome.finish_reason,
             usage,
@@ -94,6 +88,8 @@ class TextCall(Call):
 
 class TextClient(ABC):
     """A client without a runtime. Subclasses implement `answer`, which returns the result of each call."""
+
+    takes_following_text = takes_token_ids = False
 
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
         self.model = Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0)
@@ -119,6 +115,9 @@ class TextClient(ABC):
     def flush_cache(self) -> Status:
         return self.status()
 
+    def server_info(self) -> dict[str, Any]:
+        return server_info(self.model, self.status())
+
 
 class TextSession:
     """One growing text. `seen`: how many of its words an earlier call has read; they count as cached tokens."""
@@ -141,7 +140,8 @@ class TextSession:
             raise InputError(f"a session's text must be str, not {type(text).__name__}")
         self._text += text
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
+        """`followed_by` is always empty, since the client does not take it."""
         check_sampling(params)
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete")

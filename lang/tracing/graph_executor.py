@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.default_backend import resolve_client
@@ -10,7 +9,6 @@ from plait.lang.budget import checked_budget
 from plait.lang.control.race import race
 from plait.lang.core.execution import Execution
 from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
-from plait.lang.core.interpreter import execute
 from plait.lang.core.results import Segment
 from plait.lang.derived.captures import GenWithCaptures, variables_of
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
@@ -73,7 +71,7 @@ class _GraphExecutor:
         self._groups: dict[tuple[int, ...], ProgramStateGroup] = {}
         self._results: dict[tuple[int, str | None], Segment] = {}
         self._step_outputs: dict[int, Any] = {}
-        self._scopes: dict[tuple[int, str], contextlib.ExitStack] = {}
+        self._scopes: dict[tuple[int, str], int] = {}
 
     def run_to_completion(self) -> None:
         for number, node in enumerate(self._graph.nodes):
@@ -93,25 +91,23 @@ class _GraphExecutor:
     # -- steps ------------------------------------------------------------------------------------
 
     def _step(self, number: int, node: Node, state: ProgramState) -> None:
+        branch = state._branch
         match node:
             case Append():
-                num_calls = len(state._branch.call_segments())
+                num_calls = len(branch.call_segments())
                 behind = steps_behind(self._graph.nodes, number) if _is_constrained(node.expr) else []
-                execute(
-                    self._resolve_expr(node.expr), state._branch, [self._resolve_expr(step.expr) for step in behind]
-                )
-                for call_segment in state._branch.call_segments()[num_calls:]:
+                branch.append(self._resolve_expr(node.expr), [self._resolve_expr(step.expr) for step in behind])
+                for call_segment in branch.call_segments()[num_calls:]:
                     call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
                 for name in variables_of(node.expr) if node.is_call else ():
                     self._save_result(number, name, state)
             case SetVariable():
-                state.set_var(node.name, resolve_value(node.value, self))
+                branch.assign(node.name, resolve_value(node.value, self))
                 self._save_result(number, node.name, state)
             case BeginScope():
-                stack = self._scopes[node.lane, node.name] = contextlib.ExitStack()
-                stack.enter_context(state.var_scope(node.name))
+                self._scopes[node.lane, node.name] = branch.begin_scope(node.name)
             case EndScope():
-                self._scopes.pop((node.lane, node.name)).close()
+                branch.end_scope(node.name, self._scopes.pop((node.lane, node.name)))
                 self._save_result(number, node.name, state)
             case ForkInto():
                 group = self._groups[node.branches] = state.fork(len(node.branches))
@@ -121,9 +117,7 @@ class _GraphExecutor:
             case Adopt():
                 self._groups[node.branches].adopt(node.index)
             case Read():
-                self._step_outputs[number] = (
-                    getattr(state, node.what) if node.what == "usage" else getattr(state, node.what)()
-                )
+                self._step_outputs[number] = getattr(branch, f"read_{node.what}")()
             case RunTool():
                 self._step_outputs[number] = state.call(node.name, node.timeout)
             case AppendToolResult():

@@ -17,6 +17,7 @@ from plait.lang.sampling_options import Options
 from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, steps_behind
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
+from plait.runtime.programs.variables import gather_variables
 from plait.runtime.sampling_params import NAMES, name_in
 from plait.runtime.similar_names import did_you_mean
 
@@ -162,11 +163,7 @@ class _Writer:
         program = [branch.root_nodes for branch in branches]
         writer.nodes.append({"fork": {"branches": program, "join": _JOINS[node.mode]}})
         if node.mode == "gather_variable":
-            before, gathered = set(writer.scope), dict[str, VariableSource]()
-            for branch in branches:
-                for name in branch.scope.keys() - before:
-                    gathered.setdefault(name, []).append(branch.scope[name])
-            writer.scope |= gathered
+            writer.scope |= gather_variables(writer.scope, [branch.scope for branch in branches])
         writer.forked = ()
 
     def _fork_of(self, writer: _BranchWriter) -> Node | None:

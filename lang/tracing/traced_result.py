@@ -44,7 +44,13 @@ class TracedResult(Segment):
         samples = [NodeOutput(self.result.node, self.result.name, index) for index in range(self.n)]
         return [make_traced_value(self._traced_run, sample, self.value_format) for sample in samples]
 
-    def text_value(self) -> TracedValue:
+    def has_format(self, value_format: ValueFormat | None) -> bool:
+        return self.n == 1 and self.value_format is value_format
+
+    def partial(self) -> Any:
+        return self.value()
+
+    def text(self) -> Any:
         """Returns the text of the result, which is part of the state's text."""
         self._traced_run.read_lanes.add(self._lane)
         return (
@@ -55,9 +61,6 @@ class TracedResult(Segment):
 
     def _text(self, context: EvaluationContext) -> str:
         return context.result(self.result.node, self.result.name).text()
-
-    def text(self) -> str:
-        return str(self.base)
 
     def meta(self) -> Any:
         return self._read("get_meta_info", lambda segment: segment.meta())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
@@ -26,18 +27,35 @@ from plait.lang.derived.captures import GenWithCaptures, call_of, variables_of
 from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
-from plait.lang.tools.call_format import tool_call_format
+from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
-from plait.lang.tracing.nodes import Append, Node, SetVariable
+from plait.lang.tracing.nodes import (
+    Adopt,
+    Append,
+    AppendToolResult,
+    BeginScope,
+    Cancel,
+    EndScope,
+    ForkInto,
+    Join,
+    Node,
+    Read,
+    RunTool,
+    SetVariable,
+)
 from plait.lang.tracing.traced_result import TracedResult
-from plait.lang.tracing.traced_value import NodeOutput, Placeholders, TracedValue
+from plait.lang.tracing.traced_value import EvaluationContext, NodeOutput, Placeholders, TracedValue
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
+from plait.runtime.programs.branch import ForkPoint
+from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
+    from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
+    from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
@@ -53,8 +71,8 @@ class TracedRun(Run):
         """The number of the expression that is recorded now."""
         self.read_lanes: set[int] = set()
         """The branches from which something was read."""
-        self.forks: list[tuple[int, list[weakref.ref[Any]]]] = []
-        """For each fork its step, and weak references to its group and states."""
+        self.forks: list[tuple[int, list[weakref.ref[Branch]]]] = []
+        """For each fork its step, and weak references to its branches, which their states and the group hold."""
 
     def _template_of(self, client: Client) -> ChatTemplate | None:
         """The backend's template; without a backend one that marks turns, whatever the variables are."""
@@ -63,9 +81,8 @@ class TracedRun(Run):
     def _notify_run_listeners(self) -> None:
         """Does nothing: listeners are for real runs."""
 
-    def track_fork(self, fork: int, handles: Iterable[Any]) -> None:
-        """Remembers the handles through which the branches of the fork at step `fork` can be read."""
-        self.forks.append((fork, [weakref.ref(handle) for handle in handles]))
+    def check_has_run(self) -> None:
+        raise InputError("compile: nothing has run yet, so there is nothing to show")
 
     def add_node(self, node: Node) -> int:
         """Appends a step and returns its number."""
@@ -78,8 +95,14 @@ class TracedBranch(Branch):
 
     run: TracedRun
 
-    def __init__(self, run: TracedRun, session: AnySession | None = None, parent: Branch | None = None) -> None:
-        super().__init__(run, session, parent)
+    def __init__(
+        self,
+        run: TracedRun,
+        session: AnySession | None = None,
+        parent: Branch | None = None,
+        seed_path: SeedPath | None = None,
+    ) -> None:
+        super().__init__(run, session, parent, seed_path)
         self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
 
     def session(self) -> AnySession:
@@ -91,7 +114,7 @@ class TracedBranch(Branch):
         self.session()
         self.has_text = self.has_text or bool(text)
         if control:
-            self._add_segment(TextSegment(text, control))
+            self.add_segment(TextSegment(text, control))
             return
         for piece in self.run.placeholders.split(text):
             self.append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
@@ -105,7 +128,7 @@ class TracedBranch(Branch):
                 self._append_text(piece)
                 continue
             number = self._add_step(piece)
-            self._add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
+            self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
     def add_call(self, expr: Expr) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
@@ -120,29 +143,130 @@ class TracedBranch(Branch):
         if isinstance(gen, GenToolCall):
             value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
-        self._add_segment(result)
+        self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
         for name in variables_of(expr):
             if name != gen.name:
                 self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
 
-    def set_variable(self, name: str, value: Any) -> None:
-        """`s[name] = value`."""
+    # -- the methods of `Branch`, recorded --------------------------------------------------------
+
+    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+        self.run.statement += 1
+        _trace(expr, self)
+
+    def assign(self, name: str, value: Any) -> None:
+        if not isinstance(value, TracedValue):
+            super().assign(name, value)
         number = self._add_step(SetVariable, name, value)
-        segment = (
-            AssignedValue(value)
-            if not isinstance(value, TracedValue)
-            else TracedResult(self.run, self.lane, value, NodeOutput(number, name))
-        )
-        self.set(name, segment)
+        if isinstance(value, TracedValue):
+            self.set(name, TracedResult(self.run, self.lane, value, NodeOutput(number, name)))
+
+    def begin_scope(self, name: str) -> int:
+        self._add_step(BeginScope, name)
+        return super().begin_scope(name)
+
+    def end_scope(self, name: str, start: int) -> None:
+        number, inside = self._add_step(EndScope, name), self.segments[start:]
+        if all(isinstance(segment, TextSegment) for segment in inside):
+            self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
+        else:
+            self.set(name, TracedResult.of_call(self.run, self.lane, number, name))
+
+    def text_segments(self) -> list[Segment]:
+        return [TracedResult(self.run, self.lane, self._read("text"), NodeOutput(len(self.run.nodes) - 1, None))]
+
+    def read_text(self) -> Any:
+        return self._read("text")
+
+    def read_messages(self) -> Any:
+        return self._read("messages")
+
+    def read_usage(self) -> Any:
+        return self._read("usage")
+
+    def _read(self, what: Literal["text", "messages", "usage"]) -> TracedValue:
+        return self._output(f"the {what} of s", Read, what)
+
+    def _output(self, label: str, step: type[Node], *details: Any) -> TracedValue:
+        """Adds a step that reads this branch, and returns the traced value of its output."""
+        self.run.read_lanes.add(self.lane)
+        node = self._add_step(step, *details)
+
+        def evaluate(context: EvaluationContext) -> Any:
+            return context.step_output(node)
+
+        return TracedValue(self.run.placeholders, label, frozenset([NodeOutput(node, None)]), evaluate)
+
+    def awaited_call_segments(self) -> list[Any]:
+        self.run.read_lanes.add(self.lane)
+        return []
+
+    def call_tool(self, name: str, variable: Segment, timeout: float | None) -> Any:
+        _check_tool_call(name, variable)
+        return self._output(f"s.call({name!r})", RunTool, name, timeout)
+
+    async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> Any:
+        return self.call_tool(name, variable, timeout)
+
+    def append_tool_result(self, name: str, variable: Segment, value: Any) -> Any:
+        _check_tool_call(name, variable)
+        return self._output(f"s.tool_result({name!r}, ...)", AppendToolResult, name, value)
+
+    def cancel(self, reason: str) -> None:
+        self.abort_variable(None, None)
+
+    def abort_variable(self, name: str | None, variable: Segment | None) -> None:
+        self._add_step(Cancel, name)
+        if name is None:
+            self.close("this text was cancelled")
+
+    def fork(self, size: int) -> list[Branch]:
+        children = super().fork(size)
+        number = self._add_step(ForkInto, tuple(child.lane for child in children))
+        self.run.forks.append((number, [weakref.ref(child) for child in children]))
+        return children
+
+    def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
+        number = self._add_step(Join, self._read_lanes_of(children), mode, winners)
+        if winners is not None:
+            self._join_winners(number, children, mode, point, winners)
+        elif mode == "gather_variable":
+            for name, found in gather_variables(point.names, [child.variables for child in children]).items():
+                values = [_relabel(variable.value(), f"s[{name!r}][{i}]") for i, variable in enumerate(found)]
+                self.variables[name] = AssignedValue(values)
+        else:
+            super().join(children, mode, point)
+
+    def _join_winners(
+        self, number: int, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int
+    ) -> None:
+        """Sets the variables that all branches have. Which branches won is known at run time only."""
+        if mode != "gather_variable":
+            raise InputError("compile: the winners of a race are not known, so only their variables can be joined")
+        for name in set.intersection(*(set(child.variables) - point.names for child in children)):
+            self.variables[name] = TracedResult.of_call(self.run, self.lane, number, name, winners)
+
+    def trace_race(self, forks: Any, first: int) -> Any:
+        won = type(forks)(forks.states, forks.src_state, forks)
+        won.states, won.num_winners = _UnknownWinners(forks.states, self.run.placeholders), first
+        return won
+
+    def begin_adopt(self, winner: Branch, children: Sequence[Branch]) -> None:
+        self._add_step(Adopt, self._read_lanes_of(children), children.index(winner))
+
+    def _read_lanes_of(self, children: Sequence[Branch]) -> tuple[int, ...]:
+        lanes = tuple(child.lane for child in children)
+        self.run.read_lanes.update(lanes)
+        return lanes
 
     def _copy_segment(self, segment: Segment) -> None:
-        self._add_segment(segment)
+        self.add_segment(segment)
 
     def _append_text(self, text: str) -> None:
         self._add_step(Text(text))
-        self._add_segment(TextSegment(text))
+        self.add_segment(TextSegment(text))
 
     def _add_step(self, what: Any, *details: Any) -> int:
         node = (
@@ -153,13 +277,31 @@ class TracedBranch(Branch):
         return self.run.add_node(node)
 
 
-def trace_expr(expr: Expr, branch: TracedBranch) -> None:
+class _UnknownWinners(list[Any]):
+    """The winners of a race; only their number is known."""
+
+    def __init__(self, states: Sequence[Any], placeholders: Placeholders) -> None:
+        super().__init__(states)
+        self._placeholders = placeholders
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self._placeholders.refuse("which branch wins a race is known at run time only; join the race")
+
+    __getitem__ = __iter__ = _refuse
+
+
+def _relabel(value: Any, label: str) -> Any:
+    """Returns the value of a branch with the source text that it has after the join."""
+    return replace(value, _label=label) if isinstance(value, TracedValue) else value
+
+
+def _check_tool_call(name: str, variable: Segment) -> None:
+    if not isinstance(variable, TracedResult) or not isinstance(variable.value_format, ToolCallFormat):
+        raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
+
+
+def _trace(expr: Expr, branch: TracedBranch) -> None:
     """Records that `expr` is appended to `branch`; the counterpart of `interpreter.execute`."""
-    branch.run.statement += 1
-    _trace_part(expr, branch)
-
-
-def _trace_part(expr: Expr, branch: TracedBranch) -> None:
     match expr:
         case TracedValue():
             value_format = expr._value_format
@@ -172,7 +314,7 @@ def _trace_part(expr: Expr, branch: TracedBranch) -> None:
             branch.write(expr.text)
         case Concat():
             for part in expr.parts:
-                _trace_part(part, branch)
+                _trace(part, branch)
         case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
             branch.add_call(expr)
         case SystemWithTools():
@@ -198,12 +340,14 @@ def _trace_content(content: Expr, branch: TracedBranch) -> None:
     ):
         raise InputError("compile: a system turn that lists tools can contain text only")
     steps = len(branch.run.nodes)
-    _trace_part(content, branch)
+    _trace(content, branch)
     del branch.run.nodes[steps:]
 
 
 class _NullClient:
     """The methods of a client that a branch needs, without a runtime."""
+
+    takes_following_text = takes_token_ids = False
 
     def __init__(self, template: ChatTemplate) -> None:
         self.tokenizer = RemoteTokenizer(template)

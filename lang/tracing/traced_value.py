@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from plait.lang.core.expressions import Concat, Expr, as_expr
 from plait.lang.errors import DependsOnValue
@@ -103,6 +103,16 @@ class Placeholders:
         raise error
 
 
+def _operation(operation: Callable[[Any, Any], Any], sign: str, *, reflected: bool = False) -> Any:
+    """Returns the method of an operator, whose result is traced."""
+    return lambda self, other: self._binary(operation, sign, other, reflected=reflected)
+
+
+def _refusal(use: str) -> Any:
+    """Returns the method of an operation whose result the body could branch on."""
+    return lambda self, *_: self._refuse(use)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TracedValue(Expr):
     """A value that is known at run time only.
@@ -178,23 +188,9 @@ class TracedValue(Expr):
             return as_expr(other) + Concat((self,))
         return self._binary(operator.add, "+", other, reflected=True)
 
-    def __sub__(self, other: Any) -> TracedValue:
-        return self._binary(operator.sub, "-", other)
-
-    def __rsub__(self, other: Any) -> TracedValue:
-        return self._binary(operator.sub, "-", other, reflected=True)
-
-    def __mul__(self, other: Any) -> TracedValue:
-        return self._binary(operator.mul, "*", other)
-
-    def __rmul__(self, other: Any) -> TracedValue:
-        return self._binary(operator.mul, "*", other, reflected=True)
-
-    def __truediv__(self, other: Any) -> TracedValue:
-        return self._binary(operator.truediv, "/", other)
-
-    def __mod__(self, other: Any) -> TracedValue:
-        return self._binary(operator.mod, "%", other)
+    __sub__, __rsub__ = _operation(operator.sub, "-"), _operation(operator.sub, "-", reflected=True)
+    __mul__, __rmul__ = _operation(operator.mul, "*"), _operation(operator.mul, "*", reflected=True)
+    __truediv__, __mod__ = _operation(operator.truediv, "/"), _operation(operator.mod, "%")
 
     def _binary(
         self, operation: Callable[[Any, Any], Any], sign: str, other: Any, *, reflected: bool = False
@@ -229,43 +225,17 @@ class TracedValue(Expr):
             f"the next step of the body depends on {self._label}, a value known at run time only: it {use}{hint}"
         )
 
-    def __bool__(self) -> bool:
-        self._refuse("is used as a condition")
-
     def __eq__(self, other: object) -> bool:
         self._refuse(f"is compared with {_label(other)}")
 
-    def __ne__(self, other: object) -> bool:
-        self._refuse(f"is compared with {_label(other)}")
-
-    def __lt__(self, other: object) -> bool:
-        self._refuse(f"is compared with {_label(other)}")
-
-    __le__ = __gt__ = __ge__ = __lt__
-
-    def __hash__(self) -> int:
-        self._refuse("is looked up in a dict or a set")
-
-    def __len__(self) -> int:
-        self._refuse("is measured with len()")
-
-    def __iter__(self) -> Iterator[Any]:
-        self._refuse("is iterated over")
-
-    def __contains__(self, item: object) -> bool:
-        self._refuse("is searched with in")
-
-    def __int__(self) -> int:
-        self._refuse("is converted to a number")
-
-    def __float__(self) -> float:
-        self._refuse("is converted to a number")
-
-    def __index__(self) -> int:
-        self._refuse("is used as a count or an index")
-
-    def __round__(self, digits: SupportsIndex = 0) -> float:
-        self._refuse("is converted to a number")
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __bool__ = _refusal("is used as a condition")
+    __hash__ = _refusal("is looked up in a dict or a set")
+    __len__ = _refusal("is measured with len()")
+    __iter__ = _refusal("is iterated over")
+    __contains__ = _refusal("is searched with in")
+    __int__ = __float__ = __round__ = _refusal("is converted to a number")
+    __index__ = _refusal("is used as a count or an index")
 
 
 def resolve_value(value: Any, context: EvaluationContext) -> Any:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.aio.execution import require_no_running_loop
+from plait.lang.aio.state import AsyncState
+from plait.lang.core.state import ProgramState
 from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location, function_location
 from plait.lang.tracing.graph import Graph
 from plait.lang.tracing.graph_checks import find_problems
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun
-from plait.lang.tracing.traced_states import AsyncTracedState, TracedState
 from plait.lang.tracing.traced_value import Argument, EvaluationContext, TracedValue
 from plait.runtime.errors import PlaitError
 
@@ -62,9 +63,9 @@ def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.Bou
         require_no_running_loop("compile the program outside the event loop, or in another thread")
     try:
         if is_async:
-            returned = asyncio.run(body(AsyncTracedState(branch), *bound.args[1:], **bound.kwargs))
+            returned = asyncio.run(body(AsyncState(branch), *bound.args[1:], **bound.kwargs))
         else:
-            returned = body(TracedState(branch), *bound.args[1:], **bound.kwargs)
+            returned = body(ProgramState(branch), *bound.args[1:], **bound.kwargs)
     except Exception as error:
         if traced_run.placeholders.first_refusal is not None:
             raise traced_run.placeholders.first_refusal from (

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -66,6 +66,7 @@ class CallResult:
     warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
     exact, particles: how the value was drawn, for a call with `SamplingParams.exact` or `particles`.
     cache_miss: where and why the prompt parted from the prefix cache.
+    extra_meta: what another service says about the call, or a gen of several calls about them.
     """
 
     text: str
@@ -82,6 +83,7 @@ class CallResult:
     exact: ExactInfo | None = None
     particles: ParticlesInfo | None = None
     cache_miss: CacheMiss | None = None
+    extra_meta: dict[str, Any] | None = None
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:

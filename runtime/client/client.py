@@ -7,6 +7,9 @@ import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, ScoredChoices
@@ -37,6 +40,12 @@ from plait.runtime.transport.notifier import LoopNotifier
 STATUS_TIMEOUT_S = 60.0
 
 
+def server_info(model: Welcome, status: Status) -> dict[str, Any]:
+    """Returns the counters of a runtime and its model, as a dict."""
+    info = msgspec.structs.asdict(model) | msgspec.structs.asdict(status)
+    return {name: value for name, value in info.items() if name not in ("call", "protocol")}
+
+
 class Client:
     """A connection to one scheduler. Thread-safe.
 
@@ -44,7 +53,8 @@ class Client:
     ...     session = runtime.client.open_session()
     """
 
-    takes_following_text = True  # `Session.generate(..., followed_by=...)`; other backends lack it
+    takes_following_text = True
+    takes_token_ids = True
 
     def __init__(self, transport: ClientTransport, tokenizer: Tokenizer | None = None) -> None:
         self.model: Welcome = transport.welcome
@@ -94,6 +104,10 @@ class Client:
     def status(self) -> Status:
         """Returns the scheduler's current counts. Raises RuntimeGone."""
         return self._request_status(Inspect)
+
+    def server_info(self) -> dict[str, Any]:
+        """Returns the current counters of the runtime and its model."""
+        return server_info(self.model, self.status())
 
     async def astatus(self) -> Status:
         """`status()` for an event loop; waits without a time limit while the runtime is alive."""
@@ -222,7 +236,7 @@ class Client:
         elif isinstance(reply, Finished) and isinstance(call, Call):
             call.on_finished(reply)
         elif isinstance(reply, Failed):
-            call.on_failed(call_failed(reply.kind, reply.text))
+            call.on_failed(call_failed(reply.kind, reply.text, reply.where))
         elif isinstance(reply, Status) and isinstance(call, _StatusRequest):
             call.on_status(reply)
         else:

@@ -86,7 +86,8 @@ def _grammar(spec: Spec) -> Grammar:
     placement of white space, are relaxed to what JSON allows.
     """
     if isinstance(spec, Reasoning):
-        return ReasoningGrammar(spec, _grammar(spec.then), _byte_vocabulary())
+        plain = msgspec.structs.replace(spec, control_tokens=())  # the text has the texts of control tokens
+        return ReasoningGrammar(plain, _grammar(spec.then), _byte_vocabulary())
     source = compile_spec(_relaxed(spec), _byte_vocabulary(), _refuse_automaton)
     if isinstance(source, LlguidanceSource):
         source = msgspec.structs.replace(source, max_digits=0)
@@ -110,8 +111,8 @@ def _relaxed(spec: Spec) -> Spec:
 def _without_control_tokens(spec: Spec) -> Spec:
     """Returns `spec` with the texts of its control tokens as text: single bytes are no control tokens."""
     if isinstance(spec, Reasoning):
-        return msgspec.structs.replace(spec, then=_without_control_tokens(spec.then))
-    return msgspec.structs.replace(spec, control_tokens=()) if isinstance(spec, Structural) else spec
+        return msgspec.structs.replace(spec, then=_without_control_tokens(spec.then), control_tokens=())
+    return msgspec.structs.replace(spec, control_tokens=(), free_tokens=()) if isinstance(spec, Structural) else spec
 
 
 def _refuse_automaton(pattern: str) -> NoReturn:

@@ -109,8 +109,6 @@ class DeferredSession:
         self._add(_Instruction(lambda: self._session.append(text(), control=control), tuple(calls)))
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        if not followed_by:  # other backends have no such text
-            return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint))
         return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, followed_by))
 
     def select(
@@ -120,8 +118,6 @@ class DeferredSession:
         timeout_s: float | None = None,
         seed: int | None = None,
     ) -> Call:
-        if method != "exact":  # other backends have no such draw
-            return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s))
         return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s, seed))
 
     def fork(self, size: int) -> list[DeferredSession]:
@@ -164,9 +160,7 @@ class DeferredSession:
         def start_unless_ended() -> None:
             if call.done():  # aborted, or its timeout passed, while it waited
                 raise call.failure or Aborted("the call was aborted")
-            set_next_call_name = getattr(self._session, "set_next_call_name", None)
-            if set_next_call_name is not None:
-                set_next_call_name(name)
+            self._session.set_next_call_name(name)
             call.start(start())
 
         def fail(error: CallFailed) -> None:

@@ -102,6 +102,9 @@ class Session:
         self._sent_tail, self._num_plain = UNKNOWN_TAIL, plain_bytes
         self._send_ids(token_ids)
 
+    def set_next_call_name(self, name: str | None) -> None:
+        """Does nothing. The sessions of `plait.testing` take the variable of the next call."""
+
     def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
         """Samples tokens after the text so far and appends them to it, and then `followed_by`.
 

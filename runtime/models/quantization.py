@@ -1,6 +1,6 @@
 """Chooses the weight format and whether the packed CPU decoder runs, and gives the reason.
 
-The packed CPU decoder needs llvmlite, which comes with numba. It is imported only here and only if the CPU may run it.
+The packed CPU decoder needs llvmlite. It is imported only here and only if the CPU may run it.
 Otherwise torch runs.
 """
 

@@ -17,7 +17,7 @@ PACKAGES = (
     "plait",
     "torch",
     "triton",
-    "numba",
+    "llvmlite",
     "pyzmq",
     "msgspec",
     "tokenizers",

@@ -5,9 +5,11 @@ For each row of logits [V] float32:
     1. apply the repetition penalty, subtract the other penalties, add logit_bias;  2. set masked tokens to -inf
     3. if temperature is 0 or top_k is 1, take the first of the largest
     4. else compute probabilities at the temperature, filter them (top-k, then top-p of what is left, then min-p; see
-       `is_kept`), and invert the cumulative distribution at `hash_uniform(seed, step)`
+       `is_kept`; then typical-p of what is left, see `is_typical`), and invert the cumulative distribution at
+       `hash_uniform(seed, step)`
 
-`numpy_ops` and `torch_ops` implement it. The Triton kernel follows the same rule in `kernels/reference/sampling.py`.
+`numpy_ops` and `torch_ops` implement it. The Triton kernel follows the same rule in `kernels/reference/sampling.py`,
+but has no typical-p: its tokens are not the likeliest ones, so a threshold does not find them.
 This file does not import torch, because the packed-CPU path runs without it.
 """
 
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.arrays import Float32Array, IntArray
+from plait.runtime.arrays import Float32Array, Float64Array, IntArray
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.sampling_params import SamplingParams
 
@@ -107,6 +109,26 @@ def is_kept(weights: Any, mass_before: Any, total: Any, params: SamplingParams) 
     `mass_before` [N]: the sum of the weights before each. `total`: the sum of all that top-k left. NumPy or torch.
     """
     return (mass_before < params.top_p * total) & (weights >= params.min_p * weights[0]) & (weights > 0)
+
+
+def is_typical(weights: Float64Array, typical_p: float) -> npt.NDArray[np.bool_]:
+    """Which tokens typical-p keeps, as a boolean array [N].
+
+    `weights` [N]: probabilities up to a constant factor, falling, equal ones by token id, 0 where other filters leave a
+    token out. The tokens whose surprise -log p is closest to the entropy come first, equal ones in this order; they are
+    kept until their probabilities sum to `typical_p`. Locally typical sampling: Meister et al. 2023, arXiv:2202.00666.
+
+    >>> is_typical(np.array([0.5, 0.25, 0.25]), 0.4)  # bits: an entropy of 1.5; 1, 2 and 2
+    array([ True, False, False])
+    """
+    probs = weights / weights.sum()
+    is_possible = probs > 0
+    surprise = -np.log(np.where(is_possible, probs, 1.0))
+    distance = np.where(is_possible, np.abs(surprise - (probs * surprise).sum()), np.inf)
+    order = np.argsort(distance, kind="stable")
+    kept = np.zeros(len(weights), np.bool_)
+    kept[order] = (probs[order].cumsum() - probs[order] < typical_p) & is_possible[order]
+    return kept
 
 
 def hash_uniform(seed: int, step: int) -> float:

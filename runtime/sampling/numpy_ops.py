@@ -23,6 +23,7 @@ from plait.runtime.sampling.logit_ops import (
     failed_token,
     hash_uniform,
     is_kept,
+    is_typical,
 )
 
 TokenIds = npt.NDArray[np.int64]
@@ -122,7 +123,7 @@ def _sample_all(row: Float32Array, peak: float, draw: GenerationRequest | DrawSt
 
 
 def _sample_filtered(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> int:
-    """Samples from one row [V] with top-k, top-p and min-p; ties are ordered by token id."""
+    """Samples from one row [V] with filters; ties are ordered by token id."""
     ids, weights = _filtered_weights(row, peak, draw)
     cumulative = weights.cumsum()
     return int(ids[_first_above(cumulative, hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1])])
@@ -131,7 +132,7 @@ def _sample_filtered(row: Float32Array, peak: float, draw: GenerationRequest | D
 def _filtered_weights(
     row: Float32Array, peak: float, draw: GenerationRequest | DrawState
 ) -> tuple[TokenIds, Float64Array]:
-    """The likeliest tokens of one row [V], falling, and their weights: 0 where top-k, top-p or min-p leave them out."""
+    """The likeliest tokens of one row [V], falling, and their weights: 0 where a filter leaves them out."""
     params, all_weights = draw.params, _weights(row, peak, draw)
     ids = _largest_ids(row, min(len(row), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1)))
     weights: Float64Array = all_weights[ids].astype(np.float64)
@@ -142,7 +143,8 @@ def _filtered_weights(
     kept = is_kept(weights, weights.cumsum() - weights, total, params)
     if not kept.any():
         return ids[:1], np.ones(1)
-    return ids, np.where(kept, weights, 0.0)
+    weights = np.where(kept, weights, 0.0)
+    return ids, weights if params.typical_p == 1.0 else np.where(is_typical(weights, params.typical_p), weights, 0.0)
 
 
 def _weights(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> Float32Array:

@@ -19,6 +19,7 @@ from plait.runtime.sampling.logit_ops import (
     failed_token,
     hash_uniform,
     is_kept,
+    is_typical,
 )
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 
@@ -113,7 +114,7 @@ def _inverse_transform_sample(probs: torch.Tensor, generations: Sequence[Generat
 
 
 def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -> int:
-    """Samples a token of one row [V] after top-k, then top-p of the rest, then min-p; ties in order of token id."""
+    """Samples a token of one row [V] after the filters, see `logit_ops`; ties in order of token id."""
     params = gen.params
     probs = torch.softmax((logits.double() - logits.max()) / params.temperature, dim=-1)
     count = min(len(probs), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1))
@@ -125,6 +126,8 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
     if not bool(keep.any()):
         return int(ids[0])
     kept = torch.where(keep, values, torch.zeros_like(values))
+    if params.typical_p < 1.0:
+        kept *= torch.from_numpy(is_typical(kept.cpu().numpy(), params.typical_p)).to(kept.device)
     return int(ids[_inverse_transform_sample(kept[None], [gen])[0]])
 
 

@@ -82,6 +82,7 @@ class EngineLoop:
             draft=config.prompt_lookup and async_launcher is None,
             order=config.order,
             tenant_weights=config.tenant_weights,
+            extra_steps=async_launcher is None,
         )
         self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         self.sessions = SessionManager(

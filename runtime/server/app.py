@@ -92,7 +92,7 @@ def create_app(
     )
     state = app.state.plait = AppState(backend, settings)
     _run_silent_calls_elsewhere(state)
-    routers = [*ROUTERS, *([static_page.router] if settings.page else [])]
+    routers = [*ROUTERS, static_page.router if settings.page else static_page.no_page_router]
     for router in routers:
         app.include_router(router)
     app.api_routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -195,7 +195,8 @@ class _EndpointTable:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get((scope["method"], scope["path"])) if _is_mounted_at_root(scope) else None
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server sends no body to a HEAD
+        endpoint = self._endpoints.get((method, scope["path"])) if _is_mounted_at_root(scope) else None
         if endpoint is None:
             await self.fallback(scope, receive, send)
             return

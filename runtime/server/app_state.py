@@ -17,7 +17,7 @@ from plait.runtime.server.engines.served_model import Backend, ServedModel
 from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.http.call_queue import CallQueue
-from plait.runtime.server.http.response import COMMENT_INTERVAL_S, cancel_on_disconnect
+from plait.runtime.server.http.response import KEEP_ALIVE_INTERVAL_S, cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.protocols.openai.responses.store import ResponseStore
@@ -109,11 +109,11 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
 async def use_model_in_turn(request: Request, name: str | None, timeout_s: float | None = None) -> ServedModel:
     """As `use_model`, for a request that runs calls: waits for its turn, so that one that is refused costs little.
 
-    After COMMENT_INTERVAL_S it goes on: a stream that waits sends comments from then on.
+    After KEEP_ALIVE_INTERVAL_S it goes on: a stream that waits sends comments from then on.
     """
     model, record, admission = await use_model(request, name, timeout_s), current_request(), state_of(request).admission
     if record is not None and not admission.has_turn(record):
-        await cancel_on_disconnect(request, admission.wait_for_turn(record, COMMENT_INTERVAL_S))
+        await cancel_on_disconnect(request, admission.wait_for_turn(record, KEEP_ALIVE_INTERVAL_S))
     return model
 
 

@@ -7,7 +7,8 @@ their own error body from these (`http/error_bodies.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from plait.runtime import errors
@@ -71,17 +72,38 @@ def context_limit_message(num_tokens: int) -> str:
     return f"This model's maximum context length is {num_tokens} tokens"
 
 
-def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
-    """Converts any exception to an ApiError. An unexpected one is logged and becomes a 500 without details.
+@dataclass(frozen=True)
+class ToolParams:
+    """The parameters that a constraint on calls came from. tools: those of each tool. otherwise: that of the answer
+    without calls."""
 
-    `constraint_param`: the request's parameter that a failed constraint came from.
-    """
+    tools: Sequence[str]
+    otherwise: str | None = None
+
+    def at(self, where: str | None) -> str | None:
+        """The parameter of a place in the `Structural`, a JSON pointer; 'tools' for one of all tools together.
+
+        >>> ToolParams(["tools[0].function.parameters", "tools[1].function.parameters"]).at("/triggers/1/content/type")
+        'tools[1].function.parameters'
+        """
+        _, part, index, *_ = f"{where or ''}///".split("/")
+        return self.tools[int(index)] if part == "triggers" else self.otherwise if part == "otherwise" else "tools"
+
+
+ConstraintParam = str | ToolParams | None
+"""The request's parameter that a failed constraint came from."""
+
+
+def as_api_error(error: Exception, *, constraint_param: ConstraintParam = None, retry_after_s: int = 1) -> ApiError:
+    """Converts any exception to an ApiError. An unexpected one is logged and becomes a 500 without details."""
     if isinstance(error, ApiError):
         return error
     retry = {"Retry-After": str(retry_after_s)}
     if isinstance(error, errors.ContextOverflow):
         return invalid(str(error), code="context_length_exceeded")
     if isinstance(error, errors.ConstraintFailed):
+        if isinstance(constraint_param, ToolParams):
+            constraint_param = constraint_param.at(error.where)
         return invalid(str(error), constraint_param, "invalid_constraint")
     if isinstance(error, errors.QueueTimeout):  # before its base class
         return ApiError(503, str(error), type=OVERLOADED, param="timeout", code="queue_timeout", headers=retry)
@@ -107,7 +129,7 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
 
 
-def answered_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
+def answered_error(error: Exception, *, constraint_param: ConstraintParam = None, retry_after_s: int = 1) -> ApiError:
     """`as_api_error` of an error that the client gets, as a response or an event: log and metrics have its code."""
     api_error = as_api_error(error, constraint_param=constraint_param, retry_after_s=retry_after_s)
     if (record := current_request()) is not None:

@@ -34,6 +34,7 @@ ENDPOINTS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "responses": "/v1/responses",
+    "input_tokens": "/v1/responses/input_tokens",
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
     "count_tokens": "/v1/messages/count_tokens",
@@ -98,23 +99,28 @@ REFUSED = (
     Row("n", f"responses messages {OLLAMA}", "a request has one answer", (1,)),
     Row("background", "responses generate", "", (False,)),
     Row("access_programs background_options conversation image prompt", "responses"),
+    Row("conversation prompt", "input_tokens"),
     Row("container inference_geo", "messages"),
     Row("thread", CLAUDE, "threads are not kept", (),
         {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}),
     Row("context", "ollama_generate", "write 'messages'", ([],)),
-    Row("width height steps", "ollama_generate", "answers are text"),
+    Row("width height steps", "ollama_generate", "answers are text", (0,)),
     Row("token_ids_logprob session_params", "generate"),
     Row("return_hidden_states return_routed_experts", f"{OPENAI} generate", "", (False,)),
     Row("custom_params", "sampling_params"),
     Row("no_stop_trim", "sampling_params", "", (False,)),
-    Row("tfs_z typical_p", f"{GENERATING} options", "it is no sampler here", (1,)),
+    Row("tfs_z", f"{GENERATING} options", "it is no sampler here", (1,)),
     Row("mirostat top_a dry_multiplier dynatemp_range xtc_probability", f"{GENERATING} options",
         "it is no sampler here", (0,)),
     Row("penalize_newline", "options", "penalties concern all tokens", (True,)),
     Row("samplers", GENERATING, "the order of samplers is fixed"),
-    Row("allowed_token_ids bad_words prompt_logprobs truncate_prompt_tokens vllm_xargs", OPENAI, "", ([],)),
-    Row("early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids use_beam_search",
-        OPENAI, "", (False,)),
+    Row("allowed_token_ids bad_words", OPENAI, "", ([],)),
+    Row("prompt_logprobs vllm_xargs", OPENAI, "", ({},)),
+    Row("truncate_prompt_tokens", OPENAI, "a prompt that does not fit is refused"),
+    Row("early_stopping include_stop_str_in_output return_token_ids return_tokens return_tokens_as_token_ids "
+        "use_beam_search", OPENAI, "", (False,)),
+    Row("best_of", "chat", "write 'n'", (1,)),
+    Row("parse_tool_calls", "chat", "calls of tools are parsed", (True,)),
     Row("length_penalty", OPENAI, "there is no beam search", (1,)),
     Row("skip_special_tokens", OPENAI, "control tokens are left out", (True,)),
     Row("separate_reasoning stream_reasoning", "chat", "reasoning is apart, and streamed", (True,)),
@@ -131,11 +137,13 @@ ADVICE = (
     Row("betas anthropic_beta anthropic_version", CLAUDE, "the API has one form here", ([],)),
     Row("context_management", f"{CLAUDE} responses", "the conversation is used as it is sent", ([], {}, {"edits": []})),
     Row("diagnostics", "messages", "none are made"),
+    Row("include metadata stream " + " ".join(NAMES["responses"].values()), "input_tokens", "nothing is generated"),
     Row("max_tokens metadata stop_sequences stream temperature top_k top_p", "count_tokens", "nothing is generated"),
-    Row("truncation", "responses", "a prompt that does not fit is refused", ("disabled",)),
+    Row("truncation", "responses input_tokens", "a prompt that does not fit is refused", ("disabled",)),
     Row("truncate shift", OLLAMA, "a prompt that does not fit is refused", (False,)),
     Row("max_tool_calls", "responses", "it counts hosted tools, and none run here"),
     Row("verbosity", "chat text", "the model has no setting for it", ("medium",)),
+    Row("personality", "responses input_tokens", "the model has no setting for it"),
     Row("context", "reasoning", "the template decides which reasoning it renders"),
     Row("summary generate_summary", "reasoning", "reasoning is sent as it is, without a summary"),
     Row("prediction", "chat", "nothing is gained from it here"),
@@ -185,7 +193,7 @@ def read_fields(body: Any, kind: Any) -> Any:
         return body
     kept = _read_part(body, kind, "")
     unknown = [name for name in kept if name not in kind.__struct_fields__]
-    _take_unknown([name for name in unknown if not _asks_for_nothing(name, kept[name])], kind)
+    _take_unknown({name: kept[name] for name in unknown if not _asks_for_nothing(name, kept[name])}, kind)
     for name in unknown:
         del kept[name]
     leave_out_hosted_tools(kept, kind.field_table)
@@ -219,12 +227,13 @@ def _take_row(name: str, row: Row, is_advice: bool, path: str) -> None:
     raise error
 
 
-def _take_unknown(names: list[str], kind: Any) -> None:
+def _take_unknown(fields: Mapping[str, Any], kind: Any) -> None:
+    names = list(fields)
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
     refused = (name for name, (_, is_advice) in rows_of(kind.field_table).items() if not is_advice)
     known = {*_DEFAULTS, *refused}
-    for name in names:
+    for name in (name for name in names if fields[name] not in ("", [], {})):  # which name nothing
         if (hint := meant_field(kind, name[:MAX_NAME_CHARS], known)) is not None:
             raise unknown_field(name[:MAX_NAME_CHARS], hint)
     for name in names[:MAX_LISTED]:

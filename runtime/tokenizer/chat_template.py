@@ -19,6 +19,7 @@ from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 
 from plait.runtime.errors import InputError, UnsupportedModel
+from plait.runtime.tokenizer.json_text import json_text
 from plait.runtime.tokenizer.template_sandbox import (
     BoundedEnvironment,
     LimitReached,
@@ -99,7 +100,7 @@ class ChatTemplate:
         if it does not compile, violates the sandbox or exceeds its limits.
         """
         self._check_variables(variables or {})
-        template, more = self._compiled, {**self.variables, **(variables or {})}
+        template, more = self._compiled, {**self._named_tools(tools), **self.variables, **(variables or {})}
         try:
             check_size((messages, tools, more))
         except LimitReached as error:
@@ -121,6 +122,13 @@ class ChatTemplate:
             raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
         except Exception as error:  # a template is a program and may raise anything
             raise InputError(f"the chat template cannot render these messages ({type(error).__name__})") from error
+
+    def _named_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+        """The variables in which some templates read the tools, as JSON text, and the time (Firefunction 2)."""
+        if not {"functions", "datetime"} <= self.variable_names:
+            return {}
+        functions = [tool.get("function", tool) for tool in tools or ()]
+        return {"functions": json_text(functions, ensure_ascii=False), "datetime": date.today().isoformat()}
 
     def check(self) -> None:
         """Raises UnsupportedModel if the template does not compile."""
@@ -257,7 +265,7 @@ class ChatTemplate:
     @property
     def _today(self) -> date | None:
         """Part of the cache key if the template writes the date, else None."""
-        return date.today() if "strftime_now" in self.source else None
+        return date.today() if "strftime_now" in self.source or "datetime" in self.variable_names else None
 
     def _layout(self, roles: Roles) -> str:
         """Returns the rendered text of complete turns, with placeholders for their contents.

@@ -355,6 +355,8 @@ def _filter_tojson(
     if indent is not None and not 0 <= (len(indent) if isinstance(indent, str) else indent) <= 16:
         raise LimitReached("it indents too far")
     check_size(separators)
+    if isinstance(value, Iterator):  # of `map`, which other implementations of Jinja return as a list
+        value = list(value)
     trace = sys.gettrace()
     sys.settrace(None)  # it would be called for every value; their number is bounded
     try:

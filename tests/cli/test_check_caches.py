@@ -12,7 +12,7 @@ from plait.runtime.executor.kernel_cache import NOT_OPTIMIZED
 
 @pytest.fixture
 def lines(capsys, monkeypatch):
-    for name in ("PLAIT_MODEL", "NUMBA_CACHE_DIR"):
+    for name in ("PLAIT_MODEL", "PLAIT_KERNEL_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
     def check(cache_home):

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from example_share import share_of
 from matchers import allowed_tokens, compile_in_process
 from record_schema import RECORD
 
@@ -36,7 +37,7 @@ def test_completion_of_an_automaton_has_the_fewest_tokens(small: Vocabulary, spe
         matcher.accept(rng.choice(next_tokens))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(share_of(6)))
 def test_following_completions_gives_a_complete_record_within_the_budget(smollm: Vocabulary, seed: int) -> None:
     grammar = compile_in_process(JsonSchema(RECORD), smollm)
     rng, matcher, budget, tokens = random.Random(seed), grammar.matcher(), 100 + 10 * seed, list[int]()

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from example_share import share_of
 from matchers import allowed_tokens, compile_in_process
 
 from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
@@ -31,7 +32,7 @@ def snapshot(matcher: Matcher, width: int) -> tuple[bytes, bytes, bool, bool]:
 
 
 @pytest.mark.parametrize("index", range(5))
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(share_of(4)))
 def test_rollback_restores_the_state_and_rejected_tokens_do_not_change_it(
     small: Vocabulary, index: int, seed: int
 ) -> None:

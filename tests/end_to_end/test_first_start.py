@@ -16,7 +16,7 @@ from runtime_helpers import wait_until
 def test_compiling_is_announced_and_ends_with_the_program(number, tmp_path) -> None:
     """SIGINT goes to the process group, as Ctrl-C sends it; the others to the program alone."""
     start = "from plait.runtime.process.runtime import Runtime\nRuntime(device='cpu', max_pages=100)"
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"PLAIT_KERNEL_CACHE_DIR": str(tmp_path)}
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", start], stdout=pipe, stderr=pipe, env=environment, text=True, start_new_session=True
@@ -62,5 +62,5 @@ with Runtime(device="cpu", max_pages=256) as runtime:
     assert not list(folder.glob("quick-*"))
     assert story.run(backend=runtime, temperature=0)["text"] == first
 """
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"PLAIT_KERNEL_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)

@@ -148,7 +148,7 @@ def test_wrong_arguments_are_errors_in_their_lines(errors):
 
 
 def test_types_name_all_keywords():
-    assert set(get_type_hints(RunKeywords)) == set(SAMPLING_KEYWORDS)
+    assert set(get_type_hints(RunKeywords)) == {*SAMPLING_KEYWORDS, "sampling"}
     of_gen = {*GEN_SAMPLING_KEYWORDS, "same_seed", "return_text_in_logprobs"}
     assert set(get_type_hints(TypedGenKeywords)) == of_gen - {"max_tokens", "min_tokens"} | {
         "retries",

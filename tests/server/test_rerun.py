@@ -145,7 +145,7 @@ def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
 def test_stream_that_waits_ends_with_an_error_at_shutdown(lost, monkeypatch) -> None:
     """It has sent a comment, so that its status can no longer tell."""
     address, _, state = lost
-    monkeypatch.setattr(response, "COMMENT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(response, "KEEP_ALIVE_INTERVAL_S", 0.05)
     with httpx.stream("POST", f"{address}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
         lines = answer.iter_lines()
         assert next(lines) == ": waiting"

@@ -14,7 +14,6 @@ from plait.kernels.cpu.attention.isa import AMX, F32, INT8_VNNI
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES, NARROW_LANES
 from plait.kernels.cpu.attention.products import amx_kernel, avx512_bf16_kernel, f32_kernel, int8_vnni_kernel
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, int32_array
-from plait.kernels.cpu.jit import inner_njit
 
 
 class ScoreScale(NamedTuple):
@@ -34,7 +33,6 @@ class KvBlock(NamedTuple):
     stride: int  # bytes from one key to the next
 
 
-@inner_njit
 def attend_block(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates lanes [lane, end) with a block.
 
@@ -53,7 +51,6 @@ def attend_block(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScal
             lane += NARROW_LANES
 
 
-@inner_njit
 def _attend_x4(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates up to 4 lanes."""
     head_dim, chunks, query = ws.head_dim, (block.positions + 31) // 32, ws.queries + 4 * lane
@@ -69,7 +66,7 @@ def _attend_x4(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale,
     else:
         avx512_bf16_kernel.pack_queries_x4(query, ws.query_stride, head_dim, ws.rows)
         avx512_bf16_kernel.compute_qk_x4(ws.rows, head_dim, block.keys, block.stride, chunks, ws.scores)
-    _update_softmax(isa, np.int64(NARROW_LANES), ws.scores, lane, end, block, scale, ws)
+    _update_softmax(isa, NARROW_LANES, ws.scores, lane, end, block, scale, ws)
     accumulators = ws.accumulators + 4 * lane * head_dim
     if isa == AMX:
         amx_kernel.accumulate_pv_x4(ws.probs, ws.values, head_dim, chunks, accumulators)
@@ -80,7 +77,6 @@ def _attend_x4(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale,
         avx512_bf16_kernel.accumulate_pv_x4(ws.probs, ws.values, head_dim, chunks, accumulators)
 
 
-@inner_njit
 def _attend_x16(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates up to 16 lanes, without AMX."""
     head_dim, chunks, query = ws.head_dim, (block.positions + 31) // 32, ws.queries + 4 * lane
@@ -92,7 +88,7 @@ def _attend_x16(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale
         )  # fmt: skip
     else:
         avx512_bf16_kernel.compute_qk(query, ws.query_stride, head_dim, block.keys, block.stride, chunks, ws.scores)
-    _update_softmax(isa, np.int64(LANES), ws.scores, lane, end, block, scale, ws)
+    _update_softmax(isa, LANES, ws.scores, lane, end, block, scale, ws)
     accumulators = ws.accumulators + 4 * lane * head_dim
     if isa == INT8_VNNI:
         int8_vnni_kernel.accumulate_pv(LANES, ws.probs, ws.prob_factors, ws.values, head_dim, chunks, accumulators)
@@ -100,11 +96,10 @@ def _attend_x16(isa: int, lane: int, end: int, block: KvBlock, scale: ScoreScale
         avx512_bf16_kernel.accumulate_pv(ws.probs, ws.values, head_dim, chunks, accumulators)
 
 
-@inner_njit
 def _attend_amx(first: int, last: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates 16 lanes at a time, computing the next scores while the softmax of these runs."""
     head_dim, chunks = ws.head_dim, (block.positions + 31) // 32
-    isa, width = np.int64(AMX), np.int64(LANES)  # literal arguments would compile `_update_softmax` twice
+    isa, width = AMX, LANES
     scores, next_scores = ws.scores, ws.scores + 4 * KV_BLOCK * LANES
     amx_kernel.compute_qk(ws.queries + 4 * first, ws.query_stride, head_dim, block.keys, block.stride, chunks, scores)
     for lane in range(first, last, LANES):
@@ -116,7 +111,6 @@ def _attend_amx(first: int, last: int, block: KvBlock, scale: ScoreScale, ws: At
         scores, next_scores = next_scores, scores
 
 
-@inner_njit
 def _update_softmax(
     isa: int,
     width: int,
@@ -156,7 +150,6 @@ def _update_softmax(
         )
 
 
-@inner_njit
 def _mask(isa: int, width: int, scores: int, lane: int, block: KvBlock, ws: AttentionWorkspace) -> Any:
     """Masks the scores that lanes do not see; returns where the largest scale is of the values that each sees."""
     kv_begins, kv_ends, largest = ws.kv_begins + 4 * lane, ws.kv_ends + 4 * lane, ws.largest_scales + 4 * LANES
@@ -171,7 +164,6 @@ def _mask(isa: int, width: int, scores: int, lane: int, block: KvBlock, ws: Atte
     return largest
 
 
-@inner_njit
 def _attend_f32(first: int, last: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates up to 3 lanes at a time."""
     lane = first
@@ -187,7 +179,6 @@ def _attend_f32(first: int, last: int, block: KvBlock, scale: ScoreScale, ws: At
             lane += 1
 
 
-@inner_njit
 def _attend_f32_lanes(lanes: int, lane: int, block: KvBlock, scale: ScoreScale, ws: AttentionWorkspace) -> None:
     """Updates 1 to 3 lanes; the kernels need that number as a literal."""
     head_dim = ws.head_dim
@@ -204,8 +195,8 @@ def _attend_f32_lanes(lanes: int, lane: int, block: KvBlock, scale: ScoreScale, 
     for i in range(lanes):
         online_softmax.online_softmax_update(
             ws.scores + f32_kernel.ROW_BYTES * i,
-            max(np.int64(0), kv_begins[lane + i] - block.base),
-            max(np.int64(0), min(np.int64(KV_BLOCK), kv_ends[lane + i] - block.base)),
+            max(0, kv_begins[lane + i] - block.base),
+            max(0, min(KV_BLOCK, kv_ends[lane + i] - block.base)),
             scale.outer,
             ws.running_max + 4 * (lane + i),
             ws.running_sum + 4 * (lane + i),

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 
 KV_BLOCK = 64  # positions of a block, the unit that is read from the cache
 CHUNK_POSITIONS = 32  # positions whose products one matrix instruction sums

@@ -17,7 +17,6 @@ from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
 from plait.kernels.cpu.attention.products import f32_kernel, int8_vnni_kernel
 from plait.kernels.cpu.attention.products.int8_vnni_kernel import QUAD
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, int32_array, int64_array
-from plait.kernels.cpu.jit import inner_njit
 
 
 class KvSource(NamedTuple):
@@ -31,22 +30,20 @@ class KvSource(NamedTuple):
     scale: int  # bytes from a head's int8 numbers to their scale; 0: bfloat16
 
 
-@inner_njit
 def _slot_offset(position: int, source: KvSource) -> Any:
     """Returns the byte offset of a position's slot in the key cache and in the value cache."""
-    page = np.int64(int32_array(source.pages, 1 << 30)[position >> source.shift])
+    page = int(int32_array(source.pages, 1 << 30)[position >> source.shift])
     return ((page << source.shift) + (position & ((1 << source.shift) - 1))) * source.stride
 
 
-@inner_njit
 def prefetch_block(isa: int, base: int, count: int, channels: int, source: KvSource) -> None:
     """Prefetches a block's keys and values: the bytes of `channels` bfloat16 of each position, maybe of several heads.
 
     Positions whose first and last slot lie as far apart as consecutive slots would are taken for one run.
     """
-    offset, run = _slot_offset(base, source), np.int64(count)
+    offset, run = _slot_offset(base, source), int(count)
     if _slot_offset(base + count - 1, source) != offset + (count - 1) * source.stride:
-        run = np.int64(1)
+        run = 1
     for cache in (source.keys, source.values):
         for j in range(0, count, run):
             address = cache + _slot_offset(base + j, source)
@@ -56,7 +53,6 @@ def prefetch_block(isa: int, base: int, count: int, channels: int, source: KvSou
                 kv_layout.touch_rows(address, source.stride, run, channels)
 
 
-@inner_njit
 def load_row_bf16(address: int, scale: int, head_dim: int, out: int) -> None:
     """Copies a head's numbers [D] to bfloat16; `scale` as in `KvSource`."""
     if scale:
@@ -65,7 +61,6 @@ def load_row_bf16(address: int, scale: int, head_dim: int, out: int) -> None:
         kv_layout.copy(address, out, head_dim // 32)
 
 
-@inner_njit
 def _load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> None:
     """Loads a block into the workspace as float32: keys transposed, values as they are."""
     head_dim, kv_addresses = ws.head_dim, int64_array(ws.kv_addresses, KV_BLOCK)
@@ -89,7 +84,6 @@ def _load_block_f32(base: int, count: int, source: KvSource, ws: AttentionWorksp
         kv_layout.zero_floats(ws.values + 4 * count * head_dim, head_dim // 16)
 
 
-@inner_njit
 def _is_contiguous(base: int, count: int, source: KvSource) -> Any:
     """Returns whether the block's slots are consecutive, with enough memory behind them to fill its last chunk."""
     if source.shift:
@@ -103,7 +97,6 @@ def _is_contiguous(base: int, count: int, source: KvSource) -> Any:
     return source.keys + _slot_offset(base, source) + (count + 31) // 32 * 32 * source.stride <= source.values
 
 
-@inner_njit
 def _load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Packs a block's values into the workspace; returns the address of its keys and the bytes between them.
 
@@ -111,7 +104,7 @@ def _load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorks
     """
     head_dim, pairs = ws.head_dim, count // 2
     keys: Any = ws.keys
-    stride: Any = np.int64(2 * head_dim)
+    stride: Any = int(2 * head_dim)
     if not source.scale and _is_contiguous(base, count, source):
         offset = _slot_offset(base, source)
         keys, stride = source.keys + offset, source.stride
@@ -127,7 +120,7 @@ def _load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorks
     if count % 2:
         load_row_bf16(source.values + _slot_offset(base + count - 1, source), source.scale, head_dim, ws.value_copies)
         kv_layout.zero_floats(ws.value_copies + 2 * head_dim, head_dim // 32)
-        kv_layout.pack_values(ws.value_copies, np.int64(2 * head_dim), head_dim, 1, ws.values + 4 * pairs * head_dim)
+        kv_layout.pack_values(ws.value_copies, int(2 * head_dim), head_dim, 1, ws.values + 4 * pairs * head_dim)
         pairs += 1
     missing = (count + 31) // 32 * 16 - pairs
     if missing:
@@ -135,7 +128,6 @@ def _load_block_bf16(base: int, count: int, source: KvSource, ws: AttentionWorks
     return keys, stride
 
 
-@inner_njit
 def _load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Interleaves a block's int8 values into the workspace, and copies the scales of its keys and values.
 
@@ -143,7 +135,7 @@ def _load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorks
     """
     head_dim, quads = ws.head_dim, count // QUAD
     keys: Any = ws.keys
-    stride: Any = np.int64(head_dim)
+    stride: Any = int(head_dim)
     if _is_contiguous(base, count, source):
         offset = _slot_offset(base, source)
         keys, stride = source.keys + offset, source.stride
@@ -160,13 +152,13 @@ def _load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorks
             kv_layout.gather_floats(key + source.scale, stride, ws.key_scales + 4 * j, 1)
             kv_layout.gather_floats(value + source.scale, stride, ws.value_scales + 4 * j, 1)
         if quads:
-            int8_vnni_kernel.interleave_values(ws.value_copies, np.int64(head_dim), head_dim, quads, ws.values)
+            int8_vnni_kernel.interleave_values(ws.value_copies, int(head_dim), head_dim, quads, ws.values)
     if count % QUAD:  # the rows behind the last position may lie beyond the cache
         for i in range(QUAD):
             value = source.values + _slot_offset(base + min(QUAD * quads + i, count - 1), source)
             kv_layout.copy_halves(value, ws.value_copies + i * head_dim, head_dim // 32)
         target = ws.values + QUAD * quads * head_dim
-        int8_vnni_kernel.interleave_values(ws.value_copies, np.int64(head_dim), head_dim, 1, target)
+        int8_vnni_kernel.interleave_values(ws.value_copies, int(head_dim), head_dim, 1, target)
     key_scales, value_scales = float32_array(ws.key_scales, KV_BLOCK), float32_array(ws.value_scales, KV_BLOCK)
     for j in range(count, (count + 31) // 32 * 32):
         key_scales[j] = value_scales[j] = np.float32(0.0)
@@ -174,10 +166,9 @@ def _load_block_int8(base: int, count: int, source: KvSource, ws: AttentionWorks
     return keys, stride
 
 
-@inner_njit
 def load_block(isa: int, base: int, count: int, source: KvSource, ws: AttentionWorkspace) -> Any:
     """Loads a block; returns the address of its keys and the bytes between them, which float32 products do not use."""
-    keys = stride = np.int64(0)
+    keys = stride = 0
     if isa == F32:
         _load_block_f32(base, count, source, ws)
     elif isa == INT8_VNNI:

@@ -13,7 +13,7 @@ from llvmlite import ir
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, TRANSPOSE_4X4, shuffled
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
 
 MASKED_SCORE = -1e30  # the score of a masked position
 

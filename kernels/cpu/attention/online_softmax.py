@@ -18,7 +18,7 @@ from llvmlite import ir
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 
 INITIAL_MAX = -1e20  # the running maximum before any score
 RESCALE_LOG2 = 8.0  # how far a score must exceed the running maximum to replace it

@@ -17,7 +17,7 @@ from plait.kernels.cpu.attention.lane_vectors import MASKED_SCORE, LaneVectors, 
 from plait.kernels.cpu.attention.online_softmax import rescale, rounded_bits, update_max
 from plait.kernels.cpu.attention.products import int8_vnni_kernel
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
 
 
 @literal_intrinsic

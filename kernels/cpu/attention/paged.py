@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from plait.kernels.cpu import amx
 from plait.kernels.cpu.attention.split_results import (
     MERGE_PARTIAL,
@@ -34,7 +32,6 @@ from plait.kernels.cpu.attention.workspace import (
     partial_bytes,
     workspace_at,
 )
-from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.parallel.atomics import atomic_add
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
@@ -55,26 +52,20 @@ MAX_PARTIALS_BYTES = 64 << 20  # memory that is never written costs nothing
 MERGE_ITEMS_PER_THREAD = 4  # at least, with KV splits: merging an item's splits is the work of one thread
 
 
-@njit
 def choose_schedule(tiles: int, num_splits: int, max_splits: int, lanes: int, heads: HeadLayout, threads: int) -> Any:
     """Returns whether each split is an item, and the key heads of an item, such that all threads have work.
 
     `max_splits` is the largest number of splits that a tile has.
     """
-    split_kv, kv_heads_per_item = np.int64(0), np.int64(heads.num_kv_heads)
+    split_kv, kv_heads_per_item = 0, int(heads.num_kv_heads)
     if 2 * max_splits * threads > num_splits and num_splits > tiles:
-        split_kv = np.int64(
-            num_splits * heads.num_kv_heads * partial_bytes(lanes, heads.head_dim) <= MAX_PARTIALS_BYTES
-        )
+        split_kv = int(num_splits * heads.num_kv_heads * partial_bytes(lanes, heads.head_dim) <= MAX_PARTIALS_BYTES)
     if split_kv:
-        kv_heads_per_item = min(
-            kv_heads_per_item, np.int64(MERGE_ITEMS_PER_THREAD * tiles * heads.num_kv_heads // threads)
-        )
+        kv_heads_per_item = min(kv_heads_per_item, int(MERGE_ITEMS_PER_THREAD * tiles * heads.num_kv_heads // threads))
     items = num_splits if split_kv else tiles
-    return split_kv, max(np.int64(1), min(kv_heads_per_item, np.int64(items * heads.num_kv_heads // threads)))
+    return split_kv, max(1, min(kv_heads_per_item, int(items * heads.num_kv_heads // threads)))
 
 
-@inner_njit
 def attend(
     ctx: ThreadContext,
     phase: int,
@@ -118,10 +109,9 @@ def attend(
     barrier_wait(ctx.counters, phase, items)
 
 
-@inner_njit
 def _tile_of(split_index: int, batch: AttentionBatch) -> Any:
     """Returns the tile of a split; splits are numbered through all tiles."""
-    low, high = np.int64(0), np.int64(batch.num_tiles - 1)
+    low, high = 0, int(batch.num_tiles - 1)
     while low < high:
         middle = (low + high + 1) // 2
         if batch.split_starts[middle] <= split_index:
@@ -131,19 +121,17 @@ def _tile_of(split_index: int, batch: AttentionBatch) -> Any:
     return low
 
 
-@inner_njit
 def _slice_tile(batch: AttentionBatch, tile: int, heads: HeadLayout, kv_head: int, end_kv_head: int) -> Any:
     """Returns the part of a tile that belongs to a range of key heads."""
-    first: Any = np.int64(batch.tiles[tile])
-    last: Any = np.int64(batch.tiles[tile + 1])
-    tokens: Any = np.int64(0)
+    first: Any = int(batch.tiles[tile])
+    last: Any = int(batch.tiles[tile + 1])
+    tokens: Any = 0
     for segment in range(first, last):
         tokens += batch.segments[SEGMENT_FIELDS * segment + 2]
     lanes = tokens * heads.q_per_kv
     return TileSlice(first, last, lanes, padded_lanes(lanes), kv_head, end_kv_head)
 
 
-@inner_njit
 def _attend_all_splits(
     tile: int,
     tile_slice: TileSlice,
@@ -155,7 +143,7 @@ def _attend_all_splits(
     ws: AttentionWorkspace,
     out: QuantizedActivations,
 ) -> None:
-    splits = np.int64(batch.split_starts[tile + 1] - batch.split_starts[tile])
+    splits = int(batch.split_starts[tile + 1] - batch.split_starts[tile])
     init_lanes(isa, tile_slice, qkv, cache, heads, batch, True, ws)
     first = first_visible_block(tile_slice, ws) // BLOCKS_PER_SPLIT  # no lane sees the splits before it
     for split in range(first, splits):
@@ -168,7 +156,6 @@ def _attend_all_splits(
         write_partials(isa, tile_slice, ws.merged, tile_slice.lanes, heads, batch, out)
 
 
-@inner_njit
 def _attend_one_split(
     split_index: int,
     tile: int,
@@ -189,7 +176,6 @@ def _attend_one_split(
     attend_split(schedule.isa, tile_slice, begin_block, on_end, partials, schedule.lanes, cache, heads, batch, ws, out)
 
 
-@inner_njit
 def _partials_of(split_index: int, kv_head: int, heads: HeadLayout, schedule: AttentionSchedule) -> Any:
     """Returns the address of a split's slots, from a key head on."""
     return schedule.partials + (split_index * heads.num_kv_heads + kv_head) * partial_bytes(
@@ -197,7 +183,6 @@ def _partials_of(split_index: int, kv_head: int, heads: HeadLayout, schedule: At
     )
 
 
-@inner_njit
 def _merge_if_last(
     counter: int,
     tile: int,
@@ -208,7 +193,7 @@ def _merge_if_last(
     out: QuantizedActivations,
 ) -> None:
     """Counts a finished split; after the tile's last one, merges all of them and writes the output."""
-    begin, end = np.int64(batch.split_starts[tile]), np.int64(batch.split_starts[tile + 1])
+    begin, end = int(batch.split_starts[tile]), int(batch.split_starts[tile + 1])
     if end - begin == 1 or (atomic_add(schedule.finished_splits + 8 * counter, 1) + 1) % (end - begin):
         return
     merged = _partials_of(begin, tile_slice.kv_head, heads, schedule)

@@ -11,22 +11,18 @@ from plait.kernels.cpu.attention import kv_layout, online_softmax
 from plait.kernels.cpu.attention.isa import F32, INT8_VNNI
 from plait.kernels.cpu.attention.tiling import TileSlice, segment_of
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, partial_bytes
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, QuantizedActivations
 from plait.kernels.cpu.ops import quantize_blocks
 
 WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # values of `on_end`: what happens to the results of a split
 
 
-# A loop, because slice assignment makes numba compile some forty functions that format an error message about shapes.
-@inner_njit
 def _copy_floats(source: int, target: int, count: int) -> None:
     read, written = float32_array(source, count), float32_array(target, count)
     for i in range(count):
         written[i] = read[i]
 
 
-@inner_njit
 def end_segment(
     isa: int,
     segment: int,
@@ -65,7 +61,6 @@ def end_segment(
             _merge_lanes(lanes, head_dim, accumulators, running_max, running_sum, to_accumulators, to_max, to_sum)
 
 
-@inner_njit
 def _merge_lanes(
     lanes: int,
     head_dim: int,
@@ -89,7 +84,6 @@ def _merge_lanes(
         )
 
 
-@inner_njit
 def merge_partials(tile_slice: TileSlice, slots: int, to_slots: int, partial_lanes: int, head_dim: int) -> None:
     """Merges the partial results of one split into those of the splits before it."""
     max_offset = 4 * partial_lanes * head_dim
@@ -102,7 +96,6 @@ def merge_partials(tile_slice: TileSlice, slots: int, to_slots: int, partial_lan
         )
 
 
-@inner_njit
 def write_partials(
     isa: int,
     tile_slice: TileSlice,
@@ -123,7 +116,6 @@ def write_partials(
             running_sum += 4 * count * heads.q_per_kv
 
 
-@inner_njit
 def _write_output(
     isa: int,
     segment: int,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
-from plait.kernels.cpu.jit import inner_njit, njit
 from plait.kernels.cpu.kernel_types import AttentionBatch
 
 MAX_TILE_LANES = 96  # lanes of a tile for each key head
@@ -36,14 +35,12 @@ class TileSlice(NamedTuple):
     end_kv_head: int
 
 
-@inner_njit
 def segment_of(batch: AttentionBatch, segment: int) -> Any:
     """Returns a segment's row, its first new token within the row, and its number of tokens."""
     field = SEGMENT_FIELDS * segment
-    return np.int64(batch.segments[field]), np.int64(batch.segments[field + 1]), np.int64(batch.segments[field + 2])
+    return int(batch.segments[field]), int(batch.segments[field + 1]), int(batch.segments[field + 2])
 
 
-@inner_njit
 def _common_prefix(pages: Any, first: int, second: int, count: int) -> Any:
     """Returns the length of the common prefix of two page tables, `count` entries from `first` and `second` on."""
     same = 0
@@ -59,7 +56,6 @@ def _common_prefix(pages: Any, first: int, second: int, count: int) -> Any:
     return same
 
 
-@inner_njit
 def _is_before(pages: Any, first: int, first_count: int, second: int, second_count: int) -> Any:
     """Returns whether one page table sorts before another."""
     shorter = min(first_count, second_count)
@@ -69,7 +65,6 @@ def _is_before(pages: Any, first: int, first_count: int, second: int, second_cou
     return first_count < second_count
 
 
-@inner_njit
 def sort_by_page_table(kv_starts: Any, first_pages: Any, pages: Any, shift: int, order: Any) -> None:
     """Writes the rows, sorted by page table, to `order` [R] (insertion with binary search)."""
     round_up = (1 << shift) - 1
@@ -89,7 +84,6 @@ def sort_by_page_table(kv_starts: Any, first_pages: Any, pages: Any, shift: int,
         order[low] = row
 
 
-@inner_njit
 def num_shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, row: int, other: int) -> Any:
     """Returns how many leading blocks of two rows lie in the same pages."""
     shorter = min(kv_starts[row + 1] - kv_starts[row], kv_starts[other + 1] - kv_starts[other])
@@ -97,7 +91,6 @@ def num_shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, 
     return (same << shift) // KV_BLOCK
 
 
-@njit
 def build_tiles(
     q_starts: Any,
     kv_starts: Any,
@@ -119,7 +112,7 @@ def build_tiles(
         max_tokens = max(1, max_tokens // 2)
     sort_by_page_table(kv_starts, first_pages, pages, shift, order[:count])
     num_tiles, num_segments, free = 0, 0, 0  # free: tokens that the last tile has room for
-    previous: Any = np.int64(-1)
+    previous: Any = -1
     for i in range(count):
         row = int(order[i])
         first, shared, q_len = 0, 0, q_starts[row + 1] - q_starts[row]
@@ -140,22 +133,21 @@ def build_tiles(
     return num_tiles
 
 
-@njit
 def count_splits(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segments: Any, split_starts: Any) -> Any:
     """Counts the KV splits of each tile: tile i has splits split_starts[i] to split_starts[i + 1].
 
     Returns the largest number of tokens, and of splits, that a tile has.
     """
-    max_tokens, max_splits = np.int64(0), np.int64(0)
+    max_tokens, max_splits = 0, 0
     split_starts[0] = 0
     for tile in range(num_tiles):
-        kv_end, tokens = np.int64(1), np.int64(0)
+        kv_end, tokens = 1, 0
         for segment in range(tiles[tile], tiles[tile + 1]):
             row, first, count = segments[4 * segment], segments[4 * segment + 1], segments[4 * segment + 2]
             later = q_starts[row + 1] - q_starts[row] - first - count  # tokens of the row behind this segment
-            kv_end = max(kv_end, np.int64(kv_starts[row + 1] - kv_starts[row] - later))
+            kv_end = max(kv_end, int(kv_starts[row + 1] - kv_starts[row] - later))
             tokens += count
         splits = (kv_end + BLOCKS_PER_SPLIT * KV_BLOCK - 1) // (BLOCKS_PER_SPLIT * KV_BLOCK)
         split_starts[tile + 1] = split_starts[tile] + splits
-        max_tokens, max_splits = max(max_tokens, tokens), max(max_splits, np.int64(splits))
+        max_tokens, max_splits = max(max_tokens, tokens), max(max_splits, int(splits))
     return max_tokens, max_splits

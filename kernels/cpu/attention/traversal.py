@@ -23,19 +23,16 @@ from plait.kernels.cpu.attention.products import f32_kernel, int8_vnni_kernel
 from plait.kernels.cpu.attention.split_results import end_segment
 from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS, TileSlice, segment_of
 from plait.kernels.cpu.attention.workspace import AttentionWorkspace, float32_array, int32_array, int64_array
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.vector_ops import address_of, to_bfloat16
 
 
-@inner_njit
-def _fill_floats(address: int, count: int, value: float) -> None:
+def _fill_floats(address: int, count: int, value: Any) -> None:
     array = float32_array(address, count)
     for i in range(count):
         array[i] = value
 
 
-@inner_njit
 def init_lanes(
     isa: int,
     tile_slice: TileSlice,
@@ -57,7 +54,6 @@ def init_lanes(
             _load_queries(isa, tile_slice, tile_slice.kv_head + i, lane, qkv, cache.window, heads, batch, ws)
 
 
-@inner_njit
 def _load_queries(
     isa: int,
     tile_slice: TileSlice,
@@ -91,7 +87,6 @@ def _load_queries(
         _pack_queries(isa, lane // LANES * LANES, ws)
 
 
-@inner_njit
 def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> None:
     """Stores a query, float32 [D] at the address `query`, rounded to bfloat16, or to 16 bits for integer products.
 
@@ -110,24 +105,21 @@ def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> Non
         _pack_queries(isa, lane - LANES + 1, ws)
 
 
-@inner_njit
 def _pack_queries(isa: int, lane: int, ws: AttentionWorkspace) -> None:
     """Packs the 16 queries from `lane` on."""
     rows = ws.query_rows + 2 * lane * ws.head_dim if isa == INT8_VNNI else ws.rows
     kv_layout.pack_queries(rows, ws.head_dim, ws.queries + 4 * lane, ws.query_stride)
 
 
-@inner_njit
 def first_visible_block(tile_slice: TileSlice, ws: AttentionWorkspace) -> Any:
     """Returns the index of the first block that is visible to any lane of the tile."""
     kv_begins = int32_array(ws.kv_begins, ws.capacity)
-    lowest = np.int64(kv_begins[0])
+    lowest = int(kv_begins[0])
     for lane in range(1, tile_slice.lanes):
-        lowest = min(lowest, np.int64(kv_begins[lane]))
+        lowest = min(lowest, int(kv_begins[lane]))
     return lowest // KV_BLOCK
 
 
-@inner_njit
 def attend_split(
     isa: int,
     tile_slice: TileSlice,
@@ -155,7 +147,7 @@ def attend_split(
         shared_end = _shared_end_block(first, last, tile_slice, batch, ws)
         _attend_shared_blocks(isa, first, last, block, min(shared_end, end_block), tile_slice, cache, heads, batch, ws)
         if last == first + 1:
-            lane = np.int64(lane_starts[first - tile_slice.begin_segment])
+            lane = int(lane_starts[first - tile_slice.begin_segment])
             end_segment(isa, first, lane, on_end, partials, partial_lanes, tile_slice, heads, batch, ws, out)
             continue
         child = first
@@ -166,22 +158,20 @@ def attend_split(
                 child, depth = segment, depth + 1
 
 
-@inner_njit
 def _shared_end_block(
     first: int, last: int, tile_slice: TileSlice, batch: AttentionBatch, ws: AttentionWorkspace
 ) -> Any:
     """Returns the first block in which the page tables of the segments differ, or the end of the longest one."""
     lane_starts, kv_ends = int32_array(ws.lane_starts, ws.capacity + 1), int32_array(ws.kv_ends, ws.capacity)
-    end = np.int64(0)
+    end = 0
     for segment in range(first, last):
         kv_end = kv_ends[lane_starts[segment + 1 - tile_slice.begin_segment] - 1]
-        end = max(end, np.int64(kv_end + KV_BLOCK - 1) // KV_BLOCK)
+        end = max(end, int(kv_end + KV_BLOCK - 1) // KV_BLOCK)
     for segment in range(first + 1, last):
-        end = min(end, np.int64(batch.segments[SEGMENT_FIELDS * segment + 3]))
+        end = min(end, int(batch.segments[SEGMENT_FIELDS * segment + 3]))
     return end
 
 
-@inner_njit
 def _attend_shared_blocks(
     isa: int,
     first: int,
@@ -196,11 +186,11 @@ def _attend_shared_blocks(
 ) -> None:
     """Computes the attention of all lanes of the segments to a range of blocks in the pages of the first segment."""
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
-    lane = np.int64(lane_starts[first - tile_slice.begin_segment])
-    end_lane = np.int64(lane_starts[last - tile_slice.begin_segment])
+    lane = int(lane_starts[first - tile_slice.begin_segment])
+    end_lane = int(lane_starts[last - tile_slice.begin_segment])
     any_begin, all_begin, all_end, any_end = _visible_positions(lane, end_lane, ws)
     row, _, _ = segment_of(batch, first)
-    pages = address_of(batch.pages) + 4 * np.int64(batch.first_pages[row])
+    pages = address_of(batch.pages) + 4 * int(batch.first_pages[row])
     heads_in_slice = tile_slice.end_kv_head - tile_slice.kv_head
     head_bytes = heads.head_dim if cache.scales else 2 * heads.head_dim
     channels, offset = (heads_in_slice * head_bytes + 63) // 64 * 32, tile_slice.kv_head * head_bytes
@@ -221,7 +211,6 @@ def _attend_shared_blocks(
             attend_block(isa, head_lane + lane, head_lane + end_lane, kv_block, scale, ws)
 
 
-@inner_njit
 def _visible_positions(lane: int, end_lane: int, ws: AttentionWorkspace) -> Any:
     """Returns any_begin, all_begin, all_end and any_end of lanes [lane, end_lane).
 
@@ -235,7 +224,6 @@ def _visible_positions(lane: int, end_lane: int, ws: AttentionWorkspace) -> Any:
     return any_begin, all_begin, all_end, any_end
 
 
-@inner_njit
 def _score_scale(heads: HeadLayout) -> Any:
     """Returns the scale of a model's scores."""
     if heads.softcap > 0:
@@ -244,7 +232,6 @@ def _score_scale(heads: HeadLayout) -> Any:
     return ScoreScale(np.float32(heads.scale * online_softmax.LOG2_E), np.float32(0.0))
 
 
-@inner_njit
 def _source_of_head(kv_head: int, offset: int, head_bytes: int, cache: LayerKvCache, all_heads: KvSource) -> Any:
     """Returns the part of a cache that belongs to a key head, `offset` bytes behind the first head of the slice."""
     to_scale = cache.scales + 4 * kv_head - kv_head * head_bytes if cache.scales else 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
 from plait.kernels.cpu.attention.products import amx_kernel
-from plait.kernels.cpu.jit import carray, inner_njit
+from plait.kernels.cpu.compiler.intrinsics import carray
 from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros, as_pointer
 
 PADDING_LANES = LANES
@@ -48,19 +48,16 @@ class AttentionWorkspace(NamedTuple):
     merged: int  # one slot for each key head: the merged results of the splits so far
 
 
-@inner_njit
 def padded_lanes(lanes: int) -> Any:
     """Returns how many lanes are touched for a key head of `lanes`: those that fill the last vectors included."""
     return (lanes + 15) // 16 * 16 + PADDING_LANES
 
 
-@inner_njit
 def partial_bytes(lanes: int, head_dim: int) -> Any:
     """Returns the size of a slot of partial results: float32 accumulators [lanes, D], maxima [lanes], sums [lanes]."""
     return 4 * lanes * (head_dim + 2)
 
 
-@inner_njit
 def workspace_at(address: int, capacity: int, head_dim: int) -> Any:
     """Returns the workspace that begins at an address."""
     keys = address + CACHE_LINE
@@ -95,28 +92,24 @@ def workspace_at(address: int, capacity: int, head_dim: int) -> Any:
 
 def capacity(lanes: int, num_kv_heads: int) -> int:
     """Returns the capacity for tiles of up to `lanes` lanes of a key head: one such head, or many of few lanes."""
-    return max(int(padded_lanes.py_func(lanes)), min(num_kv_heads * int(padded_lanes.py_func(1)), MAX_LANES))
+    return max(int(padded_lanes(lanes)), min(num_kv_heads * int(padded_lanes(1)), MAX_LANES))
 
 
-@inner_njit
 def kv_heads_per_pass(lanes: int, ws: AttentionWorkspace) -> Any:
     """Returns how many key heads, of `lanes` lanes each, are computed together on a block before the next is read."""
-    return max(np.int64(1), min(ws.capacity // padded_lanes(lanes), L1_BUDGET_BYTES // (8 * ws.head_dim * lanes)))
+    return max(1, min(ws.capacity // padded_lanes(lanes), L1_BUDGET_BYTES // (8 * ws.head_dim * lanes)))
 
 
-@inner_njit
 def int32_array(address: int, count: int) -> Any:
     """Returns the int32 array [count] at an address."""
     return carray(as_pointer(address), (count,), np.int32)
 
 
-@inner_njit
 def int64_array(address: int, count: int) -> Any:
     """Returns the int64 array [count] at an address."""
     return carray(as_pointer(address), (count,), np.int64)
 
 
-@inner_njit
 def float32_array(address: int, count: int) -> Any:
     """Returns the float32 array [count] at an address."""
     return carray(as_pointer(address), (count,), np.float32)
@@ -124,7 +117,7 @@ def float32_array(address: int, count: int) -> Any:
 
 def allocate(threads: int, lanes: int, head_dim: int) -> np.ndarray[Any, Any]:
     """Returns uint8 [threads, bytes]: a workspace for each thread, of a capacity of `lanes` lanes."""
-    width = workspace_at.py_func(0, lanes, head_dim).merged + partial_bytes.py_func(lanes, head_dim)
+    width = workspace_at(0, lanes, head_dim).merged + partial_bytes(lanes, head_dim)
     workspaces = aligned_zeros((threads, width + -width % CACHE_LINE), np.uint8)
     workspaces[:, :CACHE_LINE] = np.frombuffer(amx_kernel.tile_config(), np.uint8)
     return workspaces

@@ -33,7 +33,7 @@ class Slice:
 
 
 def array_at(b: Any, address: Any, shape: list[Value], dtype: Any) -> Value:
-    """Returns the array of a shape at a pointer, as `numba.carray` does."""
+    """Returns the array of a shape at a pointer."""
     kind = Array(np.dtype(dtype).name, len(shape))
     pointer = b.bitcast(address, DTYPES[kind.dtype].as_pointer())
     return Value(kind, (pointer, *(convert(b, size, INT).number for size in shape)))

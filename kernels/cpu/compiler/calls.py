@@ -11,6 +11,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu.compiler import arrays, operators
 from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.compiler.intrinsics import Intrinsic, carray
 from plait.kernels.cpu.compiler.values import (
     BOOL,
     CASTS,
@@ -26,7 +27,6 @@ from plait.kernels.cpu.compiler.values import (
     number,
     record,
 )
-from plait.kernels.cpu.jit import Intrinsic, KernelFunction, carray
 
 
 class Caller(Protocol):
@@ -39,7 +39,7 @@ class Caller(Protocol):
 
 
 class _IntrinsicContext:
-    """What intrinsics use of numba's target context."""
+    """What intrinsics use of the compiler."""
 
     def get_dummy_value(self) -> None:
         """Returns the result of an intrinsic without one."""
@@ -74,8 +74,6 @@ def call(caller: Caller, function: Any, arguments: list[Any]) -> Any:
         if len(arguments) != len(function._fields):
             raise CompileError(f"{function.__name__} has {len(function._fields)} fields")
         return record(function, [as_value(argument) for argument in arguments])
-    if isinstance(function, KernelFunction):
-        function = function.py_func
     if not isinstance(function, FunctionType):
         raise CompileError(f"{function!r} cannot be called")
     return caller.call_kernel(function, [as_value(argument) for argument in arguments])

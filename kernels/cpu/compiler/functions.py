@@ -2,8 +2,7 @@
 
 A kernel works on numbers, C-contiguous arrays and NamedTuples, and calls other kernels and intrinsics, which generate
 LLVM code. The types of a function's variables follow from its arguments, in the order of its statements: a variable
-keeps the type of its first value. `numba` compiles the same functions, with the same results, in five times the time;
-tests use it to call a kernel's parts from Python. Whatever is not known here raises CompileError with file and line.
+keeps the type of its first value. Whatever is not known here raises CompileError with file and line.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _ENGINES: list[Any] = []  # own the machine code, which is never freed
 def cache_folder() -> Path | None:
     """Returns the folder of compiled kernels, or None if there is none that this user alone can write.
 
-    It lies in the folder that NUMBA_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
+    It lies in the folder that PLAIT_KERNEL_CACHE_DIR names, else in the user's cache (XDG_CACHE_HOME, or ~/.cache).
     """
     folder = readable_folder()
     return folder if folder is not None and os.access(folder, os.W_OK) else None
@@ -54,7 +54,8 @@ def readable_folder() -> Path | None:
 
 
 def _folder_path() -> Path:
-    if configured := os.environ.get("NUMBA_CACHE_DIR", ""):
+    configured = os.environ.get("PLAIT_KERNEL_CACHE_DIR") or os.environ.get("NUMBA_CACHE_DIR")  # the name until 0.3
+    if configured:
         return Path(configured) / "plait-kernels"
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "plait" / "kernels"

@@ -1,7 +1,4 @@
-"""Types of an intrinsic's arguments and result, which its definition names (imported as `types`).
-
-They have the names of numba's types, so that numba compiles intrinsics as well (`numba_pipeline`).
-"""
+"""Types of an intrinsic's arguments and result, which its definition names (imported as `types`)."""
 
 from __future__ import annotations
 

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from plait.kernels.cpu import amx, vector_ops
 from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.gemm import amx_kernel
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, RESULT_BYTES, TILE_BYTES
 from plait.kernels.cpu.gemm.form_calls import call_dequantize, call_pass
 from plait.kernels.cpu.gemm.forms import HALF_TILE, TILE_OUTPUTS
-from plait.kernels.cpu.jit import inner_njit
 
 MAX_CHUNK_BLOCKS = 18  # blocks of a chunk: 36 KB of a first-level cache of 48
 PASSES_PER_GROUP = 8  # passes whose incomplete sums the scratch holds
@@ -84,14 +81,12 @@ class PendingGlu(NamedTuple):
     num_groups: int  # groups of GLU_ROWS rows; 0: nothing waits
 
 
-@inner_njit
 def amx_gemm(task: GemmTask, rows: int, scratch: int) -> None:
     """Computes a task for all rows, in groups whose incomplete sums fit into the scratch."""
     for begin in range(0, rows, PASSES_PER_GROUP * PASS_ROWS):
         _gemm_row_group(task, begin, min(rows, begin + PASSES_PER_GROUP * PASS_ROWS), scratch)
 
 
-@inner_njit
 def _gemm_row_group(task: GemmTask, begin: int, end: int, scratch: int) -> None:
     """Computes rows [begin, end) of a task."""
     # A single pass keeps only a ring of two blocks, so it needs no chunks.
@@ -121,15 +116,13 @@ def _gemm_row_group(task: GemmTask, begin: int, end: int, scratch: int) -> None:
                 groups = (min(PASS_ROWS, end - row) + GLU_ROWS - 1) // GLU_ROWS
                 pending = PendingGlu(glu_sums, tile + 2 * HALF_TILE * (columns % 2), task.stride, groups)
                 glu_sums, next_glu_sums = next_glu_sums, glu_sums
-    _glu_rows(task.activation, pending, np.int64(0), PASS_ROWS // GLU_ROWS)
+    _glu_rows(task.activation, pending, 0, PASS_ROWS // GLU_ROWS)
 
 
-@inner_njit
 def _nothing_pending() -> Any:
     return PendingGlu(0, 0, 0, 0)
 
 
-@inner_njit
 def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: int, rows: int) -> Any:
     """Returns the chunk of blocks [begin, end) of a unit of columns, to be read by `rows` rows."""
     weight, other = task.weight, task.other
@@ -153,7 +146,6 @@ def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: in
     )
 
 
-@inner_njit
 def _pass(
     two_tiles: bool,
     dequantize: bool,
@@ -180,12 +172,12 @@ def _pass(
     else:
         amx_kernel.zero_accumulators(1)
     if dequantize and chunk.multiply_pass:
-        _glu_rows(activation, pending, np.int64(0), PASS_ROWS // GLU_ROWS)  # a literal would compile it twice
+        _glu_rows(activation, pending, 0, PASS_ROWS // GLU_ROWS)
         call_pass(
             chunk.multiply_pass,
             (
                 chunk.tile, chunk.half, chunk.other_tile, chunk.other_half, chunk.begin, chunk.blocks, chunk.panel,
-                chunk.mask, x, x_stride, np.int64(two_tiles),
+                chunk.mask, x, x_stride, int(two_tiles),
             ),
         )  # fmt: skip
     else:
@@ -196,7 +188,6 @@ def _pass(
         amx_kernel.store_accumulators(1, out, stride)
 
 
-@inner_njit
 def _multiply_blocks(
     two_tiles: bool,
     dequantize: bool,
@@ -209,7 +200,7 @@ def _multiply_blocks(
     """Multiplies with the blocks of a chunk; dequantizes them one ahead if `dequantize`, as two forms do it."""
     groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
     if dequantize:
-        _dequantize_block(chunk, np.int64(0))
+        _dequantize_block(chunk, 0)
     for block in range(chunk.blocks):
         if dequantize and block + 1 < chunk.blocks:
             _dequantize_block(chunk, block + 1)
@@ -222,7 +213,6 @@ def _multiply_blocks(
             _glu_rows(activation, pending, block * groups_per_block, (block + 1) * groups_per_block)
 
 
-@inner_njit
 def _dequantize_block(chunk: PanelChunk, block: int) -> None:
     """Dequantizes a block of a chunk to its panel."""
     panel, index = chunk.panel + PANEL_BYTES * (block & chunk.mask), chunk.begin + block
@@ -230,7 +220,6 @@ def _dequantize_block(chunk: PanelChunk, block: int) -> None:
     call_dequantize(chunk.other_dequantize, chunk.other_tile, index, chunk.other_half, panel + TILE_BYTES)
 
 
-@inner_njit
 def _glu_rows(activation: int, pending: PendingGlu, begin: int, end: int) -> None:
     """Computes the GLU of groups [begin, end) of a pass, as far as there are so many."""
     for group in range(begin, min(end, pending.num_groups)):

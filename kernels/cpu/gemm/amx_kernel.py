@@ -17,8 +17,8 @@ from llvmlite import ir
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
 from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
 from plait.kernels.cpu.gemm.forms import HALF_TILE
-from plait.kernels.cpu.jit import literal_intrinsic
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs

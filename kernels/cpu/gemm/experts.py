@@ -24,7 +24,6 @@ from plait.kernels.cpu.gemm.packed_linear import (
     gate_up_tiles,
     multiply_tiles,
 )
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_types import ExpertBuffers
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.row_partition import partition_activations
@@ -43,7 +42,6 @@ GROUP = 16  # experts whose scores for a token are one item
 NO_SCORE = np.float32(-1e30)  # of the entries behind the last expert
 
 
-@inner_njit
 def score_experts(ctx: ThreadContext, router: int, num_experts: int, normed: Any, experts: ExpertBuffers) -> None:
     """Phase 0: writes the router's products with normed [T, C]; `router`: the address of float32 [E, C]."""
     rows, width = experts.scores.shape
@@ -67,7 +65,6 @@ def score_experts(ctx: ThreadContext, router: int, num_experts: int, normed: Any
     barrier_wait(ctx.counters, 0, items)
 
 
-@inner_njit
 def choose_experts(ctx: ThreadContext, num_experts: int, normalize: int, experts: ExpertBuffers) -> None:
     """Phase 1: writes each token's experts and their weights: the largest of the softmax over all.
 
@@ -102,7 +99,6 @@ def choose_experts(ctx: ThreadContext, num_experts: int, normalize: int, experts
     barrier_wait(ctx.counters, 1, items)
 
 
-@inner_njit
 def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
     """Phase 2, one item: gives the pairs of tokens and experts their rows, in the order of the experts."""
     num_experts, ends = len(experts.ends), experts.ends
@@ -111,10 +107,10 @@ def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
             ends[expert] = 0
         for token in range(experts.chosen.shape[0]):
             for k in range(experts.chosen.shape[1]):
-                ends[np.int64(experts.chosen[token, k])] += 1
-        begin, num_active = np.int64(0), 0
+                ends[int(experts.chosen[token, k])] += 1
+        begin, num_active = 0, 0
         for expert in range(num_experts):
-            count = np.int64(ends[expert])
+            count = int(ends[expert])
             ends[expert] = begin
             begin += count
             if count:
@@ -123,14 +119,13 @@ def group_by_expert(ctx: ThreadContext, experts: ExpertBuffers) -> None:
         experts.active[0] = num_active
         for token in range(experts.chosen.shape[0]):
             for k in range(experts.chosen.shape[1]):
-                chosen = np.int64(experts.chosen[token, k])
+                chosen = int(experts.chosen[token, k])
                 experts.places[token, k] = ends[chosen]
                 ends[chosen] += 1
         mark_done(ctx.counters, 2, 1)
     barrier_wait(ctx.counters, 2, 1)
 
 
-@inner_njit
 def gather_inputs(ctx: ThreadContext, normed: Any, experts: ExpertBuffers) -> None:
     """Phase 3: quantizes each token to the rows of its pairs."""
     items, channels = normed.shape
@@ -144,12 +139,11 @@ def gather_inputs(ctx: ThreadContext, normed: Any, experts: ExpertBuffers) -> No
         for token in range(first, last):
             x = address_of(normed) + 4 * token * channels
             for k in range(experts.places.shape[1]):
-                quantize_blocks(x, experts.inputs, np.int64(experts.places[token, k]) * blocks, blocks)
+                quantize_blocks(x, experts.inputs, int(experts.places[token, k]) * blocks, blocks)
         mark_done(ctx.counters, 3, last - first)
     barrier_wait(ctx.counters, 3, items)
 
 
-@inner_njit
 def _stream_of_expert(parts: Any, first_column: int, tiles: int, expert: int) -> TileStream:
     """The tiles of one expert of a weight whose outputs are those of all experts."""
     stride = parts[first_column + TILE_STRIDE]
@@ -161,21 +155,19 @@ def _stream_of_expert(parts: Any, first_column: int, tiles: int, expert: int) ->
     )
 
 
-@inner_njit
 def _first_row(experts: ExpertBuffers, expert: int) -> Any:
     if expert == 0:
-        return np.int64(0)
-    return np.int64(experts.ends[expert - 1])
+        return 0
+    return int(experts.ends[expert - 1])
 
 
-@inner_njit
 def multiply_gate_up(ctx: ThreadContext, parts: Any, activation: int, experts: ExpertBuffers, buffer: Any) -> None:
     """Phase 4: as `packed_linear.gate_up_linear`, for the rows of each active expert.
 
     `parts`: gate and up of all experts. An item is two tiles of an expert.
     """
     tiles = experts.inner.scales.shape[1]
-    items = np.int64(experts.active[0]) * tiles
+    items = int(experts.active[0]) * tiles
     count = items_per_claim(items, ctx)
     while True:
         item, last = claim_local_work(ctx.counters, 4, count, items, ctx.thread_id, ctx.num_threads)
@@ -183,9 +175,9 @@ def multiply_gate_up(ctx: ThreadContext, parts: Any, activation: int, experts: E
             break
         mark = last - item
         while item < last:
-            expert, first_tile = np.int64(experts.active[1 + item // tiles]), item % tiles
+            expert, first_tile = int(experts.active[1 + item // tiles]), item % tiles
             last_tile = min(tiles, first_tile + last - item)
-            begin, end = _first_row(experts, expert), np.int64(experts.ends[expert])
+            begin, end = _first_row(experts, expert), int(experts.ends[expert])
             gate = _stream_of_expert(parts, 0, tiles, expert)
             up = _stream_of_expert(parts, PART_COLUMNS, tiles, expert)
             functions = (parts[PRODUCT], parts[PART_COLUMNS + PRODUCT])
@@ -197,21 +189,20 @@ def multiply_gate_up(ctx: ThreadContext, parts: Any, activation: int, experts: E
     barrier_wait(ctx.counters, 4, items)
 
 
-@inner_njit
 def multiply_down(ctx: ThreadContext, parts: Any, num_experts: int, experts: ExpertBuffers) -> None:
     """Phase 5: multiplies the rows of each active expert with its second weight."""
-    tiles = np.int64(parts[NUM_TILES]) // num_experts
-    items = np.int64(experts.active[0]) * tiles
-    count, stride = items_per_claim(items, ctx), 4 * np.int64(experts.out.shape[1])
+    tiles = int(parts[NUM_TILES]) // num_experts
+    items = int(experts.active[0]) * tiles
+    count, stride = items_per_claim(items, ctx), 4 * int(experts.out.shape[1])
     while True:
         item, last = claim_local_work(ctx.counters, 5, count, items, ctx.thread_id, ctx.num_threads)
         if item >= items:
             break
         mark = last - item
         while item < last:
-            expert, first_tile = np.int64(experts.active[1 + item // tiles]), item % tiles
+            expert, first_tile = int(experts.active[1 + item // tiles]), item % tiles
             last_tile = min(tiles, first_tile + last - item)
-            begin, end = _first_row(experts, expert), np.int64(experts.ends[expert])
+            begin, end = _first_row(experts, expert), int(experts.ends[expert])
             multiply_tiles(
                 parts[PRODUCT], _stream_of_expert(parts, 0, tiles, expert), first_tile, last_tile, experts.inner,
                 begin, end - begin, address_of(experts.out) + begin * stride + 4 * TILE_OUTPUTS * first_tile, stride,
@@ -222,7 +213,6 @@ def multiply_down(ctx: ThreadContext, parts: Any, num_experts: int, experts: Exp
     barrier_wait(ctx.counters, 5, items)
 
 
-@inner_njit
 def combine_outputs(ctx: ThreadContext, experts: ExpertBuffers, out: Any) -> None:
     """Phase 6: writes the weighted sum of each token's experts to out [T, C], in the order of their scores."""
     items, channels = out.shape
@@ -237,7 +227,7 @@ def combine_outputs(ctx: ThreadContext, experts: ExpertBuffers, out: Any) -> Non
             for channel in range(channels):
                 out[token, channel] = np.float32(0.0)
             for k in range(experts.places.shape[1]):
-                addend = address_of(experts.out) + 4 * channels * np.int64(experts.places[token, k])
+                addend = address_of(experts.out) + 4 * channels * int(experts.places[token, k])
                 vector_ops.add_scaled_into(row, addend, experts.weights[token, k], channels // 16)
         mark_done(ctx.counters, 6, last - first)
     barrier_wait(ctx.counters, 6, items)

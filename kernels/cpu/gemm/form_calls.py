@@ -8,9 +8,9 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs
-from plait.kernels.cpu.jit import intrinsic
 
 
 def _call(b: Any, address: Any, arguments: list[Any]) -> None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStream
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.form_calls import call_output, call_product
 from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
@@ -26,7 +23,6 @@ from plait.kernels.cpu.vector_ops import address_of
 TILES_AT, TILE_STRIDE, NUM_TILES, PRODUCT, DEQUANTIZE, MULTIPLY_PASS, OUTPUT, PART_COLUMNS = range(8)
 
 
-@inner_njit
 def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any) -> None:
     """Multiplies x [T, C] with a packed weight [O, C]; writes out [T, O] float32.
 
@@ -40,7 +36,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
         first, last = claim_local_work(ctx.counters, phase, count, items, ctx.thread_id, ctx.num_threads)
         if first >= items:
             break
-        begin = np.int64(0)  # the first tile of the part
+        begin = 0  # the first tile of the part
         for i in range(0, len(parts), PART_COLUMNS):
             stream = TileStream(
                 parts[i + DEQUANTIZE], parts[i + MULTIPLY_PASS], parts[i + TILES_AT], parts[i + TILE_STRIDE]
@@ -55,7 +51,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
                 amx_blocking.amx_gemm(task, rows, ctx.scratch)
             elif part_first < part_last:
                 multiply_tiles(
-                    parts[i + PRODUCT], stream, part_first, part_last, x, np.int64(0), rows,
+                    parts[i + PRODUCT], stream, part_first, part_last, x, 0, rows,
                     target + 4 * TILE_OUTPUTS * part_first, 4 * out.shape[1], 4 * TILE_OUTPUTS,
                 )  # fmt: skip
             begin += tiles
@@ -63,7 +59,6 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
     barrier_wait(ctx.counters, phase, items)
 
 
-@inner_njit
 def multiply_tiles(
     function: int,
     stream: TileStream,
@@ -77,7 +72,7 @@ def multiply_tiles(
     out_tile_stride: int,
 ) -> None:
     """Multiplies int8 rows [begin, begin + rows) with tiles [first, last); `function`: the `product` of their form."""
-    blocks, x_stride = x.scales.shape[1], np.int64(x.qvalues.shape[1])
+    blocks, x_stride = x.scales.shape[1], int(x.qvalues.shape[1])
     offset, tile = 4 * begin * blocks, stream.tiles + first * stream.stride
     qvalues, scales = address_of(x.qvalues) + begin * x_stride, address_of(x.scales) + offset
     block_sums, half_sums = address_of(x.block_sums) + offset, address_of(x.half_sums) + offset
@@ -90,7 +85,6 @@ def multiply_tiles(
     )  # fmt: skip
 
 
-@inner_njit
 def gate_up_linear(
     ctx: ThreadContext,
     phase: int,
@@ -126,7 +120,6 @@ def gate_up_linear(
     barrier_wait(ctx.counters, phase, items)
 
 
-@inner_njit
 def gate_up_tiles(
     functions: Any,
     gate: TileStream,
@@ -163,14 +156,12 @@ def gate_up_tiles(
                     _glu_block(activation, pair, out, begin + row, i)
 
 
-@inner_njit
 def dequantize_row(part: Any, row: int, blocks: int, out: int) -> None:
     """Writes output `row` of a weight of one part to float32 [32 * blocks] at `out`."""
     tile = part[TILES_AT] + row // TILE_OUTPUTS * part[TILE_STRIDE]
     call_output(part[OUTPUT], tile, row % TILE_OUTPUTS, blocks, out)
 
 
-@inner_njit
 def _glu_block(activation: int, pair: int, out: QuantizedActivations, row: int, block: int) -> None:
     """Quantizes activation(gate) * up of one block of 32 channels; gate and up lie behind each other at `pair`."""
     index, up = row * out.scales.shape[1] + block, pair + 4 * TILE_OUTPUTS

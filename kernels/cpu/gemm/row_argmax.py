@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic, njit
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 from plait.kernels.cpu.vector_ops import address_of
 
 STEP, CHUNK = 64, 1024  # numbers of an iteration, and of a chunk
@@ -40,7 +40,6 @@ def _maximum(context: Any, x: Any, steps: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@njit
 def row_argmax(row: Any) -> Any:
     """Returns the largest number of a row [V] float32 and its first index; if one is NaN: NaN and any index."""
     count, best, start = len(row), np.float32(-np.inf), 0

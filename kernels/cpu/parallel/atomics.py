@@ -5,6 +5,7 @@ The system call `futex` compares the number again before it sleeps, so no change
 
 from __future__ import annotations
 
+import platform
 import sys
 from typing import Any
 
@@ -12,10 +13,12 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import inner_njit, intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 
-SYS_FUTEX, FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 202, 128, 129  # of Linux on x86-64
-HAS_FUTEX = sys.platform == "linux"
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+MACHINE = platform.machine()
+SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(MACHINE, 0)  # of Linux
+HAS_FUTEX = sys.platform == "linux" and SYS_FUTEX > 0
 ALL_THREADS = 0x7FFFFFFF
 SLEEPERS = 8  # bytes from a number that threads wait for to the number of those that sleep
 SPINS_BEFORE_SLEEP = 2000  # reads of a number before a waiting thread sleeps: about 0.1 ms
@@ -43,10 +46,11 @@ def atomic_load(context: Any, address: Any) -> Any:
 
 @intrinsic
 def spin_pause(context: Any) -> Any:
-    """The x86 PAUSE instruction, for waiting loops."""
+    """The PAUSE instruction of x86, for waiting loops; nothing on other processors."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        if MACHINE in ("x86_64", "AMD64"):
+            v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -88,7 +92,6 @@ def _futex(context: Any, address: Any, operation: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@inner_njit
 def add_and_wake(address: int, count: int) -> None:
     """Adds `count` to the int64 at `address`, and wakes the threads that sleep in `wait_until_at_least` for it."""
     atomic_add(address, count)
@@ -96,7 +99,6 @@ def add_and_wake(address: int, count: int) -> None:
         _futex(address, FUTEX_WAKE_PRIVATE, ALL_THREADS)
 
 
-@inner_njit
 def wait_until_at_least(address: int, minimum: int) -> Any:
     """Waits until the int64 at `address`, which only `add_and_wake` changes meanwhile, is at least `minimum`.
 

@@ -18,8 +18,8 @@ from llvmlite import ir
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.compiler import signatures as types
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 from plait.kernels.cpu.compiler.library import KernelLibrary
-from plait.kernels.cpu.jit import intrinsic
 from plait.kernels.cpu.kernel_args import aligned_zeros
 from plait.kernels.cpu.parallel.atomics import (
     add_and_wake,
@@ -55,7 +55,7 @@ def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args
 
 def run_step(function: int, address: int, threads: int, control: int) -> None:
     """Runs the kernel at an address: first its serial part, then a part on this thread and on those that wake."""
-    _call_kernel(function, np.int64(SERIAL_PART), threads, address)
+    _call_kernel(function, SERIAL_PART, threads, address)
     if threads > 1:
         atomic_store(control + KERNEL, function)
         atomic_store(control + THREADS, threads)
@@ -63,7 +63,7 @@ def run_step(function: int, address: int, threads: int, control: int) -> None:
         atomic_store(control + FINISHED, 0)
         atomic_store(control + GATE, 0)
         add_and_wake(control + STEP, 1)
-    _call_kernel(function, np.int64(0), threads, address)
+    _call_kernel(function, 0, threads, address)
     if threads > 1:
         begun = atomic_add(control + GATE, CLOSED)
         wait_until_at_least(control + FINISHED, begun)
@@ -71,7 +71,7 @@ def run_step(function: int, address: int, threads: int, control: int) -> None:
 
 def serve_steps(control: int, thread_id: int) -> None:
     """Runs a thread's part of all steps to come; never returns."""
-    step = np.int64(0)
+    step = 0
     while True:
         step = wait_until_at_least(control + STEP, step + 1)
         if atomic_load(control + THREADS) > thread_id and atomic_add(control + GATE, 1) < CLOSED:

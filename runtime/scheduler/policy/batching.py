@@ -4,7 +4,8 @@ Decoding requests come first, with one token each; then chunks of the prompts of
 the tenant with the least service first; then waiting requests in the order of `Fairness`, and with equal rank the
 longest cached prefix first. While there is no row or too few pages for a waiting request, others are paused as
 `Fairness` says; their pages stay cached. A long prompt is interrupted by a shorter waiting one. If pages run out, the
-request admitted last is retracted: it loses its pages and waits again.
+request admitted last is retracted: it loses its pages and waits again. Tenants with few of the rows also decode in
+extra steps of their own: `light_tenants.py`.
 
 Beside other requests that are not in the background, those that compute prefixes of whole values share
 MAX_PREFIX_LOGITS positions of a step, in the order of `Fairness`, so that a step is not much longer than without them,
@@ -26,6 +27,7 @@ from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.messages import CacheMiss
 from plait.runtime.scheduler.policy.drafts import add_draft, may_draft
+from plait.runtime.scheduler.policy.light_tenants import LightTenants
 from plait.runtime.scheduler.policy.preemption import Preemption
 from plait.runtime.scheduler.policy.rows import Rows
 from plait.runtime.scheduler.policy.waiting_order import WaitingOrder
@@ -62,6 +64,7 @@ class BatchScheduler(Rows):
         draft: bool = True,
         order: SchedulingOrder = "fair",
         tenant_weights: Mapping[str, float] | None = None,
+        extra_steps: bool = False,
     ) -> None:
         super().__init__(cache, max_batch_tokens, max_batch_rows, order, tenant_weights)
         self.max_batch_tokens = max_batch_tokens
@@ -69,6 +72,7 @@ class BatchScheduler(Rows):
         self.max_length, self.draft = max_length, draft
         self._order = WaitingOrder(self)
         self._preemption = Preemption(self, self._order, max_batch_tokens)
+        self._light_tenants = LightTenants(self.fairness) if extra_steps else None
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
         self.provisional_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
@@ -94,7 +98,19 @@ class BatchScheduler(Rows):
     def next_batch(self) -> Batch | None:
         """Returns the next batch with all pages allocated, or None if there is nothing to run."""
         step = self._begin_step()
-        stages: tuple[Callable[[Step], None], ...] = (
+        for stage in self._stages(step):
+            stage(step)
+        return step.batch if step.batch.rows else None
+
+    def _stages(self, step: Step) -> tuple[Callable[[Step], None], ...]:
+        """The stages of a step: of a request that is computed alone, of light tenants, or of all requests."""
+        if self.isolated:
+            return (self._schedule_isolated,)
+        if self._light_tenants is not None:
+            step.decoding += self._light_tenants.next_step(self.running, self._now)
+            if step.decoding:
+                return (self._schedule_decoding,)
+        return (
             self._pause_background,
             self._preempt_for_waiting,
             self._sort_running,
@@ -103,9 +119,6 @@ class BatchScheduler(Rows):
             self._schedule_prefilling,
             self._admit_waiting,
         )
-        for stage in (self._schedule_isolated,) if self.isolated else stages:
-            stage(step)
-        return step.batch if step.batch.rows else None
 
     def _begin_step(self) -> Step:
         is_shared = not all(request.needs_probabilities or request.owner.is_background for request in self.running)

@@ -135,6 +135,10 @@ class Fairness:
         """The queue that the request waits in, of its tenant."""
         return self._accounts[request].queue
 
+    def weight(self, tenant: str) -> float:
+        """The weight of a tenant."""
+        return self._shares[False].weight(tenant)
+
     def order_of(self, queue: Queue, now: float, num_more: int = 0) -> Order:
         """The sort key of a queue's next request, after `num_more` others of it; the smallest goes first."""
         is_background, tenant = queue

@@ -163,7 +163,7 @@ class CallTracker:
         self._send(session.key.client, Tokens(selection.call_id, winner))
         self._end(selection, Finished(selection.call_id, "stop", selection.usage(), None, scores))
 
-    def fail(self, call: Call, kind: str, text: str, *, breaks_session: bool = True) -> None:
+    def fail(self, call: Call, kind: str, text: str, *, breaks_session: bool = True, where: str | None = None) -> None:
         """Ends an active call with a failure. With `breaks_session`, later calls of its session fail, too."""
         session = self._sessions.get(call)
         if session is None:
@@ -172,7 +172,7 @@ class CallTracker:
             self.send_tokens(call, call.num_safe_tokens() if call.followed_value is not None else call.num_output)
         if breaks_session:
             session.error = SessionError(kind, text)
-        self._end(call, Failed(call.call_id, kind, text))
+        self._end(call, Failed(call.call_id, kind, text, where))
 
     def _end(self, call: Call, reply: Finished | Failed) -> None:
         """Removes a call from the batch and sends its final reply. Its computed tokens become cache."""

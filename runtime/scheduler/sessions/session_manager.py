@@ -317,7 +317,8 @@ class SessionManager:
             return
         if isinstance(outcome, GrammarError):
             kind = "overloaded" if isinstance(outcome, CompileQueueFull) else "constraint"
-            self.calls.fail(request, kind, str(outcome))
+            where = outcome.where if isinstance(outcome.where, str) else None
+            self.calls.fail(request, kind, str(outcome), where=where)
             return
         request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
         if outcome.warnings:

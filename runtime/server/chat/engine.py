@@ -16,7 +16,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks
+from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks, texts_around
 from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
@@ -24,7 +24,7 @@ from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
-from plait.runtime.server.errors import invalid
+from plait.runtime.server.errors import ConstraintParam, ToolParams, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
@@ -46,7 +46,7 @@ class PreparedChat:
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
-    constraint_param: str | None
+    constraint_param: ConstraintParam
     new_parser: Callable[[], OutputParser | UntaggedCallParser]
     plain_bytes: int = 0
     shown_tokens: ControlMarks | None = None
@@ -101,26 +101,35 @@ async def prepare_chat(
     thinking, is_json = conversation.thinking, json_answer_constraint(conversation) is not None
     formats = await formats_in_thread(template)
     call_format = fitted_calls(formats, client.tokenizer, with_json_answer=is_json)
-    tools = conversation.callable_tools
-    marks = control_marks(client.tokenizer, call_format if tools else None, formats.reasoning)
-    constraint, param = conversation.constraint, conversation.constraint_param
+    tools, messages = conversation.callable_tools, formats.messages
+    marks = control_marks(client.tokenizer, call_format if tools else None, formats.reasoning, messages)
+    constraint: Spec | None = conversation.constraint
+    param: ConstraintParam = conversation.constraint_param
     num_chars = sum(len(turn.text) for turn in conversation.turns)
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if tools:
-        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs)
-        param = tools[0].param
+        free = marks.within(*texts_around(formats.reasoning, messages))
+        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free)
+        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
     )
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     is_whole = constraint is not None and (not tools or conversation.must_call or is_json)
-    constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning)
+    in_message = _ends_with(parts, messages.begin if messages else "") and conversation.add_generation_prompt
+    text_head = messages.texts[0] if messages and in_message and not tools else ""
+    constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning, marks.pairs, text_head)
     if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
         assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
-        parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
+        closing = reasoning.lead + reasoning.end + reasoning.separator
+        parts, starts_in_reasoning = [*parts, (closing, True)], False
+    if text_head and is_whole and not isinstance(constraint, Reasoning):
+        parts, in_message = [*parts, (text_head, True)], False
+    if messages and in_message and tools and call_format.opener.startswith(messages.begin):
+        parts, in_message = _without_end(parts, messages.begin), False  # the answer begins with it, too
     ids = await tokenize(client, parts)
     new_parser: partial[Any] = partial(
         OutputParser,
@@ -129,6 +138,8 @@ async def prepare_chat(
         marks.mark_calls(call_format) if tools else None,
         {tool.name: tool.parameters for tool in tools},
         is_json,
+        marks.mark_messages(messages) if messages else None,
+        in_message,
     )
     warnings: list[str] = []
     if may_call_untagged(conversation, untagged_tool_calls):
@@ -166,6 +177,13 @@ def _with_untagged_calls(
 
 def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:
     """Whether the template ends the prompt with the opening of reasoning."""
-    return bool(
-        reasoning and reasoning.begin and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(reasoning.begin)
-    )
+    return reasoning is not None and _ends_with(parts, reasoning.begin)
+
+
+def _ends_with(parts: PromptParts, mark: str) -> bool:
+    """Whether the template's own text ends the prompt, with a mark that is not empty."""
+    return bool(mark and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(mark))
+
+
+def _without_end(parts: PromptParts, end: str) -> PromptParts:
+    return [*parts[:-1], (parts[-1][0].rstrip().removesuffix(end), True)]

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from plait.runtime.server.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
-from plait.runtime.server.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat
 from plait.runtime.server.chat.formats.control_marks import without_control_tokens
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 
 _MAX_ID_CHARS = 64
 
@@ -35,7 +35,8 @@ class OutputParser:
     """Parses one answer. It is a state machine; `_state` is the method that handles the buffer next.
 
     call_format, tools: how calls are written, and {name that may be called: schema of its arguments}. is_json: the
-    answer is either calls or a JSON value, so an answer that does not begin with a call contains none.
+    answer is either calls or a JSON value, so an answer that does not begin with a call contains none. messages: how
+    its messages begin; in_message: the prompt ends with the beginning of the first one.
 
     >>> parser = OutputParser(None, False, CallFormat("<c>{name} ", "</c>"), {"f": {}})
     >>> [part[:2] for text in ('Hi <', 'c>f {"a"', ':1}</c>') for part in parser.push(text)]
@@ -49,17 +50,23 @@ class OutputParser:
         call_format: CallFormat | None = None,
         tools: Mapping[str, Mapping[str, Any]] | None = None,
         is_json: bool = False,
+        messages: MessageFormat | None = None,
+        in_message: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._begins_with_call = is_json or (call_format is not None and call_format.is_whole_answer)
         self._format = call_format if tools else None
         self._tools = dict(tools or {})
         if self._format is not None:
-            self._first_head = _head_pattern(self._format.begin + self._format.head, self._tools)
-            self._next_head = _head_pattern(self._format.head, self._tools)
+            heads = (self._format.begin + self._format.head, *self._format.other_heads)
+            self._first_heads = [_head_pattern(head, self._tools) for head in heads]
+            self._next_heads = [_head_pattern(self._format.head, self._tools)]
             self._tail = _id_pattern(re.escape(self._format.tail))
         self._state = self._in_reasoning if starts_in_reasoning and reasoning else self._at_start
         self._buffer = ""  # text not emitted yet: it may be the beginning of a marker
+        self._messages, self._in_prompt = messages, in_message
+        if messages is not None and in_message:
+            self._buffer, self._state = messages.begin, self._at_message
         self._pending_whitespace = ""  # emitted only if text follows
         self._reader: ArgumentsReader | None = None
         self._parts: list[ParsedPart] = []
@@ -82,7 +89,8 @@ class OutputParser:
     def finish(self) -> list[ParsedPart]:
         """Returns the last parts at the end of the answer. An incomplete marker is text."""
         rest, self._buffer = self._buffer, ""
-        if rest and self._state in (self._at_start, self._in_text):
+        is_mark = self._messages is not None and CONTROL in rest  # cut off within the beginning of a message
+        if rest and self._state in (self._at_start, self._in_text) and not is_mark:
             self._emit_text(rest)
         elif rest and self._state == self._in_reasoning:
             self._parts.append(ParsedPart("reasoning", rest))
@@ -103,6 +111,33 @@ class OutputParser:
                 return False
         self._state = self._in_text
         return True
+
+    def _at_message(self) -> bool:
+        """At the beginning of a message: reasoning, text or a call."""
+        assert self._messages is not None
+        rest = self._buffer[len(self._messages.begin) :]
+        heads = [(text, self._in_text) for text in self._messages.texts]
+        if self._reasoning is not None:
+            heads.append((self._reasoning.begin, self._in_reasoning))
+        for head, state in heads:
+            if rest.startswith(head):
+                self._in_prompt = False
+                self._buffer, self._state = rest[len(head) :], state
+                return True
+        if any(head.startswith(rest) for head, _ in heads):
+            return False
+        if self._format is not None and not self._begins_with_call:
+            written = self._buffer if self._format.opener.startswith(self._messages.begin) else rest.lstrip()
+            heads_of_calls = (self._format.begin + self._format.head, *self._format.other_heads)
+            starts = [h.partition("{id}")[0].replace("{name}", name) for h in heads_of_calls for name in self._tools]
+            if any(written.startswith(start) or start.startswith(written) for start in starts):
+                self._buffer, self._state = written, self._in_first_head
+                return bool(written)
+        if CONTROL not in self._messages.begin and not self._in_prompt:  # ordinary text that is no mark
+            self._emit_text(self._messages.begin)
+        self._in_prompt = False
+        self._buffer, self._state = rest, self._in_text
+        return bool(rest)
 
     def _in_reasoning(self) -> bool:
         assert self._reasoning is not None
@@ -130,6 +165,7 @@ class OutputParser:
                     return False
                 self._format = None
         opener = self._format.opener if self._format is not None else ""
+        opener = self._messages.begin if self._messages is not None else opener
         index = self._buffer.find(opener) if opener else -1
         if index < 0:
             num_pending = partial_match_length(self._buffer, [opener])
@@ -137,7 +173,8 @@ class OutputParser:
             self._buffer = self._buffer[len(self._buffer) - num_pending :]
             return False
         self._emit_text(self._buffer[:index])
-        self._buffer, self._state = self._buffer[index:], self._in_first_head
+        self._buffer = self._buffer[index:]
+        self._state = self._in_first_head if self._messages is None else self._at_message
         return True
 
     def _starts(self, call_format: CallFormat) -> tuple[str, ...]:
@@ -149,17 +186,22 @@ class OutputParser:
     def _in_first_head(self) -> bool:
         """Before the head of an answer's or a section's first call is complete."""
         assert self._format is not None
-        return self._open_call(self._first_head, len(self._format.begin))
+        return self._open_call(self._first_heads, len(self._format.begin))
 
     def _in_next_head(self) -> bool:
         """Before the head of another call is complete."""
-        return self._open_call(self._next_head, 0)
+        return self._open_call(self._next_heads, 0)
 
-    def _open_call(self, pattern: re.Pattern[str], num_more: int) -> bool:
+    def _open_call(self, heads: list[re.Pattern[str]], num_more: int) -> bool:
         assert self._format is not None
-        match = pattern.match(self._buffer)
+        match = next(filter(None, (head.match(self._buffer) for head in heads)), None)
         if match is None:
-            longest = num_more + len(self._format.head) + max(map(len, self._tools)) + _MAX_ID_CHARS
+            longest = (
+                num_more
+                + max(map(len, (self._format.head, *self._format.other_heads)))
+                + max(map(len, self._tools))
+                + _MAX_ID_CHARS
+            )
             if len(self._buffer) > longest:  # no call: its first character is text
                 self._emit_text(self._buffer[:1])
                 self._buffer, self._state = self._buffer[1:], self._in_text

@@ -9,6 +9,7 @@ no reasoning they are advice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,16 +38,20 @@ def thinking_of(param: str, effort: Effort | None, max_tokens: int | None = None
 def with_thinking(conversation: Conversation, template: ChatTemplate) -> Conversation:
     """The conversation with what its reasoning means for the variables of `template`.
 
-    Those that the template does not read are left out, and a variable in the request has priority.
+    Those that the template does not read are left out, and a variable in the request has priority. `enable_thinking`
+    is a wish like the others where the template does not read it: clients send it to all models.
     """
-    given, thinking = conversation.template_variables, conversation.thinking
-    if given.get(THINKING) is False:
-        thinking = replace(thinking, is_wanted=False)
+    given, thinking = dict(conversation.template_variables), conversation.thinking
+    has_switch, switch = THINKING in template.variable_names, given.get(THINKING)
+    if switch is False or (switch is True and not has_switch):
+        thinking = replace(thinking, param=thinking.param or THINKING, is_wanted=switch)
+    if isinstance(switch, bool) and not has_switch:
+        del given[THINKING]
     wished = {THINKING: thinking.is_wanted, "thinking": thinking.is_wanted, "reasoning_effort": thinking.effort}
     variables: dict[str, Any] = {
         name: value for name, value in wished.items() if value is not None and name in template.variable_names
     }
-    return replace(conversation, thinking=thinking, template_variables=variables | dict(given))
+    return replace(conversation, thinking=thinking, template_variables=variables | given)
 
 
 def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint: Spec | None) -> ReasoningFormat | None:
@@ -60,11 +65,29 @@ def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint:
 
 
 def behind_reasoning(
-    constraint: Spec | None, thinking: Thinking, marks: ReasoningFormat | None, is_open: bool
+    constraint: Spec | None,
+    thinking: Thinking,
+    marks: ReasoningFormat | None,
+    is_open: bool,
+    control_tokens: Sequence[tuple[str, int]] = (),
+    text_head: str = "",
 ) -> Spec | None:
-    """The constraint on an answer that follows reasoning. `is_open`: the prompt ends with the opening mark."""
+    """The constraint on an answer that follows reasoning. `is_open`: the prompt ends with the opening mark.
+
+    control_tokens: the texts and ids of those in the marks. text_head: what begins the message of the answer's text.
+    """
     is_needed = thinking.max_tokens is not None or (thinking.is_constrained and constraint is not None)
     if marks is None or not thinking.is_wanted or not is_needed or isinstance(constraint, Reasoning):
         return constraint
     begin = "" if is_open else marks.begin
-    return Reasoning(FREE_TEXT if constraint is None else constraint, begin, marks.end, max_tokens=thinking.max_tokens)
+    separator = marks.separator + text_head
+    whole = begin + marks.end + separator
+    return Reasoning(
+        FREE_TEXT if constraint is None else constraint,
+        begin,
+        marks.end,
+        separator,
+        thinking.max_tokens,
+        marks.lead,
+        tuple((text, token) for text, token in control_tokens if text in whole),
+    )

@@ -25,18 +25,22 @@ from plait.runtime.server.errors import invalid
 
 
 def tool_constraint(
-    call_format: CallFormat, conversation: Conversation, control_tokens: Sequence[tuple[str, int]] = ()
+    call_format: CallFormat,
+    conversation: Conversation,
+    control_tokens: Sequence[tuple[str, int]] = (),
+    free_tokens: Sequence[str] = (),
 ) -> Structural:
     """Returns the constraint of an answer that may call tools.
 
     It allows free text with valid calls; with `must_call` only calls; with a JSON constraint either calls or a JSON
-    answer that satisfies it. control_tokens: the texts and ids of those in the model's marks. Raises ApiError for an
-    invalid schema, and for a constraint that is not JSON.
+    answer that satisfies it. control_tokens: the texts and ids of those in the model's marks; free_tokens: those that
+    free text may have. Raises ApiError for an invalid schema, and for a constraint that is not JSON.
     """
     tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
     strict = any(tool.strict for tool in tools)
     lead = call_format.lead if conversation.must_call else ""
-    triggers = [_trigger(call_format, tool) for tool in tools]
+    heads = (call_format.head, *(() if conversation.must_call else call_format.other_heads))
+    triggers = [_trigger(call_format, tool, head) for tool in tools for head in heads]
     at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
     try:
         return Structural(
@@ -47,8 +51,8 @@ def tool_constraint(
             annotations=not strict,
             strict_formats=conversation.strict_formats or strict,
             otherwise=otherwise,
-            openers=tuple(call_format.begin + trigger.begin for trigger in triggers)
-            if at_start
+            openers=tuple(lead + call_format.begin + trigger.begin for trigger in triggers)
+            if at_start or call_format.has_named_opener or len(heads) > 1
             else (lead + call_format.opener,),
             begin=lead + call_format.begin,
             separator=call_format.separator,
@@ -56,6 +60,7 @@ def tool_constraint(
             control_tokens=control_tokens,
             call_id=call_format.id_pattern,
             at_start=at_start,
+            free_tokens=() if conversation.must_call else tuple(free_tokens),
         )
     except GrammarError as error:  # two tools of one name, or more tools than a constraint may have
         raise invalid(f"'tools': {error}", "tools", "invalid_constraint") from None
@@ -75,9 +80,9 @@ def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObjec
     raise invalid(text, param, "unsupported_combination")
 
 
-def _trigger(call_format: CallFormat, tool: ToolDefinition) -> Trigger:
-    """Returns the call of one tool."""
-    head = call_format.head.replace("{name}", tool.name)
+def _trigger(call_format: CallFormat, tool: ToolDefinition, head: str) -> Trigger:
+    """Returns the call of one tool, which begins with `head`."""
+    head = head.replace("{name}", tool.name)
     try:
         if tool.input is not None:
             before, content, behind = _input(call_format, tool.input)

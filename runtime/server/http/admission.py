@@ -26,7 +26,7 @@ from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, RequestSize, current_request
 from plait.runtime.server.settings import ServerSettings
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
 UPLOAD_PATH = "/v1/files"  # its bodies are files, which have limits of their own and hold no prompt
 SMALL_BODY_BYTES = 1 << 16  # of a request that runs no call: it is taken however many bytes wait

@@ -23,7 +23,7 @@ TIMER_S = 0.002  # by which a timer may fire early
 WITHOUT_PLACE = frozenset(
     {
         *("/abort_request", "/concate_and_append_request", "/flush_cache"),
-        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show"),
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/api/show"),
     }
 )
 FOLDERS_WITHOUT_PLACE = ("/v1/files", "/v1/batches")  # their lines are counted by `batches/slots.py`

@@ -28,6 +28,7 @@ MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
 SMALL_BODY_BYTES = 1 << 14  # parsed at once
 CHECKED_PER_STEP = 20_000  # values of a decoded body
+UNTYPED = ("", "application/octet-stream", "application/x-www-form-urlencoded")  # none, a library's, `curl -d`'s
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
@@ -59,16 +60,17 @@ async def read_json(request: Request, kind: type[T], *, may_be_untyped: bool = F
 def check_content_type(request: Request, *, may_be_missing: bool = False, may_be_untyped: bool = False) -> None:
     """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be.
 
-    may_be_untyped: it may be missing or application/octet-stream, as clients of Ollama send it, from programs only.
+    may_be_untyped: it may be one of UNTYPED, as clients of Ollama send it, from programs only.
     """
     content_type = request.headers.get("content-type")
     if content_type is None and may_be_missing:
         return
-    if may_be_untyped and content_type in (None, "application/octet-stream") and not is_from_browser(request.scope):
+    content_type = (content_type or "").partition(";")[0].strip().lower()
+    if may_be_untyped and content_type in UNTYPED and not is_from_browser(request.scope):
         return
-    if (content_type or "").partition(";")[0].strip().lower() != "application/json":
-        text = "the body must be application/json, and the header content-type must say so"
-        raise ApiError(415, text, code="unsupported_media_type")
+    if content_type != "application/json":
+        text = "the body must be application/json, and the header content-type must say so; with curl: "
+        raise ApiError(415, text + "-H 'Content-Type: application/json'", code="unsupported_media_type")
 
 
 def parse(body: bytes, kind: type[T]) -> T:

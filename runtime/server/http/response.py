@@ -23,8 +23,14 @@ T = TypeVar("T")
 
 YIELD_AFTER_BYTES = 1 << 18  # of an answer that is encoded in pieces
 EVENT_STREAM = "text/event-stream"
-COMMENT_INTERVAL_S = 10.0  # between the comments of a stream that waits for its first event
-COMMENT = b": waiting\n\n"  # which clients of server-sent events ignore
+KEEP_ALIVE_INTERVAL_S = 10.0  # of a stream that waits for its first event
+
+
+class KeepAlive(bytes):
+    """What a stream sends while it waits for its first event, so that nobody takes the connection for dead."""
+
+
+COMMENT = KeepAlive(b": waiting\n\n")  # which clients of server-sent events ignore
 
 
 class ClientDisconnected(Exception):
@@ -128,22 +134,23 @@ async def stream_response(
     begin: Coroutine[Any, Any, BegunEvents],
     fail: Callable[[Exception], bytes],
     media_type: str = EVENT_STREAM,
+    keep_alive: KeepAlive = COMMENT,
 ) -> Response:
     """Returns a response that streams what `begin` returns.
 
-    Waits for the first event, so that an error before it is still answered with its own status: for COMMENT_INTERVAL_S
-    if comments are possible. Then it streams a comment in each such time, so that neither the client nor a proxy takes
-    the connection for dead, and `fail(error)` is the event of an error.
+    Waits for the first event, so that an error before it is still answered with its own status: for
+    KEEP_ALIVE_INTERVAL_S if it is a stream of events. Then it sends `keep_alive` in each such time, and `fail(error)`
+    is the event of an error.
     """
     watcher = _DisconnectWatcher(request.receive)
     beginning = asyncio.ensure_future(begin)
     try:
         record = current_request()
-        left_s = max(0.0, COMMENT_INTERVAL_S - (record.wait_s if record is not None else 0.0))
+        left_s = max(0.0, KEEP_ALIVE_INTERVAL_S - (record.wait_s if record is not None else 0.0))
         await asyncio.wait({beginning}, timeout=left_s if media_type == EVENT_STREAM else None)
         if beginning.done():
             beginning.result()  # raises the error of a request that has failed
-        return EventStream(beginning, fail, media_type, watcher)
+        return EventStream(beginning, fail, media_type, watcher, keep_alive)
     except BaseException:
         try:
             await _end_beginning(beginning)
@@ -165,8 +172,10 @@ class FinalEvent(bytes):
 
 
 class EventStream(Response):
-    """Streams comments until `beginning` is done, then its events. `watcher` has been running since before, and ends
-    with the stream."""
+    """Streams `keep_alive` until `beginning` is done, then its events.
+
+    `watcher` has been running since before, and ends with the stream.
+    """
 
     def __init__(
         self,
@@ -174,8 +183,9 @@ class EventStream(Response):
         fail: Callable[[Exception], bytes],
         media_type: str,
         watcher: _DisconnectWatcher,
+        keep_alive: KeepAlive,
     ) -> None:
-        self._beginning, self._fail, self._watcher = beginning, fail, watcher
+        self._beginning, self._fail, self._watcher, self._keep_alive = beginning, fail, watcher, keep_alive
         self.status_code, self.background = 200, None
         self.body = b""
         self.raw_headers = [
@@ -188,8 +198,8 @@ class EventStream(Response):
             try:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 while not self._beginning.done():
-                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-                    await asyncio.wait({self._beginning}, timeout=COMMENT_INTERVAL_S)
+                    await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
+                    await asyncio.wait({self._beginning}, timeout=KEEP_ALIVE_INTERVAL_S)
                 try:
                     first, events = self._beginning.result()
                 except Exception as error:

@@ -1,4 +1,7 @@
-"""Serves the page at "/": static files of the package, with a content security policy that only allows this server."""
+"""Serves the page at "/": static files of the package, with a content security policy that only allows this server.
+
+Without the page "/" is a line of text, for agents and monitors that ask whether the server is there.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from functools import lru_cache
 from importlib import resources
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 router = APIRouter(include_in_schema=False)
+no_page_router = APIRouter(include_in_schema=False)
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -60,3 +64,9 @@ async def page_file(request: Request) -> Response:
 
 for _path in PAGE_FILES:
     router.add_api_route(_path, page_file, methods=["GET", "HEAD"])
+
+
+@no_page_router.api_route("/", methods=["GET", "HEAD"])
+async def no_page(request: Request) -> Response:
+    """Says that a server without a page runs."""
+    return PlainTextResponse("plait is running\n")

@@ -12,7 +12,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.runtime.server.generation.cache_miss import is_wanted
-from plait.runtime.server.http.response import COMMENT
+from plait.runtime.server.http.response import KeepAlive
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_current_request
 from plait.runtime.server.ops.metrics import Metrics
@@ -120,7 +120,7 @@ def _observe_send(send: Send, record: RequestRecord) -> Send:
             record.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
         elif message["type"] == "http.response.body":
-            if message.get("body") is not COMMENT:
+            if not isinstance(message.get("body"), KeepAlive):
                 record.first_byte_time = record.first_byte_time or time.monotonic()
             if not message.get("more_body"):
                 record.end_time = time.monotonic()

@@ -18,12 +18,14 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
-from plait.runtime.server.errors import ApiError, answered_error
+from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.response import (
+    COMMENT,
     EVENT_STREAM,
     Events,
     FinalEvent,
+    KeepAlive,
     begin_events,
     cancel_on_disconnect,
     json_response_in_pieces,
@@ -97,15 +99,16 @@ async def respond(
     stream: bool,
     events: Callable[[], Events],
     complete: Callable[[], Coroutine[Any, Any, Any]],
-    constraint_param: str | None = None,
+    constraint_param: ConstraintParam = None,
     media_type: str = EVENT_STREAM,
     fail: Callable[[ApiError], bytes] = error_event,
+    keep_alive: KeepAlive = COMMENT,
 ) -> Response:
     """Streams `events()` or returns the object of `complete()`; either is cancelled when the client disconnects.
 
     Both use the current client: they are called again if the runtime ends before the first event. Raises ApiError for
     another failure before it; `constraint_param` is where a failed constraint came from. `fail(error)` is the event of
-    a failure after the first comment of a stream that has waited for long.
+    a failure after the first `keep_alive` of a stream that has waited for long.
     """
 
     def api_error(error: Exception) -> ApiError:
@@ -114,7 +117,7 @@ async def respond(
     try:
         if stream:
             begin = run_in_turn(request, lambda: begin_events(events()))
-            return await stream_response(request, begin, lambda error: fail(api_error(error)), media_type)
+            return await stream_response(request, begin, lambda error: fail(api_error(error)), media_type, keep_alive)
         return await json_response_in_pieces(await complete_in_turn(request, complete))
     except PlaitError as error:
         raise api_error(error) from error
@@ -129,7 +132,7 @@ async def stream_events(
     client: Client,
     submissions: Sequence[Submission],
     make_writer: Callable[[RequestHandle], StreamWriter],
-    constraint_param: str | None,
+    constraint_param: ConstraintParam,
 ) -> AsyncGenerator[bytes, None]:
     """Runs the submissions and streams the events of their updates.
 

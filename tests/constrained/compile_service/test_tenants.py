@@ -15,6 +15,7 @@ from time import monotonic, sleep
 
 import psutil
 import pytest
+from example_share import share_of
 
 from plait.constrained import (
     Choices,
@@ -318,7 +319,7 @@ def test_a_wait_in_the_queue_ends(small: Vocabulary, monkeypatch: pytest.MonkeyP
     pool.close()
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(share_of(150)))
 def test_every_ticket_is_answered_once_whatever_happens(
     small: Vocabulary, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_share import share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matchers import allowed_tokens, compile_in_process
@@ -162,7 +163,7 @@ def test_a_model_that_prefers_digits_still_completes_the_object(smollm: Vocabula
     assert json.loads(text) == {"a": 10**22, "b": 10**22}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(share_of(4)))
 def test_completions_stay_valid_after_tokens_and_rollbacks(smollm: Vocabulary, seed: int) -> None:
     """The matcher keeps the last completion and adapts it to each accepted token and rollback."""
     schema = {

@@ -9,8 +9,11 @@ import re
 from bisect import bisect_left
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
+from operator import itemgetter
 
 import pytest
+from example_share import share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +24,8 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 MAX_LENGTH = 5
 
 
-def _texts() -> list[tuple[int, str]]:
+@cache
+def texts() -> list[tuple[int, str]]:
     """All numbers of up to MAX_LENGTH characters without an exponent, with their values in thousandths, by value."""
     fractions = [
         "",
@@ -36,24 +40,24 @@ def _texts() -> list[tuple[int, str]]:
     return sorted((int(Decimal(text).scaleb(MAX_LENGTH - 2)), text) for text in found)
 
 
-TEXTS = _texts()
-VALUES = [value for value, _ in TEXTS]
 UNIT = 10 ** (MAX_LENGTH - 2)
 BOUNDS = [None, *(Decimal(hundredths) / 100 for hundredths in range(-999, 1000))]
 
 
 def _near(bound: Decimal | None, rng: random.Random) -> list[tuple[int, str]]:
     """Texts whose values are next to a bound, and some at random."""
-    at = bisect_left(VALUES, int(bound * UNIT)) if bound is not None else rng.randrange(len(TEXTS))
-    return TEXTS[max(at - 60, 0) : at + 80] + rng.sample(TEXTS, 40)
+    at = (
+        bisect_left(texts(), int(bound * UNIT), key=itemgetter(0)) if bound is not None else rng.randrange(len(texts()))
+    )
+    return texts()[max(at - 60, 0) : at + 80] + rng.sample(texts(), 40)
 
 
 def test_all_texts_up_to_five_characters_are_numbers() -> None:
-    assert len(TEXTS) == len({text for _, text in TEXTS}) == 142_000
-    assert all(NUMBER.fullmatch(text) for _, text in TEXTS)
+    assert len(texts()) == len({text for _, text in texts()}) == 142_000
+    assert all(NUMBER.fullmatch(text) for _, text in texts())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(share_of(8)))
 def test_ranges_with_bounds_of_two_places_hold_exactly_the_texts_within(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(350):
@@ -177,7 +181,7 @@ def test_multiples_are_exactly_those_of_the_step(step: str) -> None:
     pattern = multiples_of(Fraction(step))
     assert pattern is not None
     matches, scaled = re.compile(pattern).fullmatch, Fraction(step) * UNIT
-    for value, text in random.Random(step).sample(TEXTS, 6000):
+    for value, text in random.Random(step).sample(texts(), 6000):
         assert bool(matches(text)) is (value % scaled == 0), text
 
 

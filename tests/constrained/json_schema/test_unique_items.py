@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_share import share_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matchers import allowed_tokens
@@ -128,7 +129,7 @@ def test_exactly_the_valid_values_are_accepted(at: int, values: list[Any]) -> No
 def test_masks_allow_no_token_that_repeats_an_item_and_all_others(at: int, whitespace: bool) -> None:
     grammar, validator = long_token_grammar(SCHEMAS[at], whitespace), reference_validator(SCHEMAS[at])
     row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
-    for seed in range(8):
+    for seed in range(share_of(8)):
         matcher, text, rng = grammar.matcher(), b"", random.Random(seed)
         for _ in range(30):
             allowed = allowed_tokens(matcher, VOCABULARY)

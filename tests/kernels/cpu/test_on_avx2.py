@@ -1,4 +1,4 @@
-"""The kernels as a CPU with AVX2 only runs them, in processes for which numba compiles for such a CPU."""
+"""The kernels as a CPU with AVX2 only runs them, in processes which compile for such a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.gemm import int8_blocks
 
 ROOT = Path(__file__).parents[3]
-ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c", "PLAIT_EXAMPLES": "20"}
+ONLY_AVX2 = {"PLAIT_ISA": "avx2", "PLAIT_EXAMPLES": "20"}
 TESTS = [
     "gemm/test_packed_linear.py::test_int8_product_with_bits_independent_of_batch",
     "gemm/test_packed_linear.py::test_int8_gated_product",

@@ -21,7 +21,7 @@ FUNCTIONS = (thread_pool.run_step, thread_pool.serve_steps)
 @pytest.fixture
 def missing(tmp_path, monkeypatch):
     """A small library that is not in the cache, the only one to compile."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PLAIT_KERNEL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(background, "REPORT_INTERVAL_S", 0.1)
     library = KernelLibrary("threads", *FUNCTIONS)
     monkeypatch.setattr(precompile, "KERNELS", {library.name: library})
@@ -103,7 +103,7 @@ def test_whatever_lies_in_place_of_the_lock_is_not_waited_for(missing, kind) -> 
 
 def test_without_a_cache_kernels_come_from_the_process(missing, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("PLAIT_KERNEL_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(KernelLibrary, "compile_optimized", None)  # would raise in this process
     precompile.load_kernels(no_progress, wait_until_optimized=True)
     assert missing.is_loaded and list(tmp_path.iterdir()) == [tmp_path / "file"]

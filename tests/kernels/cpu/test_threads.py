@@ -5,10 +5,25 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 
-from plait.kernels.cpu.threads import COUNTER_STRIDE, claim_local_work
+from plait.kernels.cpu import threads as product
+from plait.kernels.cpu.threads import COUNTER_STRIDE
 
 PHASES = 3
+
+
+@compiled_kernel
+def _claim(counters, phase, count, items, thread_id, threads, result):
+    first, end = product.claim_local_work(counters, phase, count, items, thread_id, threads)
+    result[0], result[1] = first, end
+
+
+def claim_local_work(counters, phase, count, items, thread_id, threads):
+    """As in the product, called from Python."""
+    result = np.zeros(2, np.int64)
+    _claim(counters, phase, count, items, thread_id, threads, result)
+    return tuple(result.tolist())
 
 
 @settings(max_examples=200, deadline=None)

@@ -58,4 +58,4 @@ def test_deterministic_float16_raises():
         select_kernels(torch.device("cpu"), torch.float16, deterministic=True)
     names = select_kernels(torch.device("cpu"), torch.float32, deterministic=True).names
     assert "fixed" in names["matrix products"]
-    assert names["attention"] == "numba"
+    assert names["attention"] == "LLVM"

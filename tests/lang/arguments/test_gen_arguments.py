@@ -22,6 +22,7 @@ def test_gen_sends_every_sampling_keyword(backend):
         "top_p": 0.9,
         "top_k": 40,
         "min_p": 0.1,
+        "typical_p": 0.9,
         "frequency_penalty": 0.2,
         "presence_penalty": -0.2,
         "repetition_penalty": 1.1,

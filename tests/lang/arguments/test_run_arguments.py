@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import plait
@@ -63,17 +65,60 @@ def test_generator_functions_cannot_be_programs():
             plait.function(body)
 
 
-def test_parameter_named_like_a_sampling_keyword_is_positional_only(backend):
+def test_a_parameter_named_like_a_sampling_keyword_is_the_programs_own(backend):
     @plait.function
     def branches(s, n):
-        s += "p"
-        s.fork(n)
+        s += "p" + plait.gen("x", max_tokens=1)
         return n
 
-    assert branches.run(3).ret_value == 3
-    assert branches.run_batch([{"n": 2}])[0].ret_value == 2
-    with pytest.raises(plait.InputError, match="has a parameter 'n', which is also a sampling keyword"):
-        branches.run(n=3)
+    for state in (
+        branches.run(3),
+        branches.run(n=3),
+        asyncio.run(branches.arun(n=3)),
+        *branches.run_batch([{"n": 3}]),
+        *asyncio.run(branches.arun_batch([{"n": 3}])),
+        branches.bind(n=3).run(),
+        branches.compile(n=3).run(),
+        branches.compile().run(n=3),
+    ):
+        assert isinstance(state["x"], str)
+    assert branches.run(n=3).ret_value == asyncio.run(branches.arun(n=3)).ret_value == 3
+    for run in (branches.run_batch, lambda *args, **kwargs: asyncio.run(branches.arun_batch(*args, **kwargs))):
+        with pytest.raises(plait.InputError, match="'n' is a parameter of program 'branches': give it in each item"):
+            run([{"n": 3}], n=2)
+
+
+def test_sampling_keywords_of_that_name_are_in_sampling(backend):
+    @plait.function
+    def branches(s, n):
+        s += "p" + plait.gen("x", max_tokens=1)
+        return n
+
+    two = {"n": 2}
+    for state in (
+        branches.run(3, sampling=two),
+        branches.run(n=3, sampling=two),
+        asyncio.run(branches.arun(n=3, sampling=two)),
+        *branches.run_batch([{"n": 3}], sampling=two),
+        *asyncio.run(branches.arun_batch([{"n": 3}], sampling=two)),
+        branches.compile(n=3, sampling=two).run(),
+    ):
+        assert len(state["x"]) == 2
+    for wrong, message in (
+        ({"m": 2}, "sampling has no keyword 'm'"),
+        (2, "must be a dict"),
+        ({"seed": 2}, "seed is given twice"),
+    ):
+        with pytest.raises(plait.InputError, match=message):
+            branches.run(n=3, sampling=wrong, seed=1)
+
+
+def test_a_sampling_keyword_that_is_no_parameter_needs_no_dict(backend):
+    @plait.function
+    def several(s, question):
+        s += question + plait.gen("x", max_tokens=1)
+
+    assert len(several.run(question="Why?", n=5)["x"]) == 5
 
 
 def test_function_decorator_with_arguments_keeps_name_and_docstring(backend):

@@ -69,8 +69,9 @@ PROBES = {
     ],
     "`logit_bias`": [turns_with_gen(logit_bias={5: 1.0})],
     "`top_k`": [turns_with_gen(top_k=3)],
-    "`min_p`, `min_tokens`, `ignore_eos`, `stop_token_ids`": [
+    "`min_p`, `typical_p`, `min_tokens`, `ignore_eos`, `stop_token_ids`": [
         turns_with_gen(min_p=0.1),
+        turns_with_gen(typical_p=0.7),
         turns_with_gen(min_tokens=1),
         turns_with_gen(ignore_eos=True),
         turns_with_gen(stop_token_ids=[3]),

@@ -59,7 +59,7 @@ def test_an_error_of_the_kernels_is_raised_at_the_end_of_the_block(monkeypatch) 
 
 def test_compiling_is_announced_where_no_kernels_can_be_kept(monkeypatch, tmp_path) -> None:
     shown = []
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("PLAIT_KERNEL_CACHE_DIR", raising=False)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(packed_cpu_runner, "load_kernels", lambda progress, wait: progress(0.0, "compiling kernels"))

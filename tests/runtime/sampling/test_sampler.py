@@ -55,7 +55,7 @@ def expected_token(logits, row):
     weights = [math.exp((v - peak) / params.temperature) for v in values]
     probs = [w / sum(weights) for w in weights]
     order = sorted(range(len(probs)), key=lambda t: (-probs[t], t))
-    filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
     candidates = order if filtered else list(range(len(probs)))
     if params.top_k > 0:
         candidates = candidates[: params.top_k]
@@ -66,12 +66,27 @@ def expected_token(logits, row):
                 nucleus.append(token)
             mass += probs[token]
         candidates = [t for t in nucleus if probs[t] >= params.min_p * probs[order[0]] and probs[t] > 0]
+    if params.typical_p < 1:
+        candidates = typical(candidates, probs, params.typical_p)
     draw, mass = logit_ops.hash_uniform(row.seed, row.num_sampled) * sum(probs[t] for t in candidates), 0.0
     for token in candidates:
         mass += probs[token]
         if mass > draw:
             return token
     return candidates[-1]
+
+
+def typical(candidates, probs, typical_p):
+    """The candidates, falling, that locally typical sampling keeps: one after the other, the most typical first."""
+    total = sum(probs[t] for t in candidates)
+    surprise = {t: -math.log(probs[t] / total) for t in candidates}
+    entropy = sum(probs[t] / total * surprise[t] for t in candidates)
+    kept, mass = [], 0.0
+    for token in sorted(candidates, key=lambda t: abs(surprise[t] - entropy)):
+        if mass < typical_p:
+            kept.append(token)
+        mass += probs[token] / total
+    return [t for t in candidates if t in kept]
 
 
 params = st.fixed_dictionaries(
@@ -108,6 +123,42 @@ def test_draws_of_a_batch_equal_the_reference_of_each_row(ops, rows, seed):
     for i, (token, reference) in enumerate(zip(tokens, expected, strict=True)):
         if token != reference:  # allowed only at a border between tokens, which float32 rounds differently
             assert _is_at_border(np.asarray(adjusted[i], np.float64), draws[i]), (rows[i], token, reference)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, VOCAB), st.floats(0.01, 0.999), st.sampled_from([0.1, 1.0, 4.0]))
+def test_typical_tokens_are_those_of_the_reference(seed, count, typical_p, spread):
+    weights = np.sort(np.exp(spread * normal(count, seed=seed).astype(np.float64)))[::-1]
+    probs = (weights / weights.sum()).tolist()
+    kept = np.flatnonzero(logit_ops.is_typical(weights, typical_p)).tolist()
+    assert kept and kept == typical(range(count), probs, typical_p)
+    padded = np.append(weights, np.zeros(3))  # what other filters leave out stays out
+    assert np.flatnonzero(logit_ops.is_typical(padded, typical_p)).tolist() == kept
+
+
+@both
+@pytest.mark.parametrize("filters", [{}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.05, "temperature": 1.7}], ids=str)
+def test_typical_p_is_the_last_filter(ops, filters):
+    logits = normal(1, VOCAB, seed=3)
+    draws = [request_like(seed=s, typical_p=0.6, **filters) for s in range(200)]
+    drawn = [ops.draw_tokens(prepared(ops, logits), [draw])[0] for draw in draws]
+    assert drawn == [expected_token(logits[0], draw) for draw in draws]
+    left = [request_like(seed=s, **filters) for s in range(2000)]
+    assert set(drawn) < {ops.draw_tokens(prepared(ops, logits), [draw])[0] for draw in left}
+    probabilities = ops.probabilities(prepared(ops, logits)[0], draws[0])
+    assert {int(token) for token in np.flatnonzero(probabilities)} >= set(drawn)
+    assert probabilities.sum() == pytest.approx(1)
+    off = [request_like(seed=s, typical_p=1.0, **filters) for s in range(50)]
+    assert [ops.draw_tokens(prepared(ops, logits), [draw]) for draw in off] == [
+        ops.draw_tokens(prepared(ops, logits), [draw]) for draw in left[:50]
+    ]
+
+
+def test_a_likely_token_is_less_typical_than_others_where_most_are_unlikely():
+    """The case of the paper: the mode is left out, which top-p never does."""
+    logits = np.log(np.array([[0.3, *[0.7 / 39] * 39]], np.float32))
+    drawn = {HOST.draw_tokens(logits.copy(), [request_like(seed=s, typical_p=0.5)])[0] for s in range(300)}
+    assert drawn and 0 not in drawn
 
 
 def _is_at_border(logits, row):

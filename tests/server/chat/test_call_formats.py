@@ -185,6 +185,30 @@ def test_template_without_a_system_turn_gets_the_tools_in_the_first_user_turn() 
     assert "".join(text for text, _ in parts) == f"<user>{instructions}\n\nhi<assistant>yes<user>and"
 
 
+def test_template_that_reads_the_tools_as_text() -> None:
+    """In the variable `functions`, beside `datetime`."""
+    source = "{% set shown = functions + datetime %}{{ shown }}" + CALL_TEMPLATES["list"].source
+    template = ChatTemplate(source, "", "")
+    formats = find_formats(template)
+    assert formats.calls is not None and formats.calls.describe() == CALL_TEMPLATES["list"].described
+    conversation = Conversation((Turn("user", "hi"),), (ToolDefinition("f", "adds"),))
+    text = "".join(text for text, _ in render_chat(template, frozenset(), conversation, formats.calls))
+    assert text.startswith('[{"name": "f", "description": "adds", "parameters": {')
+
+
+@pytest.mark.parametrize("lists_tools", [False, True])
+def test_an_exception_gets_instructions_in_its_own_form_where_the_template_lists_no_tools(lists_tools) -> None:
+    tools = "{{ tools | map(attribute='function') | tojson }}" if lists_tools else ""
+    source = f"{{# named SmolLM Reasoning Mode: #}}{tools}{{% for m in messages %}}<{{{{ m.content }}}}>{{% endfor %}}"
+    template = ChatTemplate(source, "", "")
+    formats = find_formats(template)
+    assert formats.calls is not None and formats.calls.is_native == lists_tools
+    conversation = Conversation((Turn("user", "hi"),), (ToolDefinition("f", "adds"),))
+    parts = render_chat(template, frozenset(), conversation, formats.calls, formats)
+    text = "".join(text for text, _ in parts)
+    assert '"name": "f"' in text and ('<tool_call>\n{"name": "NAME", ' in text) != lists_tools
+
+
 @pytest.mark.parametrize(
     "source",
     [

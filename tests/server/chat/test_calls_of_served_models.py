@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import pytest
 from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
+from example_share import sample_of
 
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
@@ -70,7 +71,7 @@ def streamed_calls(text):
     return list(calls.values()), content
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", sample_of(list(TEMPLATES), least=6))
 def test_required_call_is_valid_and_the_next_turn_reuses_it(post, kind) -> None:
     body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 120, "parallel_tool_calls": False}
     answer = post(kind, "/v1/chat/completions", body).json()

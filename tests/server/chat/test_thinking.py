@@ -69,7 +69,7 @@ def test_an_effort_is_a_limit_of_reasoning_tokens(server, path, body, low, none)
     plain, constraint, _ = sent(server, path, body)
     assert constraint is None
     prompt, constraint, answer = sent(server, path, body | low)
-    assert prompt == plain and constraint == Reasoning(FREE_TEXT, "<think>", "</think>", max_tokens=LOW)
+    assert prompt == plain and constraint == Reasoning(FREE_TEXT, "<think>", "</think>", max_tokens=LOW, lead="\n")
     assert "hm" in answer
     prompt, constraint, _ = sent(server, path, body | none)
     assert prompt == plain + "<think>\n\n</think>\n\n" and constraint is None
@@ -97,7 +97,7 @@ def test_a_template_that_always_opens_reasoning_is_closed_where_none_is_wanted()
     prompt, _, _ = sent(server, "/v1/chat/completions", CHAT | {"reasoning_effort": "none"})
     assert prompt == plain + "\n</think>\n\n"
     _, constraint, _ = sent(server, "/v1/chat/completions", CHAT | {"reasoning_effort": "minimal"})
-    assert constraint == Reasoning(FREE_TEXT, "", "</think>", max_tokens=EFFORT_TOKENS["minimal"])
+    assert constraint == Reasoning(FREE_TEXT, "", "</think>", max_tokens=EFFORT_TOKENS["minimal"], lead="\n")
     server.client.close()
 
 
@@ -119,3 +119,27 @@ def test_the_limit_holds_where_the_answer_is_free(small_model, tmp_path) -> None
         with httpx.stream("POST", f"{address}/v1/chat/completions", json=body | {"stream": True}, timeout=60) as stream:
             text = "".join(stream.iter_text())
         assert "reasoning_content" in text and "</think>" not in text
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_template_without_the_switch_takes_enable_thinking(http, beside) -> None:
+    """Clients send it to all models: off is what a model that marks no reasoning does, on is listed."""
+    for value, warnings in (
+        (False, None),
+        (True, ["'enable_thinking' has no effect: this model does not mark reasoning"]),
+    ):
+        fields = {"enable_thinking": value} if beside else {"chat_template_kwargs": {"enable_thinking": value}}
+        body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2} | fields
+        answer = http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json().get("warnings")) == (200, warnings), answer.text
+
+
+def test_thinking_of_chat_completions_is_that_of_the_others(http) -> None:
+    """Off is fulfilled by a model that marks no reasoning, on is listed; `reasoning` beside it is refused."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    listed = ["'thinking' has no effect: this model does not mark reasoning"]
+    for kind, warnings in (("disabled", None), ("enabled", listed), ("adaptive", listed)):
+        answer = http.post("/v1/chat/completions", json=body | {"thinking": {"type": kind}})
+        assert (answer.status_code, answer.json().get("warnings")) == (200, warnings), answer.text
+    both = http.post("/v1/chat/completions", json=body | {"thinking": {"type": "enabled"}, "reasoning": {}})
+    assert both.status_code == 400 and both.json()["error"]["param"] == "thinking"

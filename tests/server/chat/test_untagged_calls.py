@@ -6,6 +6,7 @@ import itertools
 import json
 
 import pytest
+from scripted_server import ScriptedServer
 
 from plait.constrained import JsonObject
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
@@ -125,3 +126,17 @@ def test_where_untagged_calls_are_allowed() -> None:
     assert not allowed(True, must_call=True)
     assert not allowed(True, callable_names=frozenset())
     assert not allowed(True, constraint=JsonObject())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_untagged_calls_over_ollama(is_stream) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "tools": tools, "stream": is_stream}
+    for is_allowed in (False, True):
+        server = ScriptedServer(untagged_tool_calls=is_allowed)
+        server.scheduler.answer = lambda prompt, request: CALL
+        lines = [json.loads(line) for line in server.post("/api/chat", body).text.splitlines()]
+        server.client.close()
+        calls = [call["function"] for line in lines for call in line["message"].get("tool_calls", ())]
+        assert calls == ([PARIS] if is_allowed else [])
+        assert (WARNING in lines[-1].get("warnings", ())) == is_allowed

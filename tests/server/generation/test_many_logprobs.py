@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import httpx
 import msgspec
 import pytest
+from example_share import sample_of
 
 from plait.runtime.client import call as call_module
 from plait.runtime.client import stream as stream_module
@@ -90,7 +91,7 @@ BODIES = {  # each has 300 tokens in all, in answers of at most 100 where there 
 }
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", sample_of(list(BODIES), least=3))
 def test_many_logprobs_are_written_in_a_thread_however_many_answers_have_them(serve, monkeypatch, path):
     """A thread of `run_aside` is found by what it is asked to do there."""
     done_aside = []

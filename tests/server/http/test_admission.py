@@ -85,8 +85,17 @@ def test_the_error_tells_a_wrong_key_from_a_missing_one(app) -> None:
 
 def test_settings_open_the_page_and_the_metrics(app) -> None:
     assert ask(app(api_keys=KEYS), "GET", "/").status_code == 200
-    assert ask(app(api_keys=KEYS, page=False), "GET", "/").status_code == 401
-    assert ask(app(page=False), "GET", "/").status_code == 404
+    for method in ("GET", "HEAD"):  # Claude Code asks for HEAD / first, without a key
+        answer = ask(app(api_keys=KEYS, page=False), method, "/")
+        assert (answer.status_code, answer.headers["content-length"]) == (200, "17")
+        assert ask(app(api_keys=KEYS, page=False), method, "/page/main.js").status_code == 401
+    assert answer.text == "" and ask(app(page=False), "GET", "/").text == "plait is running\n"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/api/tags", "/api/version"])
+def test_head_is_answered_as_get_without_the_body(app, path) -> None:
+    whole, head = (ask(app(), method, path) for method in ("GET", "HEAD"))
+    assert (head.status_code, head.headers["content-type"]) == (200, whole.headers["content-type"])
     assert ask(app(api_keys=KEYS), "GET", "/metrics").status_code == 401
     assert ask(app(api_keys=KEYS, open_metrics=True), "GET", "/metrics").status_code == 200
 

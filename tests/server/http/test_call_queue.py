@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+from example_share import share_of
 
 from plait.runtime.errors import QueueTimeout
 from plait.runtime.server.errors import ApiError
@@ -186,7 +187,7 @@ def test_a_wait_ends_by_each_of_its_limits(which) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(share_of(30)))
 def test_random_requests_leave_nothing_behind_and_nobody_waits_beside_room(seed) -> None:
     """Requests of some keys arrive, wait, run, change their size, are cancelled and end, in a random order."""
 

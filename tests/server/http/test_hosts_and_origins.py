@@ -164,29 +164,30 @@ def test_a_body_needs_a_json_content_type(ask, path) -> None:
     assert ask("POST", path, evil, body) == (403, "cross_origin")
 
 
-UNTYPED = [[], [("content-type", "application/octet-stream")]]
+UNTYPED = [None, "application/octet-stream", "application/x-www-form-urlencoded"]
 
 
-@pytest.mark.parametrize("untyped", UNTYPED, ids=["none", "octet-stream"])
+@pytest.mark.parametrize("untyped", UNTYPED, ids=["none", "octet-stream", "form"])
 def test_clients_of_ollama_need_no_content_type(ask, untyped) -> None:
-    """Such as litellm; a page can send an untyped blob without asking first."""
+    """Such as litellm, and `curl -d`; a page can send an untyped blob, or a form, without asking first."""
     host = ("host", "localhost:30000")
-    client = [host, ("user-agent", "litellm/1.108.7"), *untyped]
+    client = [host, ("user-agent", "litellm/1.108.7"), *([("content-type", untyped)] if untyped else [])]
     bodies = {
         "/api/generate": b'{"model": "default", "prompt": "hi", "options": {"num_predict": 1}}',
         "/api/chat": b'{"model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": false}',
         "/api/embed": b'{"model": "default", "input": []}',
         "/api/embeddings": b'{"model": "default", "prompt": ""}',
+        "/api/show": b'{"model": "default"}',
     }
     for path, body in bodies.items():
         assert ask("POST", path, client, body)[0] in (200, 400), path  # 400: the model has no embeddings
         page = [("origin", "http://localhost:30000"), ("referer", "http://localhost:30000/")]
         for header in (*page, ("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "no-cors")):
             assert ask("POST", path, [*client, header], body)[0] == 415, (path, header)
-        for form in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"):
+        for form in ("text/plain", "multipart/form-data; boundary=x"):
             assert ask("POST", path, [host, ("content-type", form)], body)[0] == 415, (path, form)
         assert ask("POST", path, [*client, ("origin", EVIL)], body)[0] == 403
-    for path in ("/api/show", "/v1/chat/completions", "/v1/completions", "/generate"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/generate", "/abort_request"):
         assert ask("POST", path, client, b'{"model": "default"}')[0] == 415, path
 
 

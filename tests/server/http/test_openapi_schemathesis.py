@@ -27,7 +27,7 @@ from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
-EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "4"))
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 OWN_TIMEOUT = 504  # the request's own, a documented answer
 

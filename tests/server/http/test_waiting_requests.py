@@ -264,12 +264,17 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(serve, engine) -> 
 def full(serve, monkeypatch):
     """A server on which every further request waits. Yields its client, its state, and a function that makes room."""
     for module in (response_module, app_state):
-        monkeypatch.setattr(module, "COMMENT_INTERVAL_S", 0.05)
+        monkeypatch.setattr(module, "KEEP_ALIVE_INTERVAL_S", 0.05)
     address, state = serve(max_running=1, api_keys={})
     with httpx.Client(base_url=address, timeout=60) as client, contextlib.ExitStack() as running:
         for _ in range(2):
             running.enter_context(client.stream("POST", "/v1/completions", json=BODY | LONG | {"stream": True}))
         yield client, state, running.close
+
+
+def keep_alive(path: str) -> list[str]:
+    """The lines that a stream sends while it waits: a comment, and in Anthropic's protocol its event for this."""
+    return ["event: ping", 'data: {"type":"ping"}', ""] if path == "/v1/messages" else [": waiting", ""]
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -278,7 +283,8 @@ def test_a_stream_that_waits_sends_comments_and_then_its_events(full, path) -> N
     with client.stream("POST", path, json=STREAMS[path] | {"stream": True}) as response:
         assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
         lines = response.iter_lines()
-        assert [next(lines) for _ in range(4)] == [": waiting", "", ": waiting", ""]
+        expected = keep_alive(path) * 2
+        assert [next(lines) for _ in expected] == expected
         make_room()
         events = [line for line in lines if line.startswith("data: ")]
     assert len(events) > 1 and not any('"error":{' in event for event in events)
@@ -290,17 +296,17 @@ def test_a_stream_that_fails_while_it_waits_ends_with_an_error(full, path) -> No
     client, state, _ = full
     with client.stream("POST", path, json=STREAMS[path] | {"stream": True}) as response:
         lines = response.iter_lines()
-        assert next(lines) == ": waiting"
+        assert [next(lines) for _ in keep_alive(path)] == keep_alive(path)
         places = [(record, record.place) for record in state.in_flight.records]
         (record,) = [record for record, place in places if place is not None and place.waiter is not None]
         record.task.get_loop().call_soon_threadsafe(record.abort)
-        data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        data = [json.loads(line[6:]) for line in lines if line.startswith("data: {") and line not in keep_alive(path)]
     assert len(data) == 1 and "shutting down" in json.dumps(data[0])
 
 
 def test_a_refusal_after_a_comment_is_counted_and_logged_as_any(serve, monkeypatch, caplog) -> None:
     for module in (response_module, app_state):
-        monkeypatch.setattr(module, "COMMENT_INTERVAL_S", 0.05)
+        monkeypatch.setattr(module, "KEEP_ALIVE_INTERVAL_S", 0.05)
     address, _ = serve(max_running=1, max_queue_time_s=0.3)
     with httpx.Client(base_url=address, timeout=60) as client, caplog.at_level("INFO", "plait.requests"):
         with client.stream("POST", "/v1/completions", json=BODY | LONG | {"stream": True}):

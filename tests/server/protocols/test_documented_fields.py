@@ -17,6 +17,7 @@ from ollama import _types as ollama
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
+from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from typed_dict_samples import fields_of, samples
 
@@ -62,6 +63,11 @@ ENDPOINTS = {
         }
         | {"safety_identifier", "prompt_cache_key", "temperature", "text", "tool_choice", "tools", "top_logprobs"}
         | {"top_p", "reasoning", "stream_options"},
+    ),
+    "/v1/responses/input_tokens": (
+        InputTokenCountParams,
+        {"model": "default", "input": "hi"},
+        {"input", "instructions", "model", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"},
     ),
     "/v1/messages": (
         MessageCreateParamsBase,
@@ -119,6 +125,7 @@ REQUIRED_WITH = {
     ("/v1/chat/completions", "max_completion_tokens"): {"max_tokens": None},
     ("/v1/chat/completions", "tool_choice"): {"tools": [{"type": "function", "function": TOOL}]},
     ("/v1/responses", "tool_choice"): {"tools": [{"type": "function", **TOOL}]},
+    ("/v1/responses/input_tokens", "tool_choice"): {"tools": [{"type": "function", **TOOL}]},
     ("/v1/messages", "tool_choice"): {"tools": [{"name": "x", "input_schema": TOOL["parameters"]}]},
     ("/api/chat", "top_logprobs"): {"logprobs": True},
     ("/api/generate", "top_logprobs"): {"logprobs": True},
@@ -137,6 +144,7 @@ TABLES = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
+    "/v1/responses/input_tokens": "input_tokens",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
     "/api/chat": "ollama_chat",

@@ -27,6 +27,7 @@ BODIES = {
     "/v1/programs": {"program": [{"text": "hi"}, {"gen": {"name": "a", "n": 2}}]},
 }
 UNSTREAMED = {
+    "/v1/responses/input_tokens": {"model": "default", "input": "hi"},
     "/v1/messages/count_tokens": CHAT,
     "/v1/embeddings": {"model": "default", "input": "hi"},
     "/api/embed": {"model": "default", "input": "hi"},
@@ -39,6 +40,7 @@ ADVICE = {  # a field of each endpoint that has some
     "/v1/chat/completions": {"store": True},
     "/v1/completions": {"provider": {"order": ["x"]}},
     "/v1/responses": {"truncation": "auto"},
+    "/v1/responses/input_tokens": {"truncation": "auto"},
     "/v1/messages": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
     "/v1/messages/count_tokens": {"speed": "fast"},
     "/v1/embeddings": {"extra_body": {"x": 1}},
@@ -279,6 +281,30 @@ def test_hosted_tools_that_are_needed_are_refused(server, path, tools, choice) -
     assert answer.status_code == 400 and ("tools[" in answer.text or "tool_choice" in answer.text), answer.text
 
 
+@pytest.mark.parametrize("value", [[], {}, ""])
+def test_an_empty_value_of_an_unknown_field_names_nothing(server, value) -> None:
+    ((warning,),) = ask(server, "/v1/chat/completions", CHAT | {"files": value})
+    assert warning == "'files' has no effect: it is not known here"
+    assert server.post("/v1/chat/completions", CHAT | {"files": ["x"]}).status_code == 400
+
+
+def test_hosted_tools_of_an_item_are_left_out_as_those_of_the_body(server) -> None:
+    function, search = {"type": "function", **FUNCTION}, {"type": "web_search"}
+
+    def request(tools: list, *of_item: dict, **fields):
+        item = {"type": "additional_tools", "role": "developer", "tools": list(of_item)}
+        ask = {"role": "user", "content": "hi"}
+        return BODIES["/v1/responses"] | {"input": [item, ask], "tools": tools, "stream": False} | fields
+
+    for body in (request([], search, function), request([function], search)):
+        ((warning,),) = ask(server, "/v1/responses", body)
+        assert warning == "'input[0].tools[0]' has no effect: web_search does not run here"
+    ((*warnings,),) = ask(server, "/v1/responses", request([search, function], function | {"name": "other"}, search))
+    assert [text.split("'")[1] for text in warnings] == ["tools[0]", "input[0].tools[1]"]
+    for body in (request([], search), request([function], search, tool_choice={"type": "web_search"})):
+        assert server.post("/v1/responses", body).status_code == 400
+
+
 def test_long_lists_without_effect_are_listed_in_part(server) -> None:
     function = {"type": "function", **FUNCTION}
     body = BODIES["/v1/responses"] | {"tools": [function, *[{"type": "web_search"}] * 1000]}
@@ -356,7 +382,8 @@ def test_what_gateways_send_is_listed(server, fields) -> None:
 
 PLACEMENT = {
     **{"num_keep": 5, "numa": False, "num_ctx": 64, "num_batch": 2, "num_gpu": 0, "main_gpu": 0},
-    **{"use_mmap": True, "num_thread": 8, "typical_p": 1.0, "penalize_newline": True, "num_predict": 4},
+    **{"use_mmap": True, "num_thread": 8, "typical_p": 0.7, "penalize_newline": True, "num_predict": 4},
+    **{"mirostat": 0, "vocab_only": False, "low_vram": False, "repeat_last_n": 33, "repeat_penalty": 1.2},
 }
 
 

@@ -86,6 +86,7 @@ OPENAI = {
         top_p=0.5,
         top_k=3,
         min_p=0.1,
+        typical_p=0.7,
         frequency_penalty=0.5,
         presence_penalty=0.5,
         repetition_penalty=1.5,
@@ -112,6 +113,7 @@ CHAT = OPENAI | {
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
     "reasoning_effort": Effect("low", "constraint"),
+    "thinking": Effect({"type": "enabled", "budget_tokens": 9}, "constraint"),
     "include_reasoning": Effect(False, "answer"),
     "untagged_tool_calls": Effect(True, "answer", {"messages": ASK_UNTAGGED, "tools": [CHAT_TOOL]}),
     "reasoning": Effect({"max_tokens": 9}, "constraint", {"response_format": {"type": "json_object"}}),
@@ -157,7 +159,21 @@ RESPONSES = {
     "untagged_tool_calls": Effect(True, "answer", {"input": "untagged", "tools": [{"type": "function", **FUNCTION}]}),
     "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
+    **sampling({}, typical_p=0.7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5, ignore_eos=True),
+}
+INPUT_TOKENS = {
+    "model": Effect("other", REFUSED),
+    "input": Effect("other words", "answer"),
+    "instructions": Effect("Be brief.", "answer"),
+    "parallel_tool_calls": Effect(False, NO_EFFECT),  # nor has it one on the prompt of a response
+    "previous_response_id": Effect("resp_1", REFUSED),
+    "reasoning": Effect({"summary": "auto"}, "answer"),  # a warning
+    "text": Effect({"verbosity": "low"}, "answer"),  # a warning
+    "tools": Effect([{"type": "function", **FUNCTION}], "answer"),
+    "tool_choice": Effect("required", REFUSED),  # without tools
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
+    "enable_thinking": Effect(False, "answer"),
 }
 CLAUDE_PROMPT = {
     "model": Effect("other", REFUSED),
@@ -213,6 +229,7 @@ OPTIONS = {
         top_k=3,
         top_p=0.5,
         min_p=0.1,
+        typical_p=0.7,
         seed=7,
         stop=["x"],
         frequency_penalty=0.5,
@@ -237,6 +254,7 @@ SGLANG_SAMPLING = {
         top_p=0.5,
         top_k=3,
         min_p=0.1,
+        typical_p=0.7,
         frequency_penalty=0.5,
         presence_penalty=0.5,
         repetition_penalty=1.5,
@@ -310,6 +328,7 @@ ENDPOINTS = {
     "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT),
     "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
     "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES),
+    "/v1/responses/input_tokens": Endpoint(responses_types.ResponsePrompt, INPUT, INPUT_TOKENS),
     "/v1/messages": Endpoint(anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES),
     "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS),
     "/api/chat": Endpoint(

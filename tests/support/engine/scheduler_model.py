@@ -39,13 +39,15 @@ from plait.runtime.messages import (
     Tokens,
 )
 from plait.runtime.scheduler import engine_loop
-from plait.runtime.scheduler.policy import batching, fairness
+from plait.runtime.scheduler.policy import batching, fairness, light_tenants
 from plait.runtime.scheduler.sessions import deadlines, session_manager
 
 TIMED_MODULES = (batching, deadlines, engine_loop, pooling_request, request_metrics, session_manager)
 CLIENTS = (b"a", b"b", b"c")
 TENANTS = ("", "", "t", "u", "v")
 SMALL = {"LEVEL_TOKENS": 4, "TIER_TOKENS": 8, "TIER_BITS": 1, "TURN_TOKENS": 3}  # so that short calls reach them
+EXTRA_STEPS = {"LIGHT_PART": 1, "EXTRA_SHARE": 1e6, "CHEAP_PART": 0}  # for any tenant, whenever time passes
+SIZES = ((fairness, SMALL), (light_tenants, EXTRA_STEPS))
 SPELLED = {Regex("one"): [5, 6, 7], Regex("two"): [9, 9, 8, 8, 7, 7, 6, 5, 4], Regex("three"): [3] * 30}
 REFUSED = Regex("refused")
 METHODS = ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized")
@@ -97,9 +99,10 @@ class SchedulerModel:
         self._real_times = [(module, module.time) for module in TIMED_MODULES]
         for module in TIMED_MODULES:
             module.time = fake_time
-        self._real_sizes = {name: getattr(fairness, name) for name in SMALL}
-        for name, value in (SMALL if draw.integer(0, 2) else self._real_sizes).items():
-            setattr(fairness, name, value)
+        self._real_sizes = [(module, name, getattr(module, name)) for module, sizes in SIZES for name in sizes]
+        for module, sizes in SIZES:
+            for name, value in sizes.items() if draw.integer(0, 2) else ():
+                setattr(module, name, value)
         pages = draw.integer(16, 160)
         sizes = {
             "context": draw.integer(max(8, pages // 2), pages),
@@ -119,8 +122,8 @@ class SchedulerModel:
     def close(self) -> None:
         for module, real_time in self._real_times:
             module.time = real_time
-        for name, value in self._real_sizes.items():
-            setattr(fairness, name, value)
+        for module, name, value in self._real_sizes:
+            setattr(module, name, value)
 
     # -- actions --------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from plait.kernels.cpu import amx
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 
 VOID = ir.VoidType()
 # Matrix registers: four of 16 rows of 64 bytes; two with rows of 4 numbers, and two of 4 rows, for the narrow form.

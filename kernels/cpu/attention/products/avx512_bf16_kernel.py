@@ -21,7 +21,7 @@ from plait.kernels.cpu.attention.kv_layout import (
 )
 from plait.kernels.cpu.attention.lane_vectors import sum_partial_sums
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic
 
 PARTIAL_SUMS = 4  # partial sums of a score
 UNROLL = 8  # positions, or lanes, whose sums are in registers at once

@@ -16,7 +16,7 @@ from typing import Any
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic, literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic, literal_intrinsic
 
 ROW_BYTES = 4 * KV_BLOCK  # bytes of a row of keys, and of a lane's scores
 PAIRS = 16  # pairs of channels, or of positions, that are summed before they are added to the result

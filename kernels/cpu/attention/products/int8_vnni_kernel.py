@@ -24,7 +24,7 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES, shuffled
 from plait.kernels.cpu.attention.lane_vectors import LaneVectors, ProbsWriter, larger_bits, sum_partial_sums
 from plait.kernels.cpu.compiler import signatures as types
-from plait.kernels.cpu.jit import intrinsic, literal_intrinsic
+from plait.kernels.cpu.compiler.intrinsics import intrinsic, literal_intrinsic
 
 HAS_VNNI = isa.has_features("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 UNROLL = 8  # positions whose sums are in registers at once

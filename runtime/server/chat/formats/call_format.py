@@ -91,6 +91,7 @@ class CallFormat:
     is_whole_answer: calls without a mark, JSON only, are the whole of their answer; other text may quote such JSON.
     is_single: an answer has at most one call. has_long_opener: the first mark alone is no opener, since answers without
     calls have it, too.
+    other_heads: further forms of the head, which models write and the template does not.
     is_native: the template lists the tools. writes_calls: it writes calls, too; otherwise they are part of the text of
     their answer.
     """
@@ -110,6 +111,7 @@ class CallFormat:
     is_whole_answer: bool = False
     is_single: bool = False
     has_long_opener: bool = False
+    other_heads: tuple[str, ...] = ()
     is_native: bool = True
     writes_calls: bool = True
 
@@ -119,6 +121,11 @@ class CallFormat:
         before = self.begin + self.head_start
         match = None if self.has_long_opener else _MARK.match(before)
         return match[0] if match else before
+
+    @property
+    def has_named_opener(self) -> bool:
+        """Whether only the name and the mark behind it tell a call from text, as in `to={name}<|message|>`."""
+        return re.search(r"^[^<\[{>]*\{name\}<", self.begin + self.head) is not None and "." not in self.opener
 
     @property
     def head_start(self) -> str:
@@ -147,7 +154,7 @@ class CallFormat:
 
     def texts(self) -> Iterator[str]:
         """Yields all texts of the format."""
-        yield from (self.begin, self.head, self.tail, self.separator, self.end)
+        yield from (self.begin, self.head, self.tail, self.separator, self.end, *self.other_heads)
         if isinstance(self.arguments, ElementArguments):
             yield from (self.arguments.open, self.arguments.close, self.arguments.separator)
 

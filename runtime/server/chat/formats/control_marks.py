@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -64,6 +64,7 @@ class ControlMarks:
             arguments=form,
             begin=self.mark(call_format.begin),
             head=self.mark(call_format.head),
+            other_heads=tuple(map(self.mark, call_format.other_heads)),
             tail=self.mark(call_format.tail),
             separator=self.mark(call_format.separator),
             end=self.mark(call_format.end),
@@ -72,6 +73,14 @@ class ControlMarks:
     def mark_reasoning(self, marks: ReasoningFormat) -> ReasoningFormat:
         """Returns reasoning marks as the parser reads them."""
         return replace(marks, begin=self.mark(marks.begin), end=self.mark(marks.end))
+
+    def mark_messages(self, messages: MessageFormat) -> MessageFormat:
+        """Returns the beginnings of messages as the parser reads them."""
+        return MessageFormat(self.mark(messages.begin), tuple(map(self.mark, messages.texts)))
+
+    def within(self, *texts: str) -> tuple[str, ...]:
+        """Returns the control tokens that stand in `texts`."""
+        return tuple(dict.fromkeys(self._pattern.findall("\0".join(texts)))) if self._pattern else ()
 
 
 _SHOWN = re.compile(f"{CONTROL}(?:<[^<>]*>|\\[[^\\[\\]]*\\]|\\S)?")
@@ -82,10 +91,20 @@ def without_control_tokens(text: str) -> str:
     return _SHOWN.sub("", text) if CONTROL in text else text
 
 
-def control_marks(tokenizer: Tokenizer, calls: CallFormat | None, reasoning: ReasoningFormat | None) -> ControlMarks:
+def control_marks(
+    tokenizer: Tokenizer,
+    calls: CallFormat | None,
+    reasoning: ReasoningFormat | None,
+    messages: MessageFormat | None = None,
+) -> ControlMarks:
     """Returns the control tokens in a model's formats."""
-    texts = (*(calls.texts() if calls else ()), *((reasoning.begin, reasoning.end) if reasoning else ()))
-    return _control_marks(tokenizer, texts)
+    return _control_marks(tokenizer, (*(calls.texts() if calls else ()), *texts_around(reasoning, messages)))
+
+
+def texts_around(reasoning: ReasoningFormat | None, messages: MessageFormat | None) -> tuple[str, ...]:
+    """Returns the marks of an answer without calls."""
+    marks = (reasoning.begin, reasoning.end, reasoning.separator) if reasoning else ()
+    return (*marks, *((messages.begin, *messages.texts) if messages else ()))
 
 
 @lru_cache(maxsize=32)

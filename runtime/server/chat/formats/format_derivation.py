@@ -255,9 +255,9 @@ def _first_mark(text: str) -> str:
 
 def _checked(derived: CallFormat | None) -> CallFormat | None:
     """Refuses a format whose calls do not have their names, or begin with an ordinary word."""
-    if derived is None or "{name}" not in derived.head or not re.search(r"[<\[{]", derived.opener):
+    if derived is None or "{name}" not in derived.head:
         return None
-    return derived
+    return derived if re.search(r"[<\[{>]", derived.opener) or derived.has_named_opener else None
 
 
 def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, bool]:

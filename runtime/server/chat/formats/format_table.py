@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plait.runtime.server.chat.formats.call_format import CallFormat, KeywordArguments
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 
 GENERIC_FORMAT = CallFormat('{"tool_call": {"name": "{name}", "arguments": ', "}}", is_native=False)
 # used where the answer itself may be JSON
@@ -18,13 +17,13 @@ GENERIC_FORMAT_BESIDE_JSON = CallFormat('<tool_call>{"name": "{name}", "argument
 class FormatException(NamedTuple):
     """The format of templates whose source contains all of `marks`.
 
-    reasoning: None if the template shows it. is_shown_wrong: the template writes calls otherwise than the model, so
+    texts: further texts of MessageFormat. is_shown_wrong: the template writes calls otherwise than the model, so
     nothing is derived from it; the others apply where nothing can be derived.
     """
 
     marks: tuple[str, ...]
     calls: CallFormat
-    reasoning: ReasoningFormat | None = None
+    texts: tuple[str, ...] = ()
     is_shown_wrong: bool = False
 
 
@@ -36,8 +35,14 @@ EXCEPTIONS = (
     # Source: "OpenAI Harmony Response Format", cookbook.openai.com/articles/openai-harmony.
     FormatException(
         ("<|channel|>analysis<|message|>", "<|channel|>commentary"),
-        CallFormat("to=functions.{name}<|channel|>commentary json<|message|>", "", lead=" ", is_single=True),
-        ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>", "thinking"),
+        CallFormat(
+            "to=functions.{name}<|channel|>commentary json<|message|>",
+            "",
+            lead=" ",
+            is_single=True,
+            other_heads=("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",),
+        ),
+        ("<|channel|>commentary<|message|>",),
         is_shown_wrong=True,
     ),
     # Granite 3 lists tools and writes no calls. Source: the instructions in the template.
@@ -45,6 +50,14 @@ EXCEPTIONS = (
         ("<|tool_call|> followed by a JSON list",),
         CallFormat(
             '{"name": "{name}", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]", writes_calls=False
+        ),
+    ),
+    # SmolLM3. Source: the instructions in the template with tools, huggingface.co/HuggingFaceTB/SmolLM3-3B; some copies
+    # of it list no tools.
+    FormatException(
+        ("named SmolLM", "Reasoning Mode: "),
+        CallFormat(
+            '<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", separator="\n", writes_calls=False
         ),
     ),
     # LFM2 lists tools and writes no calls. Source: docs.liquid.ai/lfm/key-concepts/tool-use.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from plait.runtime.server.chat.formats.call_format import CallFormat
 from plait.runtime.server.chat.formats.format_probe import derive_call_format
 from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON, exception_of
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
-from plait.runtime.server.chat.formats.reasoning_probe import derive_reasoning_format
+from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.server.chat.formats.reasoning_probe import derive_message_format, derive_reasoning_format
 from plait.runtime.server.chat.formats.template_probe import ProbeTimeout, TemplateProbe
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import Tokenizer
@@ -22,11 +22,12 @@ _MAX_TEMPLATES = 64
 @dataclass(frozen=True)
 class ModelFormats:
     """How a model writes calls and reasoning. calls: None for the generic format. reasoning: None without reasoning.
-    takes_system: the template takes a system turn."""
+    takes_system: the template takes a system turn. messages: None where an answer is no sequence of messages."""
 
     calls: CallFormat | None
     reasoning: ReasoningFormat | None
     takes_system: bool = True
+    messages: MessageFormat | None = None
 
     def calls_beside(self, *, with_json_answer: bool) -> CallFormat:
         """Returns the format of calls. `with_json_answer`: the answer may be JSON instead, so a generic format must
@@ -68,22 +69,25 @@ async def formats_in_thread(template: ChatTemplate | None) -> ModelFormats:
 def find_formats(template: ChatTemplate) -> ModelFormats:
     """Renders the probes of a template."""
     probe, exception = TemplateProbe(template), exception_of(template.source)
-    calls = reasoning = None
+    calls = reasoning = messages = None
     takes_system = True
     try:
         turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         if probe.render(turns, with_tools=False) is None:
             takes_system = probe.render(turns[1:], with_tools=False) is None  # else it takes no turn at all
+        messages = derive_message_format(probe)
+        if messages is not None and exception is not None:
+            messages = replace(messages, texts=(*messages.texts, *exception.texts))
         if exception is None or not exception.is_shown_wrong:
             calls = derive_call_format(probe)
         if exception is not None:
-            calls, reasoning = calls or exception.calls, exception.reasoning
-        reasoning = reasoning or derive_reasoning_format(probe)
+            calls = calls or replace(exception.calls, is_native=probe.lists_tools())
+        reasoning = derive_reasoning_format(probe, messages)
     except ProbeTimeout:
         pass  # what was found until then is kept
     if calls is not None and calls.opener.startswith(("{", "[{")) and reasoning is None:
         calls = replace(calls, is_whole_answer=True)
-    return ModelFormats(calls, reasoning, takes_system)
+    return ModelFormats(calls, reasoning, takes_system, messages)
 
 
 def fitted_calls(formats: ModelFormats, tokenizer: Tokenizer, *, with_json_answer: bool) -> CallFormat:

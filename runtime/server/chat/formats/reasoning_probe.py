@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from plait.runtime.server.chat.formats.format_derivation import common_prefix, num_of_open_mark
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.server.chat.formats.template_probe import NAMES, TEXT, TemplateProbe
 
 _THOUGHT = "Qzthoughtzq"
@@ -22,15 +22,31 @@ _SWITCHES: tuple[dict[str, bool], ...] = (
 )
 _MARK = re.compile(r"<[^<>]+>|\[/?[A-Z_]+\]")
 _REASONING_WORD = re.compile("think|thought|reason|channel", re.IGNORECASE)
+_MESSAGE_BEGIN = re.compile(r"(?:<[^<>]+>|>+)\w*$")
 _COMMON_PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
-def derive_reasoning_format(probe: TemplateProbe) -> ReasoningFormat | None:
+def derive_message_format(probe: TemplateProbe) -> MessageFormat | None:
+    """Returns how messages begin; None if the template writes nothing between its generation prompt and a text.
+
+    Raises ProbeTimeout.
+    """
+    prompt, answer = probe.generation_prompt(with_tools=False), probe.answer({"content": TEXT}, with_tools=False)
+    before, text, _ = (answer or "").partition(TEXT)
+    if prompt is None or not text or not before.startswith(prompt):
+        return None
+    head, begin = before[len(prompt) :], _MESSAGE_BEGIN.search(prompt)
+    if begin is None or not head.strip() or re.search("think|thought|reason", head, re.IGNORECASE):
+        return None
+    return MessageFormat(begin[0], (head,))
+
+
+def derive_reasoning_format(probe: TemplateProbe, messages: MessageFormat | None) -> ReasoningFormat | None:
     """Returns the marks of reasoning; None if the template shows none. Raises ProbeTimeout."""
-    return _of_history(probe) or _of_prompt(probe) or _of_removed_text(probe) or _of_instructions(probe)
+    return _of_history(probe, messages) or _of_prompt(probe) or _of_removed_text(probe) or _of_instructions(probe)
 
 
-def _of_history(probe: TemplateProbe) -> ReasoningFormat | None:
+def _of_history(probe: TemplateProbe, messages: MessageFormat | None) -> ReasoningFormat | None:
     """The marks around the reasoning of an answer that the template writes."""
     thinking = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": TEXT}]
     options: list[tuple[str, dict[str, Any]]] = [(field, {field: _THOUGHT, "content": TEXT}) for field in _FIELDS]
@@ -46,12 +62,16 @@ def _of_history(probe: TemplateProbe) -> ReasoningFormat | None:
             if not begin.strip():  # the prompt opens it
                 prompt = probe.generation_prompt(with_tools=with_tools, variables=_SWITCHES[0]) or ""
                 begin = prompt[len(before) :] if prompt.startswith(before) else begin
-            end = _shared_end(probe, message, behind.partition(TEXT)[0]).strip()
+            before_text = behind.partition(TEXT)[0]
+            end = _shared_end(probe, message, before_text)
+            end = (end.partition(messages.begin)[0] if messages else end).strip()
             if end.startswith(("</", "[/")) and end[0] + end[2:] in before:
                 begin = end[0] + end[2:]
             is_json = "thinking" in begin and "type" in begin  # the parts, not the reasoning
             if end and not is_json:
-                return ReasoningFormat(begin.strip(), end, field)
+                lead, _, rest = before_text.partition(end)
+                separator = messages.begin if messages else rest if rest.isspace() else ""
+                return ReasoningFormat(begin if messages else begin.strip(), end, field, lead, separator)
     return None
 
 
@@ -90,7 +110,10 @@ def _of_prompt(probe: TemplateProbe) -> ReasoningFormat | None:
         added = text[len(shared) - num_of_open_mark(shared, text) :]
         marks = [mark for mark in _MARK.finditer(added) if _REASONING_WORD.search(mark[0])]
         if len(marks) == 2:
-            return ReasoningFormat(added[marks[0].start() : marks[1].start()].strip(), marks[1][0])
+            begin, rest = added[marks[0].start() : marks[1].start()], added[marks[1].end() :]
+            space = begin[len(begin.rstrip()) :]  # where the reasoning would be
+            lead, separator = space[: (len(space) + 1) // 2], rest if not rest.strip() else ""
+            return ReasoningFormat(begin.strip(), marks[1][0], lead=lead, separator=separator)
         if len(marks) == 1 and "/" not in marks[0][0]:
             return ReasoningFormat(marks[0][0], f"{marks[0][0][0]}/{marks[0][0][1:]}")
     return None

@@ -69,6 +69,11 @@ class TemplateProbe:
         messages = [{"role": "user", "content": USER}, {"role": "assistant", **message}]
         return _behind_user(self.render(messages, with_tools=with_tools, variables=variables))
 
+    def lists_tools(self) -> bool:
+        """Whether the template tells the model the tools."""
+        user = [{"role": "user", "content": USER}]
+        return NAMES[0] in (self.render(user) or "")
+
     def calls(self, calls: Sequence[ProbeCall], content: str = "") -> str | None:
         """Returns what the template writes behind a user's text for an answer with calls."""
         return self.answer({"content": content, "tool_calls": [_call(*call) for call in calls]})

@@ -22,7 +22,7 @@ from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import AnthropicErrorBody, anthropic_error
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import json_response, named_sse_event
+from plait.runtime.server.http.response import KeepAlive, json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
 from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of
@@ -42,6 +42,8 @@ from plait.runtime.server.protocols.shared import remaining_context
 from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
+
+PING = KeepAlive(named_sse_event("ping", Ping()))
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ async def create_message(request: Request) -> Response:
         complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         fail=lambda error: _error_event(error, checked),
+        keep_alive=PING,
     )
 
 

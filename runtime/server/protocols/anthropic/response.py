@@ -91,7 +91,7 @@ class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
 
 
 class Ping(msgspec.Struct, tag_field="type", tag="ping"):
-    """Follows the start, as in Anthropic's streams."""
+    """Follows the start, and comes while a stream waits for it, as in Anthropic's streams."""
 
 
 class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):

@@ -105,7 +105,7 @@ def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, 
     output = ChatOutput(checked.prepared, client, handle.calls[0])
     writer = _writer(client, checked, output)
     writer.add_parts(output.parse_result(result), is_last=True)
-    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings())
+    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings(more=checked.prepared.warnings))
 
 
 def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
@@ -118,7 +118,7 @@ class _LineStream(StreamWriter):
     def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
         self._handle, self._request_id, self._prompt_ids = handle, request_id, checked.submission.prompt_ids
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
-        self._writer = _writer(client, checked, self._output)
+        self._writer, self._more_warnings = _writer(client, checked, self._output), checked.prepared.warnings
 
     def write(self, batch: Batch) -> bytes:
         for _, update in batch:
@@ -128,7 +128,8 @@ class _LineStream(StreamWriter):
 
     def finish(self) -> bytes:
         result = self._output.call.result(0)
-        return _encode(self._writer.final_line(result, self._prompt_ids, self._handle.warnings()))
+        warnings = self._handle.warnings(more=self._more_warnings)
+        return _encode(self._writer.final_line(result, self._prompt_ids, warnings))
 
     def fail(self, error: ApiError) -> bytes:
         return _encode(error_body("/api/", error, self._request_id))

@@ -163,7 +163,7 @@ def _loaded(model: ServedModel, about: ModelDescription) -> LoadedModel:
 @router.post("/api/show", **documented(ShowRequest, ShowResponse, error_body=OllamaErrorBody))
 async def show(request: Request) -> Response:
     """The description of a model."""
-    body = await read_json(request, ShowRequest)
+    body = await read_json(request, ShowRequest, may_be_untyped=True)
     model = _find(request, body.model or body.name or "")
     for field in ("system", "template", "options"):
         if getattr(body, field):

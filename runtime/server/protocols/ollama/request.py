@@ -68,7 +68,7 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, model: Se
             template_variables=variables,
             thinking=thinking,
         )
-        return await prepare_chat(client, conversation)
+        return await prepare_chat(client, conversation, untagged_tool_calls=model.settings.untagged_tool_calls)
     prompt = body.prompt or ""
     if body.raw or body.suffix:
         if body.system:

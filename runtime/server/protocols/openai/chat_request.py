@@ -67,9 +67,14 @@ def conversation_of(body: ChatRequest) -> Conversation:
 
 def _thinking(body: ChatRequest) -> Thinking:
     field, effort, is_shown = body.reasoning, body.reasoning_effort, body.include_reasoning is not False
+    if field is None and body.thinking is not None:
+        wanted = "none" if body.thinking.type == "disabled" else effort
+        return thinking_of("thinking", wanted, body.thinking.budget_tokens, is_shown=is_shown)
     if field is None:
         thinking = Thinking() if effort is None else thinking_of("reasoning_effort", effort)
         return replace(thinking, is_shown=is_shown)
+    if body.thinking is not None:
+        raise invalid("'reasoning' and 'thinking' are two names of one thing; write one of them", "thinking")
     if effort is not None and field.effort not in (None, effort):
         raise invalid("'reasoning.effort' and 'reasoning_effort' contradict each other", "reasoning_effort")
     wanted, is_shown = field.effort or effort if field.enabled else "none", is_shown and not field.exclude

@@ -163,6 +163,13 @@ class ReasoningField(StrictStruct):
     exclude: bool = False
 
 
+class ThinkingField(StrictStruct):
+    """`thinking` as DeepSeek, GLM and Kimi have it in chat completions, and as LiteLLM sends it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int, Meta(ge=0, le=MAX_REASONING_TOKENS)] | None = None
+
+
 class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's chat completion request."""
 
@@ -182,6 +189,7 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     enable_thinking: bool | None = None
     untagged_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
+    thinking: ThinkingField | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     safety_identifier: str | None = None

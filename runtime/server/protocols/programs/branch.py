@@ -1,15 +1,16 @@
-"""One text of a running program: its session, pieces, turns and variables."""
+"""One text of a running program, with its session: `BranchText` whose long steps leave the event loop to others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
+from plait.runtime.programs.branch import BranchText, ForkPoint
 from plait.runtime.seed_path import SeedPath
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import (
@@ -39,37 +40,36 @@ class TextPiece:
         return self.text if isinstance(self.text, str) else await self.text
 
 
-@dataclass
-class ProgramBranch:
-    """`template`: the chat template of its turns, if the model has one.
+class ProgramBranch(BranchText[TextPiece, Value]):
+    """`template`: the chat template of its turns, if the model has one."""
 
-    `turns`: (role, index of the first piece, index after the last) of the finished turns.
-    """
+    def __init__(
+        self,
+        client: Client,
+        session: Session,
+        variables: dict[str, Value],
+        template: ChatTemplate | None = None,
+        parent: ProgramBranch | None = None,
+        seed_path: SeedPath | None = None,
+    ) -> None:
+        super().__init__(TextPiece, parent, seed_path)
+        self.client, self.variables = client, variables
+        self._session, self._template = session, template
+        self._num_unsent = 0  # characters that the next call or fork tokenizes
+        self._num_unsent_texts = 0
 
-    client: Client
-    session: Session
-    variables: dict[str, Value]
-    template: ChatTemplate | None = None
-    pieces: list[TextPiece] = field(default_factory=list)
-    turns: list[tuple[str, int, int]] = field(default_factory=list)
-    seed_path: SeedPath = field(default_factory=SeedPath)
-    open_role: str | None = None
-    _num_known_chars: int = 0  # of the next texts: those that the session has from the call before them
-    _num_unsent: int = 0  # characters that the next call or fork tokenizes
-    _num_unsent_texts: int = 0
+    def session(self) -> Session:
+        return self._session
+
+    def template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InputError("this model has no chat template, so it has no turns; use text")
+        return self._template
 
     def write(self, text: str, *, control: bool = False) -> None:
-        """Appends text."""
-        num_known = min(self._num_known_chars, len(text))
-        self._num_known_chars -= num_known
-        self.session.append(text[num_known:], control=control)
+        super().write(text, control=control)
         self._num_unsent += len(text)
         self._num_unsent_texts += 1
-        self.pieces.append(TextPiece(text, control))
-
-    def expect_known(self, text: str) -> None:
-        """Says that the session has the next text already, from the last call; `write` will write it."""
-        self._num_known_chars = len(text)
 
     async def run_tokenizing(self, start: Callable[[], T], abandoned: Callable[[], None]) -> T:
         """`start()`, which tokenizes the text written since the last call; in a thread if that text is long.
@@ -98,51 +98,29 @@ class ProgramBranch:
             raise
         return work.result()
 
-    async def begin_turn(self, role: str) -> int:
-        """Begins a turn; returns the index of its first piece. Rendering many turns takes long, and has a thread."""
-        template, roles = self._template(), self._roles()
-        prefix = await run_aside(len(roles) > TURNS_AT_ONCE, template.turn_prefix, roles, role)
+    async def begin_turn_aside(self, role: str) -> None:
+        """Begins a turn. Rendering many turns takes long, and has a thread."""
+        prefix = await run_aside(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
         await asyncio.sleep(0)  # a program may have many turns in a row
-        self.write(prefix, control=True)
-        self.open_role = role
-        return len(self.pieces)
-
-    def end_turn(self, role: str, first: int) -> None:
-        suffix = self.turn_suffix(role)
-        self.open_role = None
-        self.turns.append((role, first, len(self.pieces)))
-        self.write(suffix, control=True)
-
-    def turn_suffix(self, role: str) -> str:
-        """The template's text after the open turn."""
-        return self._template().turn_suffix(self._roles(), role)
+        self.open_turn_with(role, prefix)
 
     def fork(self, size: int) -> list[ProgramBranch]:
         """`size` copies of this branch."""
+        places = zip(self._session.fork(size), self.seed_path.fork(size), strict=True)
         return [
-            ProgramBranch(
-                self.client, session, dict(self.variables), self.template, list(self.pieces), list(self.turns)
-            )
-            for session in self.session.fork(size)
+            ProgramBranch(self.client, session, dict(self.variables), self._template, self, seed_path)
+            for session, seed_path in places
         ]
 
-    async def append_tail(self, child: ProgramBranch, start: int, num_turns: int) -> None:
-        """Appends the pieces of `child` from `start` on and its turns from `num_turns` on; waits for their texts."""
-        shift = len(self.pieces) - start
-        for piece in child.pieces[start:]:
+    async def append_tail(self, child: ProgramBranch, point: ForkPoint) -> None:
+        """Appends what `child` has after `point`; waits for its texts."""
+        shift = len(self.segments) - point.num_segments
+        for piece in child.segments[point.num_segments :]:
             self.write(await piece.resolve(), control=piece.control)
-        self.turns += [(role, first + shift, end + shift) for role, first, end in child.turns[num_turns:]]
+        self.add_turns_of(child, point, shift)
 
     async def text(self, first: int = 0, end: int | None = None) -> str:
-        return "".join([await piece.resolve() for piece in self.pieces[first:end]])
-
-    def _roles(self) -> Sequence[str]:
-        return [role for role, _, _ in self.turns]
-
-    def _template(self) -> ChatTemplate:
-        if self.template is None:
-            raise InputError("this model has no chat template, so it has no turns; use text")
-        return self.template
+        return "".join([await piece.resolve() for piece in self.segments[first:end]])
 
 
 async def resolve_value(value: Value) -> object:

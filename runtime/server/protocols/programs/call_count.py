@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.protocols.programs.compiler import (
     ForkStep,
     GenStep,
@@ -22,7 +23,6 @@ from plait.runtime.server.protocols.programs.compiler import (
     SelectStep,
     Step,
     VariableStep,
-    gather_variables,
 )
 
 

@@ -5,7 +5,7 @@ Every error names the node, as `program[2].gen.max_tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import SelectMethod
+from plait.runtime.programs.variables import gather_variables
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
@@ -193,20 +194,6 @@ class _Compiler:
         self._num_branches += more
         if self._num_branches > self._max_branches:
             raise invalid(f"the program has more than {self._max_branches} branches and samples", param)
-
-
-def gather_variables(before: Mapping[str, Any], branches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each name that is new in a branch -> the branches' values, in order.
-
-    >>> gather_variables({"a": 1}, [{"a": 2, "b": 3}, {"a": 1, "b": 4, "c": 5}])
-    {'b': [3, 4], 'c': [5]}
-    """
-    gathered: dict[str, Any] = {}
-    for branch in branches:
-        for name, value in branch.items():
-            if name not in before:
-                gathered.setdefault(name, []).append(value)
-    return gathered
 
 
 def _kind_of(node: Node, path: str) -> str:

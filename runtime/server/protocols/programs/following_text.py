@@ -9,8 +9,11 @@ from plait.runtime.server.protocols.programs.branch import ProgramBranch
 from plait.runtime.server.protocols.programs.compiler import GenStep, SelectStep, Step, TextStep, VariableStep
 
 
-async def text_behind(step: GenStep | SelectStep, behind: Sequence[Step], program_branch: ProgramBranch) -> str:
-    """Returns the text that belongs to the constraint of a gen; "" if none does. `behind`: the steps after it.
+async def text_behind(
+    step: GenStep | SelectStep, behind: Sequence[Step], program_branch: ProgramBranch, role: str | None
+) -> str:
+    """Returns the text that belongs to the constraint of a gen; "" if none does. `behind`: the steps after it; `role`:
+    of the turn that ends behind them.
 
     Waits for variables whose text a call still generates, if `following_nodes` counts them.
     """
@@ -26,8 +29,8 @@ async def text_behind(step: GenStep | SelectStep, behind: Sequence[Step], progra
         else:
             break
     else:
-        if limit > len(behind) and program_branch.open_role is not None:
-            parts.append((program_branch.turn_suffix(program_branch.open_role), True))
+        if limit > len(behind) and role is not None:
+            parts.append((program_branch.turn_suffix(role), True))
     return following_text(parts, program_branch.client.tokenizer)
 
 

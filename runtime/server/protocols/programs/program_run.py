@@ -19,6 +19,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.errors import Aborted, PlaitError
+from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
@@ -31,7 +32,6 @@ from plait.runtime.server.protocols.programs.compiler import (
     Step,
     TextStep,
     VariableStep,
-    gather_variables,
 )
 from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
 from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -121,7 +121,8 @@ class ProgramRun:
             for open_session in self.sessions:
                 open_session.close()
 
-    async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
+    async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch, role: str | None = None) -> None:
+        """`role`: of the turn whose content the steps are."""
         for index, step in enumerate(steps):
             if isinstance(step, TextStep):
                 program_branch.write(step.text)
@@ -132,14 +133,16 @@ class ProgramRun:
             elif isinstance(step, RoleStep):
                 with _errors_named(step.path):
                     self._count_turns(step, len(program_branch.turns) + 1)
-                    first = await program_branch.begin_turn(step.role)
-                await self._run(step.steps, program_branch)
+                    await program_branch.begin_turn_aside(step.role)
+                await self._run(step.steps, program_branch, step.role)
                 with _errors_named(step.path):
-                    program_branch.end_turn(step.role, first)
+                    program_branch.end_turn(step.role)
             elif isinstance(step, ForkStep):
                 await self._fork(step, program_branch)
             else:
-                await self._call(step, program_branch, await text_behind(step, steps[index + 1 :], program_branch))
+                await self._call(
+                    step, program_branch, await text_behind(step, steps[index + 1 :], program_branch, role)
+                )
 
     def _count_turns(self, step: RoleStep, count: int) -> None:
         """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
@@ -157,7 +160,7 @@ class ProgramRun:
             program_branch.expect_known(followed_by)
         self.calls += calls
         texts = [self._start(self._follow(step, i, call)) for i, call in enumerate(calls)]
-        program_branch.pieces.append(TextPiece(texts[0]))
+        program_branch.add_segment(TextPiece(texts[0]))
         if step.name is not None:
             samples: Value = [*texts]
             program_branch.variables[step.name] = texts[0] if len(texts) == 1 else samples
@@ -177,14 +180,16 @@ class ProgramRun:
     def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
         if isinstance(step, SelectStep):
             if step.method != "exact":
-                return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
+                return [program_branch.session().select(step.choices, step.method, step.timeout_s)]
             sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
-            return [program_branch.session.select(step.choices, step.method, step.timeout_s, sampling.seed)]
-        forks = self._fork_branch(program_branch, step.n - 1) if step.n > 1 else []
+            return [program_branch.session().select(step.choices, step.method, step.timeout_s, sampling.seed)]
+        session = program_branch.session()
+        samples = session.fork(step.n - 1) if step.n > 1 else []
+        self.sessions += samples
         sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
         return [
-            sample.session.generate(sampling.for_sample(index), step.constraint, followed_by)
-            for index, sample in enumerate([program_branch, *forks])
+            sample.generate(sampling.for_sample(index), step.constraint, followed_by)
+            for index, sample in enumerate([session, *samples])
         ]
 
     async def _follow(self, step: GenStep | SelectStep, sample: int, call: Call) -> str:
@@ -208,27 +213,23 @@ class ProgramRun:
             children = await program_branch.run_tokenizing(
                 lambda: self._fork_branch(program_branch, len(step.branches)), self._abort_sessions
             )
-        for child, seed_path in zip(children, program_branch.seed_path.fork(len(children)), strict=True):
-            child.seed_path = seed_path
-        start, num_turns = len(program_branch.pieces), len(program_branch.turns)
+        point = program_branch.fork_point()
         async with asyncio.TaskGroup() as tasks:
             for number, (branch, child) in enumerate(zip(step.branches, children, strict=True), 1):
                 tasks.create_task(self._run(branch, child))
                 if number % BRANCHES_AT_ONCE == 0:
                     await asyncio.sleep(0)
         for child in children:
-            child.session.close()  # takes effect after its calls; an abort ends them
+            child.session().close()  # takes effect after its calls; an abort ends them
         if step.join == "gather":
-            program_branch.variables |= gather_variables(
-                program_branch.variables, [child.variables for child in children]
-            )
+            program_branch.variables |= gather_variables(point.names, [child.variables for child in children])
             return
         for child in children:
-            await program_branch.append_tail(child, start, num_turns)
+            await program_branch.append_tail(child, point)
 
     def _fork_branch(self, program_branch: ProgramBranch, size: int) -> list[ProgramBranch]:
         forks = program_branch.fork(size)
-        self.sessions += [fork.session for fork in forks]  # at once: whoever ends the program finds them here
+        self.sessions += [fork.session() for fork in forks]  # at once: whoever ends the program finds them here
         return forks
 
 

@@ -26,7 +26,7 @@ def answer(thread_id, threads, address):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PLAIT_KERNEL_CACHE_DIR", str(tmp_path))
     return object_code.cache_folder()
 
 
@@ -35,7 +35,7 @@ def test_the_folder_is_the_users_alone(folder) -> None:
 
 
 def test_the_folder_lies_in_the_users_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("PLAIT_KERNEL_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert object_code.cache_folder() == tmp_path / "plait" / "kernels"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
@@ -61,7 +61,7 @@ def test_a_folder_of_another_user_or_a_link_is_not_used(folder, monkeypatch, tmp
 def test_without_a_folder_code_is_compiled_but_not_kept(monkeypatch, tmp_path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(file))
+    monkeypatch.setenv("PLAIT_KERNEL_CACHE_DIR", str(file))
     library = KernelLibrary("kernel", answer)
     assert object_code.cache_folder() is None and not library.is_missing and library.load()["answer"]
 

@@ -7,10 +7,23 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
 
-from plait.kernels.cpu.gemm.row_argmax import row_argmax
+from plait.kernels.cpu.gemm import row_argmax as product
 
 values = st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0, math.inf, -math.inf, math.nan])
+
+
+@compiled_kernel
+def _argmax(row, highest, index):
+    highest[0], index[0] = product.row_argmax(row)
+
+
+def row_argmax(row):
+    """As in the product, called from Python."""
+    highest, index = np.zeros(1, np.float32), np.zeros(1, np.int64)
+    _argmax(row, highest, index)
+    return highest[0], int(index[0])
 
 
 @settings(max_examples=100, deadline=None)

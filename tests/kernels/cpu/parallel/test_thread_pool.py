@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import KernelArgs, args_at, int64_matrix
 from plait.kernels.cpu.parallel import thread_pool
 from plait.kernels.cpu.parallel.atomics import SLEEPERS, SPINS_BEFORE_SLEEP, spin_pause
@@ -29,7 +28,6 @@ VALUES, COUNTERS, DELAYS, ENTRIES = 0, 1, 2, 3
 TIMEOUT_S = 120.0
 
 
-@inner_njit
 def _run_phases(ctx, values, delays):
     """In each phase, item i becomes one more than item 7 i + 3 of the phase before."""
     phases, items = values.shape

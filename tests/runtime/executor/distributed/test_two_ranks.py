@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from example_share import sample_of
 from family_cases import FAMILY_CASES
 from rank_runs import (
     VOCAB,
@@ -31,7 +32,7 @@ def ranks():
         assert ranks.losses == []
 
 
-@pytest.mark.parametrize("family", sorted(FAMILY_CASES))
+@pytest.mark.parametrize("family", sample_of(sorted(FAMILY_CASES), least=4))
 def test_tokens_of_tensor_parallelism_are_those_of_one_process(ranks, family, folder, expected):
     assert_same_tokens(ranks, family, folder, expected)
 
@@ -91,7 +92,7 @@ def test_tensor_parallel_bfloat16_weights(ranks, folder):
     assert torch.allclose(alone, together, atol=0.3), (alone - together).abs().max()
 
 
-@pytest.mark.parametrize("family", sorted(FAMILY_CASES))
+@pytest.mark.parametrize("family", sample_of(sorted(FAMILY_CASES), least=4))
 def test_tokens_of_two_stages_are_those_of_one_process(ranks, family, folder, expected):
     assert_same_tokens(ranks, family, folder, expected, stages=2)
 

@@ -28,7 +28,8 @@ OTHER_VALUES: dict[str, Any] = {
 }
 
 
-HOST_ONLY = {"repeat_last_n": 64}  # the device keeps counts of all tokens, from which none is taken away
+# The device keeps counts of all tokens, from which none is taken away; its filters keep the likeliest tokens.
+HOST_ONLY = {"repeat_last_n": 64, "typical_p": 0.7}
 
 
 def is_on_device(params: SamplingParams) -> bool:
@@ -52,7 +53,7 @@ def test_parameters_of_the_scheduler_do_not_matter() -> None:
 class WithFilter(SamplingParams, frozen=True, kw_only=True):
     """The table with a filter that no sampler knows."""
 
-    typical_p: Annotated[float, Param("A made-up filter", stage="filter")] = 1.0
+    tail_free_z: Annotated[float, Param("A made-up filter", stage="filter")] = 1.0
 
 
 class WithEnd(SamplingParams, frozen=True, kw_only=True):
@@ -64,12 +65,12 @@ class WithEnd(SamplingParams, frozen=True, kw_only=True):
 class WithoutParam(SamplingParams, frozen=True, kw_only=True):
     """The table with a field that has no entry."""
 
-    typical_p: float = 1.0
+    tail_free_z: float = 1.0
 
 
 def test_a_new_filter_is_sampled_on_the_host() -> None:
     assert is_on_device(WithFilter()) and not WithFilter().is_filtered
-    assert not is_on_device(WithFilter(typical_p=0.5)) and WithFilter(typical_p=0.5).is_filtered
+    assert not is_on_device(WithFilter(tail_free_z=0.5)) and WithFilter(tail_free_z=0.5).is_filtered
     assert WithFilter(top_k=3).is_filtered and is_on_device(WithFilter(top_k=3))
 
 
@@ -78,7 +79,7 @@ def test_a_new_stop_condition_is_sampled_on_the_device() -> None:
 
 
 def test_a_parameter_without_an_entry_or_without_a_stage_is_an_error() -> None:
-    with pytest.raises(TypeError, match="'typical_p' needs one Param"):
+    with pytest.raises(TypeError, match="'tail_free_z' needs one Param"):
         params_of(WithoutParam)
     with pytest.raises(TypeError, match="stage"):
         Param("A made-up filter")  # type: ignore[call-arg]

@@ -208,7 +208,8 @@ WRONG = [
     ({"options": {"repeat_penalty": 0}}, "repeat_penalty"),
     ({"options": {"repeat_penalty": 1.1, "repeat_last_n": -2}}, "repeat_last_n"),
     ({"options": {"mirostat": 1}}, "mirostat"),
-    ({"options": {"typical_p": 0.7}}, "typical_p"),
+    ({"options": {"typical_p": 0}}, "typical_p"),
+    ({"options": {"tfs_z": 0.5}}, "tfs_z"),
     ({"options": {"temprature": 1}}, "temprature"),
     ({"options": {"stop": [""]}}, "stop"),
 ]

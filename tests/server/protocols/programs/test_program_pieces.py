@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 
+from plait.runtime.programs.branch import Turn
 from plait.runtime.server.protocols.programs import branch as branch_module
 from plait.runtime.server.protocols.programs import program_run
 from plait.runtime.server.protocols.programs.branch import ProgramBranch
@@ -50,12 +51,12 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
         threads.append(threading.get_ident() == threading.main_thread().ident)
         return ""
 
-    monkeypatch.setattr(branch, "_template", lambda: SimpleNamespace(turn_prefix=turn_prefix, turn_suffix=turn_prefix))
+    monkeypatch.setattr(branch, "template", lambda: SimpleNamespace(turn_prefix=turn_prefix, turn_suffix=turn_prefix))
 
     async def run() -> None:
         for _ in range(40):
-            await branch.begin_turn("user")
-            branch.turns.append(("user", 0, 0))
+            await branch.begin_turn_aside("user")
+            branch.turns.append(Turn("user", 0, 0))
 
     asyncio.run(run())
     assert threads == [True] * 33 + [False] * 7

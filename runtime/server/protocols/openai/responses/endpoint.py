@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer API for the next turn of a conversation."""
+"""`/v1/responses` and `/v1/responses/input_tokens`: OpenAI's newer API for the next turn of a conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.server.app_state import use_model_in_turn
+from plait.runtime.server.app_state import use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
@@ -25,14 +25,15 @@ from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import named_sse_event
+from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items
+from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
+    InputTokens,
     OutputItem,
     ReasoningEcho,
     ResponseBody,
@@ -40,13 +41,14 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     ResponseUsage,
 )
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
-from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
     drawn_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
 )
+from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -68,7 +70,8 @@ async def create_response(request: Request) -> Response:
     """The next turn of a conversation, as items. Streams events when `stream` is true."""
     body = await read_json(request, ResponsesRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body))
-    checked = await _check(body, model, *await all_items(request, body))
+    items = await all_items(request, body)
+    checked = await _check(body, model, items.items, keeper_of(request, body, items))
     return await respond(
         request,
         stream=bool(body.stream),
@@ -77,6 +80,16 @@ async def create_response(request: Request) -> Response:
         constraint_param=checked.prepared.constraint_param,
         fail=lambda error: named_sse_event("response.failed", _failed(checked, error, [])),
     )
+
+
+@router.post("/v1/responses/input_tokens", **documented(ResponsePrompt, InputTokens))
+async def count_input_tokens(request: Request) -> Response:
+    """The number of tokens of the prompt."""
+    body = await read_json(request, ResponsePrompt)
+    client = (await use_model(request, body.model)).client
+    conversation, _ = conversation_of(body, (await all_items(request, body)).items)
+    prepared = await prepare_chat(client, conversation)
+    return json_response(InputTokens(len(prepared.prompt_ids), request_warnings()))
 
 
 async def _check(

@@ -70,55 +70,26 @@ class TextDone(msgspec.Struct, kw_only=True):
     sequence_number: int = 0
 
 
-class ArgumentsDelta(msgspec.Struct, kw_only=True):
-    """A new piece of a call's arguments."""
+class CallDelta(msgspec.Struct, kw_only=True):
+    """A new piece of a call's arguments, or of a custom tool's input."""
 
-    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
     item_id: str
     output_index: int
     delta: str
     sequence_number: int = 0
 
 
-class ArgumentsDone(msgspec.Struct, kw_only=True):
-    """The complete arguments of a call."""
+class CallDone(msgspec.Struct, kw_only=True):
+    """The complete arguments of a call, with its tool's name, or the complete input of a custom tool."""
 
-    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    type: Literal["response.function_call_arguments.done", "response.custom_tool_call_input.done"]
     item_id: str
     output_index: int
-    arguments: str
-    name: str
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     sequence_number: int = 0
 
 
-class InputDelta(msgspec.Struct, kw_only=True):
-    """A new piece of a custom tool's input."""
-
-    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
-    item_id: str
-    output_index: int
-    delta: str
-    sequence_number: int = 0
-
-
-class InputDone(msgspec.Struct, kw_only=True):
-    """The complete input of a custom tool."""
-
-    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
-    item_id: str
-    output_index: int
-    input: str
-    sequence_number: int = 0
-
-
-Event = (
-    ResponseEvent
-    | ItemEvent
-    | PartEvent
-    | TextDelta
-    | TextDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | InputDelta
-    | InputDone
-)
+Event = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | CallDelta | CallDone

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import Request
@@ -23,7 +23,13 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     ResponseBody,
 )
 from plait.runtime.server.protocols.openai.responses.store import ResponseStore, StoredItems, StoredResponse
-from plait.runtime.server.protocols.openai.responses.types import Item, ItemReference, MessageItem, ResponsesRequest
+from plait.runtime.server.protocols.openai.responses.types import (
+    Item,
+    ItemReference,
+    MessageItem,
+    ResponsePrompt,
+    ResponsesRequest,
+)
 from plait.runtime.server.request_warnings import warn
 
 STORED_ID_BYTES = 24
@@ -83,8 +89,16 @@ def stored_response(request: Request, response_id: str) -> StoredResponse:
     return response
 
 
-async def all_items(request: Request, body: ResponsesRequest) -> tuple[list[PlacedItem], Keeper]:
-    """The items of the conversation, those of earlier responses included, and what keeps the response.
+class ConversationItems(NamedTuple):
+    """items: of the whole conversation. own: those of the request, as they were sent. previous: those before it."""
+
+    items: Sequence[PlacedItem]
+    own: Sequence[dict[str, Any]]
+    previous: StoredItems | None
+
+
+async def all_items(request: Request, body: ResponsePrompt) -> ConversationItems:
+    """The items of the conversation, those of earlier responses included.
 
     Raises ApiError 400 for a response or an item that is not stored.
     """
@@ -101,18 +115,24 @@ async def all_items(request: Request, body: ResponsesRequest) -> tuple[list[Plac
     else:
         own = _with_stored_items(own, store, tenant)
         items += placed_items(own)
+    return ConversationItems(items, own, previous)
+
+
+def keeper_of(request: Request, body: ResponsesRequest, items: ConversationItems) -> Keeper:
+    """What keeps the response to a request, if it is to be kept."""
+    store, tenant = state_of(request).responses, tenant_of(request)
     record = current_request()
     is_background = record is not None and record.is_background
     if store is None or body.store is False or is_background:
         if body.store:
             warn("store", "lines of batches are not stored" if store is not None else NOT_STORED)
-        return items, Keeper(None, "resp_" + request_id(request)[4:], tenant)
+        return Keeper(None, "resp_" + request_id(request)[4:], tenant)
     # A stored response can be read by those who know its id: the id of the request stands in the log.
     response_id = f"resp_{secrets.token_hex(STORED_ID_BYTES)}"
-    return items, Keeper(store, response_id, tenant, [_with_id(item) for item in own], previous)
+    return Keeper(store, response_id, tenant, [_with_id(item) for item in items.own], items.previous)
 
 
-def _previous(store: ResponseStore | None, body: ResponsesRequest, tenant: str) -> StoredItems | None:
+def _previous(store: ResponseStore | None, body: ResponsePrompt, tenant: str) -> StoredItems | None:
     name = "previous_response_id"
     if body.previous_response_id is None:
         return None

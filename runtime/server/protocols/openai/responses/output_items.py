@@ -19,11 +19,9 @@ from msgspec.structs import replace
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.responses.events import (
-    ArgumentsDelta,
-    ArgumentsDone,
+    CallDelta,
+    CallDone,
     Event,
-    InputDelta,
-    InputDone,
     ItemEvent,
     PartEvent,
     TextDelta,
@@ -76,11 +74,11 @@ class OutputItems:
             return []
         events: list[Event]
         if isinstance(item, CallOutput):
-            events = [
-                ArgumentsDone(item_id=item.id, output_index=self._index, arguments=item.arguments, name=item.name)
-            ]
+            done = CallDone(type="response.function_call_arguments.done", item_id=item.id, output_index=self._index)
+            events = [replace(done, arguments=item.arguments, name=item.name)]
         elif isinstance(item, CustomCallOutput):
-            events = [InputDone(item_id=item.id, output_index=self._index, input=item.input)]
+            done = CallDone(type="response.custom_tool_call_input.done", item_id=item.id, output_index=self._index)
+            events = [replace(done, input=item.input)]
         else:
             events = self._end_content(item)
         item.status = status
@@ -116,14 +114,16 @@ class OutputItems:
         return CustomCallOutput(name=tool.name, id=_new_id("ctc"), call_id=call_id, namespace=namespace)
 
     def _add_arguments(self, text: str) -> list[Event]:
-        call, index = self._open, self._index
+        call = self._open
+        kind: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
         if isinstance(call, CallOutput):
+            kind = "response.function_call_arguments.delta"
             call.arguments += text
-            return [ArgumentsDelta(item_id=call.id, output_index=index, delta=text)]
-        assert isinstance(call, CustomCallOutput)
-        new = self._input.add(text)
-        call.input += new
-        return [InputDelta(item_id=call.id, output_index=index, delta=new)] if new else []
+        else:
+            assert isinstance(call, CustomCallOutput)
+            kind, text = "response.custom_tool_call_input.delta", self._input.add(text)
+            call.input += text
+        return [CallDelta(type=kind, item_id=call.id, output_index=self._index, delta=text)] if text else []
 
     def _add_text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
         item, events = self._open, list[Event]()

@@ -27,6 +27,7 @@ from plait.runtime.server.protocols.openai.responses.types import (
     MessageItem,
     ReasoningItem,
     Refusal,
+    ResponsePrompt,
     ResponsesRequest,
     Tool,
 )
@@ -37,14 +38,16 @@ PlacedItem = tuple[str, Item]
 """An item, and its JSON path for errors."""
 
 
-def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
+def conversation_of(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Conversation, ToolTable]:
     """The conversation of `items`, and its tools. Raises ApiError 400 for values that contradict each other."""
     lists: list[tuple[str, Sequence[Tool]]] = [("tools", body.tools or ())]
     lists += [(f"{place}.tools", item.tools) for place, item in items if isinstance(item, AdditionalToolsItem)]
     tools = read_tools(lists)
     names, must_call, one_call = tool_choice(body, tools)
-    constraint, param = _constraint(body)
-    for name in body.include or ():
+    answer = body if isinstance(body, ResponsesRequest) else None
+    strict_formats = answer is not None and bool(answer.strict_formats)
+    constraint, param = _constraint(body, strict_formats, compact=answer is not None and bool(answer.compact))
+    for name in (answer and answer.include) or ():
         if name != LOGPROBS:
             warn(f"include: {name}", "items have their texts, and no tools run here")
     effort = body.reasoning.effort if body.reasoning else None
@@ -56,8 +59,8 @@ def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tupl
         one_call=one_call or body.parallel_tool_calls is False,
         constraint=constraint,
         constraint_param=param,
-        strict_formats=bool(body.strict_formats),
-        untagged_calls=body.untagged_tool_calls,
+        strict_formats=strict_formats,
+        untagged_calls=answer.untagged_tool_calls if answer is not None else None,
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
         thinking=Thinking() if effort is None else thinking_of("reasoning.effort", effort),
     )
@@ -72,22 +75,22 @@ def placed_items(items: Sequence[Mapping[str, Any]]) -> list[PlacedItem]:
     ]
 
 
-def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
+def _constraint(body: ResponsePrompt, strict_formats: bool, *, compact: bool) -> tuple[Spec | None, str | None]:
     output_format = body.text.format if body.text else None
     if isinstance(output_format, JsonObjectFormat):
-        return JsonObject(compact=bool(body.compact)), "text.format"
+        return JsonObject(compact=compact), "text.format"
     if isinstance(output_format, JsonSchemaFormat):
         param = "text.format.schema"
         options = {
             "annotations": not output_format.strict,
-            "compact": bool(body.compact),
-            "strict_formats": bool(output_format.strict or body.strict_formats),
+            "compact": compact,
+            "strict_formats": bool(output_format.strict or strict_formats),
         }
         return build_constraint(param, JsonSchema, output_format.schema, **options), param
     return None, None
 
 
-def _turns(body: ResponsesRequest, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
+def _turns(body: ResponsePrompt, items: Sequence[PlacedItem]) -> tuple[Turn, ...]:
     turns = [] if body.instructions is None else [Turn("system", body.instructions)]
     call_ids = set[str]()
     reasoning: str | None = None

@@ -164,3 +164,11 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
     weight: DrawnWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
+
+
+class InputTokens(msgspec.Struct):
+    """The answer of `/v1/responses/input_tokens`. `warnings` is an extension."""
+
+    input_tokens: int
+    warnings: list[str] | UnsetType = UNSET
+    object: Literal["response.input_tokens"] = "response.input_tokens"

@@ -19,7 +19,7 @@ from plait.runtime.server.protocols.openai.responses.types import (
     NamedCustomChoice,
     NamedToolChoice,
     NamespaceTool,
-    ResponsesRequest,
+    ResponsePrompt,
     Tool,
 )
 from plait.runtime.server.protocols.shared import checked_tool_names, distinct_tools, tool_definition, unnamed_choice
@@ -87,7 +87,7 @@ def _definition(tool: FunctionTool | CustomTool, place: str) -> ToolDefinition:
     return custom_tool(tool.name, tool.description, grammar, f"{place}.format")
 
 
-def tool_choice(body: ResponsesRequest, tools: ToolTable) -> tuple[frozenset[str] | None, bool, bool]:
+def tool_choice(body: ResponsePrompt, tools: ToolTable) -> tuple[frozenset[str] | None, bool, bool]:
     """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
     if tools.definitions and isinstance(choice, NamedToolChoice | NamedCustomChoice):

@@ -218,36 +218,47 @@ class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     tools: list[NamedToolChoice | NamedCustomChoice]
 
 
-if TYPE_CHECKING:
-    _ResponsesSampling = msgspec.Struct
-else:
-    _ResponsesSampling = sampling_fields("responses")
+class ResponsePrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The prompt's fields: all of an `input_tokens` request, and part of a response request.
 
+    `chat_template_kwargs` and `enable_thinking` are extensions.
+    """
 
-class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's response request. `cache_salt` to `strict_formats` are extensions."""
-
-    field_table: ClassVar[str] = "responses"
+    field_table: ClassVar[str] = "input_tokens"
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
-    include: list[Include] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
+    ) = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
+
+
+if TYPE_CHECKING:
+    _ResponsesSampling = ResponsePrompt
+else:
+    _ResponsesSampling = sampling_fields("responses", base=ResponsePrompt)
+
+
+class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's response request. `cache_salt` to `untagged_tool_calls` are extensions."""
+
+    field_table: ClassVar[str] = "responses"
+    include: list[Include] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
-    text: TextConfig | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolsChoice | None
-    ) = None
-    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     top_p: float | None = None
     user: str | None = None
@@ -255,7 +266,5 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     priority: Priority | None = None
     complete: bool | None = None
     compact: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    enable_thinking: bool | None = None
     strict_formats: bool | None = None
     untagged_tool_calls: bool | None = None

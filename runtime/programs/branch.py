@@ -1,0 +1,134 @@
+"""`BranchText`: one growing text of a program, with its segments, turns, variables and seeds; free of I/O.
+
+The language (`plait.lang.core.branch`) and `POST /v1/programs` add a session and the calls. A fork copies the three
+collections (not the text).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from plait.runtime.errors import InputError
+from plait.runtime.seed_path import SeedPath
+
+if TYPE_CHECKING:
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+S = TypeVar("S")
+V = TypeVar("V")
+
+
+class Turn(NamedTuple):
+    """A finished turn; its content is `segments[start:stop]`."""
+
+    role: str
+    start: int
+    stop: int
+
+
+class ForkPoint(NamedTuple):
+    """What a branch had when it was forked: the names of its variables, and its numbers of segments and turns."""
+
+    names: frozenset[str]
+    num_segments: int
+    num_turns: int
+
+
+class TextSession(Protocol):
+    """What a branch uses of its session."""
+
+    def append(self, text: str, *, control: bool = False) -> None: ...
+
+
+class BranchText(ABC, Generic[S, V]):
+    """`segments`: the parts of the text, of type S. `variables`: name -> value, of type V."""
+
+    def __init__(
+        self, known_segment: Callable[[str, bool], S], parent: Self | None = None, seed_path: SeedPath | None = None
+    ) -> None:
+        """`known_segment(text, control)` makes the segment of a text that is known; `control` as in `write`. A fork of
+        `parent`, with the place `seed_path`, begins with its text, turns and variables."""
+        self._known_segment = known_segment
+        self.segments: list[S] = [] if parent is None else list(parent.segments)
+        self.variables: dict[str, V] = {} if parent is None else dict(parent.variables)
+        self.turns: list[Turn] = [] if parent is None else list(parent.turns)
+        self.open_turn: tuple[str, int] | None = None if parent is None else parent.open_turn  # role, first segment
+        self.seed_path = seed_path or SeedPath()
+        self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
+
+    @abstractmethod
+    def session(self) -> TextSession:
+        """Returns the session to append to."""
+
+    @abstractmethod
+    def template(self) -> ChatTemplate:
+        """Returns the model's chat template. Raises InputError if there is none."""
+
+    def write(self, text: str, *, control: bool = False) -> None:
+        """Appends known text. `control`: the text is the chat template's own, so control tokens in it count."""
+        session, num_known = self.session(), min(self._num_known_chars, len(text))
+        self._num_known_chars -= num_known
+        session.append(text[num_known:], control=control)
+        self.add_segment(self._known_segment(text, control))
+
+    def expect_known(self, text: str) -> None:
+        """Says that the session has the next text already, from the last call; `write` will write it."""
+        self._num_known_chars = len(text)
+
+    def add_segment(self, segment: S) -> None:
+        """Appends a segment whose text the session has already, or gets from a call."""
+        self.segments.append(segment)
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def begin_turn(self, role: str) -> None:
+        """Writes the template's text before a turn. Raises InputError inside an open turn, or without a template."""
+        if self.open_turn is not None:
+            article = "an" if role == "assistant" else "a"
+            raise InputError(
+                f"{article} {role} turn cannot begin inside the {self.open_turn[0]} turn; end that one first"
+            )
+        self.open_turn_with(role, self.turn_prefix(role))
+
+    def open_turn_with(self, role: str, prefix: str) -> None:
+        """Begins a turn with this text of the template."""
+        self.write(prefix, control=True)
+        self.open_turn = (role, len(self.segments))
+
+    def end_turn(self, role: str) -> None:
+        """Writes the template's text after a turn. Raises InputError unless the open turn has this role."""
+        if self.open_turn is None or self.open_turn[0] != role:
+            open_now = f"the open turn is {self.open_turn[0]}" if self.open_turn else "no turn is open"
+            raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
+        self.close_turn_with(self.turn_suffix(role))
+
+    def close_turn_with(self, suffix: str) -> None:
+        """Ends the open turn with this text of the template."""
+        assert self.open_turn is not None
+        turn, self.open_turn = Turn(*self.open_turn, len(self.segments)), None
+        self.write(suffix, control=True)
+        self.turns.append(turn)
+
+    def turn_prefix(self, role: str) -> str:
+        """Returns the template's text before the next turn."""
+        return self.template().turn_prefix(self.roles(), role)
+
+    def turn_suffix(self, role: str) -> str:
+        """Returns the template's text after the open turn."""
+        return self.template().turn_suffix(self.roles(), role)
+
+    def roles(self) -> tuple[str, ...]:
+        """Returns the roles of the finished turns."""
+        return tuple(turn.role for turn in self.turns)
+
+    # -- forks ------------------------------------------------------------------------------------
+
+    def fork_point(self) -> ForkPoint:
+        """Returns what a fork made now inherits."""
+        return ForkPoint(frozenset(self.variables), len(self.segments), len(self.turns))
+
+    def add_turns_of(self, child: Self, point: ForkPoint, shift: int) -> None:
+        """Appends the turns of `child` after `point`; `shift`: how far its segments have moved."""
+        self.turns += [Turn(role, start + shift, stop + shift) for role, start, stop in child.turns[point.num_turns :]]
