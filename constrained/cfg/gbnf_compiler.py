@@ -9,9 +9,9 @@ from __future__ import annotations
 import llguidance
 
 from plait.constrained.cfg.gbnf_lexemes import LexemeGrammar
-from plait.constrained.cfg.gbnf_parser import CharClass, parse_gbnf
+from plait.constrained.cfg.gbnf_parser import parse_gbnf
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
-from plait.constrained.cfg.gbnf_recursion import recursive_rules, without_end_recursion
+from plait.constrained.cfg.gbnf_recursion import NEVER, reachable, regular_rules, without_end_recursion
 from plait.constrained.cfg.gbnf_trial import check_long_texts
 from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.dfa.token_dfa import TokenDfa
@@ -31,19 +31,18 @@ def compile_ebnf(
 
     >>> compile_ebnf(Ebnf('root ::= "a"+'), vocabulary)                   # doctest: +SKIP
     """
-    rules = parse_gbnf(spec.grammar)
-    if recursive_rules(rules):
-        rules = without_end_recursion(rules)
-    if rules["root"] == CharClass(()):
+    rules = reachable(parse_gbnf(spec.grammar))
+    if "root" not in regular_rules(rules):
+        rules = reachable(without_end_recursion(rules))
+    if rules["root"] == NEVER:
         raise GrammarError("the rule root matches no text: each alternative leads back to itself")
-    if not recursive_rules(rules):
+    if "root" in regular_rules(rules):
         return compile_plain_pattern(PatternWriter(rules).plain(rules["root"]), vocabulary, build_byte_dfa)
-    lexemes = LexemeGrammar(rules)
-    lark = lexemes.to_lark()
+    lark = LexemeGrammar(rules).to_lark()
     try:
         check_depth(lark)
     except GrammarError as error:
         raise GrammarError(error.reason) from None  # its index is not one in the grammar that was given
     source = ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark)), vocabulary)
-    check_long_texts(lexemes, source.text, vocabulary)
+    check_long_texts(rules, source.text, vocabulary)
     return source
