@@ -9,6 +9,7 @@ both ends, `x ::= x j x | a x | x d | b`, has the texts of `o (j o)*` with `o = 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
@@ -87,10 +88,8 @@ def reachable(rules: Rules) -> Rules:
 def regular_rules(rules: Rules) -> set[str]:
     """Returns the rules that lead to no recursive rule."""
     sorter = TopologicalSorter({name: {one.name for one in references(node)} for name, node in rules.items()})
-    try:
+    with suppress(CycleError):  # it goes on to yield the rules before any cycle
         sorter.prepare()
-    except CycleError:
-        pass  # it goes on to yield the rules before any cycle
     found: set[str] = set()
     while sorter.is_active():
         ready = sorter.get_ready()

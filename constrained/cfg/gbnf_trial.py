@@ -18,8 +18,8 @@ from plait.constrained.regex.char_classes import merge_ranges
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
-SIZES = (50, 100, 200, 400)  # characters; items that grow in proportion reach MAX_ITEMS at 4 x the last
-ROW_ITEMS = 2_000  # for one place of such a text
+SIZES = (25, 50, 100, 200)  # characters; items that grow in proportion reach MAX_ITEMS at 10 x the last
+ROW_ITEMS = 1_000  # for one place of such a text
 MAX_TEXTS = 100
 _GROWS = (
     "the rule {} divides its texts in more and more ways as they grow, so that no long answer could be finished; write "
@@ -34,8 +34,9 @@ def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
 
     >>> check_long_texts(rules, LexemeGrammar(rules).to_lark(), vocabulary)  # doctest: +SKIP
     """
-    low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 4, MAX_ITEMS))
-    for name, before, body in islice(dict.fromkeys(_Texts(rules).repeated()), MAX_TEXTS):
+    texts = dict.fromkeys(_Texts(rules).repeated())
+    low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 10, MAX_ITEMS))
+    for name, before, body in islice(texts, MAX_TEXTS):
         size = _gives_up(low, vocabulary, before, body)
         if size == SIZES[0]:  # many items from the beginning: do they grow?
             size = _gives_up(high, vocabulary, before, body)
@@ -67,6 +68,8 @@ class _Texts:
         self._shortest: dict[str, str] = {}
         while (found := self._found()) != self._shortest:
             self._shortest = found
+        for name in rules.keys() - found.keys():
+            raise GrammarError(f"the rule {name} matches no text: each alternative leads back to itself")
 
     def _found(self) -> dict[str, str]:
         texts = {name: self._short(node) for name, node in self._rules.items()}
@@ -87,9 +90,10 @@ class _Texts:
         todo = [("", start)]
         for text, name in todo:
             for head, inner in self._places(self._rules[name], text):
-                if inner not in found or (inner == start and not found[inner]):
-                    found[inner] = head
+                if inner not in found:
                     todo.append((head, inner))
+                if not found.get(inner):
+                    found[inner] = head
         return found
 
     def _short(self, node: Node) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import re
 from itertools import product
 
 import numpy as np
@@ -16,9 +16,10 @@ import plait
 from plait.constrained import Ebnf, GrammarError, Vocabulary, mask_words
 from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence, parse_gbnf
 
+EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "12"))  # 150 in a long run
 LETTERS = "ab("
 NAMES = ("root", "x", "y")
-TEXTS = ["".join(text) for size in range(5) for text in product(LETTERS, repeat=size)]
+TEXTS = ["".join(text) for size in range(6) for text in product(LETTERS, repeat=size)]
 JSON = (
     'root ::= "{" w s ":" w (s | root) "}"\nw ::= [ \\n\\t]*\ns ::= "\\"" t "\\""\n'
     't ::= "" | [^"\\\\\\r\\n] t | "\\\\" ["\\\\/bfnrt] t\n'
@@ -91,20 +92,19 @@ def _random_grammar(chance: random.Random) -> str:
     return "\n".join(f"{name} ::= {arms(0)}" for name in NAMES)
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_random_grammars_mean_what_a_slow_recognizer_says(seed: int) -> None:
-    grammar = _random_grammar(random.Random(seed))
-    rules = parse_gbnf(grammar)
-    try:
-        found = accepts(Ebnf(grammar), *TEXTS)
-    except GrammarError as error:
-        refusal = error.reason
-    else:
-        refusal = ""
-    if refusal:
-        assert re.search("no text|more and more ways|too many (ways|parts)", refusal)
-        return
-    assert found == [_matches(rules, text) for text in TEXTS], grammar
+def test_random_grammars_mean_what_a_slow_recognizer_says() -> None:
+    refused = {"no text": 0, "more and more ways": 0}
+    for seed in range(EXAMPLES):
+        grammar = _random_grammar(random.Random(seed))
+        try:
+            found = accepts(Ebnf(grammar), *TEXTS)
+        except GrammarError as error:
+            refused[next(reason for reason in refused if reason in error.reason)] += 1
+            continue
+        rules = parse_gbnf(grammar)
+        assert found == [_matches(rules, text) for text in TEXTS], grammar
+    assert refused["no text"] <= EXAMPLES // 4, refused
+    assert refused["more and more ways"] <= EXAMPLES // 3, refused
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +130,20 @@ def test_whatever_compiles_answers_in_long_texts(name: str, vocabulary: Vocabula
         size += len(vocabulary.token_bytes[token])
 
 
-@pytest.mark.parametrize("grammar", ['root ::= "a" root "b"? | ""', 'root ::= "a" root "a" | "b" root "b" | ""'])
-def test_a_grammar_whose_texts_divide_in_ever_more_ways_is_refused_at_once(grammar: str) -> None:
-    with pytest.raises(GrammarError, match="more and more ways as they grow"):
-        compile_in_process(Ebnf(grammar), BYTE_VOCABULARY)
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= "a" root "b"? | ""', 'root ::= "[" w (root ("," root)*)? w "]" w | "x" w\nw ::= [ \\n]* [ \\t]*'],
+)
+def test_a_grammar_whose_texts_divide_in_ever_more_ways_is_refused_at_once(
+    grammar: str, vocabulary: Vocabulary
+) -> None:
+    with pytest.raises(GrammarError, match="the rule .* in more and more ways as they grow"):
+        compile_in_process(Ebnf(grammar), vocabulary)
 
 
-@pytest.mark.parametrize("grammar", ['root ::= "a" root', "root ::= x\nx ::= root x", "root ::= []"])
+@pytest.mark.parametrize(
+    "grammar", ['root ::= "a" root', "root ::= x\nx ::= root x", 'root ::= "a" root "b" | x\nx ::= "(" x ")"']
+)
 def test_a_grammar_without_texts_is_refused(grammar: str) -> None:
     with pytest.raises(GrammarError, match="no text"):
         compile_in_process(Ebnf(grammar), BYTE_VOCABULARY)
