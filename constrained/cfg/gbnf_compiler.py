@@ -11,7 +11,7 @@ import llguidance
 from plait.constrained.cfg.gbnf_lexemes import LexemeGrammar
 from plait.constrained.cfg.gbnf_parser import parse_gbnf
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
-from plait.constrained.cfg.gbnf_recursion import NEVER, reachable, regular_rules, without_end_recursion
+from plait.constrained.cfg.gbnf_recursion import NEVER, productive, reachable, regular_rules, without_end_recursion
 from plait.constrained.cfg.gbnf_trial import check_long_texts
 from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.dfa.token_dfa import TokenDfa
@@ -33,7 +33,7 @@ def compile_ebnf(
     """
     rules = reachable(parse_gbnf(spec.grammar))
     if "root" not in regular_rules(rules):
-        rules = reachable(without_end_recursion(rules))
+        rules = reachable(without_end_recursion(reachable(productive(rules))))
     if rules["root"] == NEVER:
         raise GrammarError("the rule root matches no text: each alternative leads back to itself")
     if "root" in regular_rules(rules):
@@ -43,6 +43,6 @@ def compile_ebnf(
         check_depth(lark)
     except GrammarError as error:
         raise GrammarError(error.reason) from None  # its index is not one in the grammar that was given
-    source = ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark)), vocabulary)
+    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark))
     check_long_texts(rules, source.text, vocabulary)
-    return source
+    return ensure_compiles(source, vocabulary)

@@ -119,9 +119,9 @@ class LexemeGrammar:
         return node
 
     def _choices(self, part: Node) -> tuple[Node, ...]:
-        if isinstance(part, Repeat) and part.low == 0 and not self._is_regular(part):
-            return (Repeat(part.part, 1, part.high), EMPTY)
-        return (part,)
+        if not isinstance(part, Repeat) or part.low or self._is_regular(part):
+            return (part,)
+        return (EMPTY,) if part.high == 0 else (Repeat(part.part, 1, part.high), EMPTY)
 
     def _divide(self, node: Node) -> Node:
         if self._is_regular(node) and not self._must_divide(node):

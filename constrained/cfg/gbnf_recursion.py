@@ -55,6 +55,32 @@ def without_end_recursion(rules: Rules) -> Rules:
     return rules | {name: _written(equations[name]) for name in changed}
 
 
+def productive(rules: Rules) -> Rules:
+    """Returns the rules without the alternatives that match no text, such as those that lead back to themselves."""
+    alive: set[str] = set()
+    size = -1
+    while size != len(alive):
+        size = len(alive)
+        for name, node in reversed(rules.items()):
+            if name not in alive and _pruned(node, alive) != NEVER:
+                alive.add(name)
+    return {name: _pruned(node, alive) for name, node in rules.items()}
+
+
+def _pruned(node: Node, alive: set[str]) -> Node:
+    match node:
+        case RuleReference():
+            return node if node.name in alive else NEVER
+        case Sequence():
+            return sequence(_pruned(part, alive) for part in node.parts)
+        case Alternatives():
+            return one_of(_pruned(arm, alive) for arm in node.alternatives)
+        case Repeat():
+            inner = _pruned(node.part, alive)
+            return Repeat(inner, node.low, node.high) if inner != NEVER else NEVER if node.low else EMPTY
+    return node
+
+
 def references(node: Node) -> Iterator[RuleReference]:
     """Yields the references in a node, in order."""
     for inner in children(node):

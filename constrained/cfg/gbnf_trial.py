@@ -21,6 +21,7 @@ from plait.constrained.vocabulary import Vocabulary
 SIZES = (25, 50, 100, 200)  # characters; items that grow in proportion reach MAX_ITEMS at 10 x the last
 ROW_ITEMS = 1_000  # for one place of such a text
 MAX_TEXTS = 100
+MAX_TEXT = 1_000  # characters before a repeated text; longer ones are cut and not tried
 _GROWS = (
     "the rule {} divides its texts in more and more ways as they grow, so that no long answer could be finished; write "
     "a repetition as item* or (item separator)*, and leave no two optional or repeated parts in a row that begin alike"
@@ -34,9 +35,8 @@ def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
 
     >>> check_long_texts(rules, LexemeGrammar(rules).to_lark(), vocabulary)  # doctest: +SKIP
     """
-    texts = dict.fromkeys(_Texts(rules).repeated())
     low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 10, MAX_ITEMS))
-    for name, before, body in islice(texts, MAX_TEXTS):
+    for name, before, body in islice(_Texts(rules).repeated(), MAX_TEXTS):
         size = _gives_up(low, vocabulary, before, body)
         if size == SIZES[0]:  # many items from the beginning: do they grow?
             size = _gives_up(high, vocabulary, before, body)
@@ -66,26 +66,24 @@ class _Texts:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._shortest: dict[str, str] = {}
-        while (found := self._found()) != self._shortest:
-            self._shortest = found
-        for name in rules.keys() - found.keys():
-            raise GrammarError(f"the rule {name} matches no text: each alternative leads back to itself")
-
-    def _found(self) -> dict[str, str]:
-        texts = {name: self._short(node) for name, node in self._rules.items()}
-        return {name: text for name, text in texts.items() if text is not None}
+        size = None
+        while size != (size := sum(map(len, self._shortest.values())), len(self._shortest)):
+            for name, node in reversed(rules.items()):
+                if (text := self._short(node)) is not None:
+                    self._shortest[name] = min(self._shortest.get(name, text), text, key=len)
 
     def repeated(self) -> Iterator[_Place]:
         """Yields each rule with a loop or a way back to itself, a text that leads there, and a text to repeat."""
         before = self._before("root") | {"root": ""}
         for name, text in before.items():
-            if around := self._before(name).get(name):
+            if around := self._before(name, until=name).get(name):
                 yield name, text, around
             for head, body in self._loops(self._rules[name], ""):
                 yield name, text + head, body
 
-    def _before(self, start: str) -> dict[str, str]:
-        """Returns a text before each rule that is reached from `start` by one reference or more."""
+    def _before(self, start: str, until: str | None = None) -> dict[str, str]:
+        """Returns a text before each rule that is reached from `start` by one reference or more, or by those that lead
+        to `until` by a text that is not empty."""
         found: dict[str, str] = {}
         todo = [("", start)]
         for text, name in todo:
@@ -94,6 +92,8 @@ class _Texts:
                     todo.append((head, inner))
                 if not found.get(inner):
                     found[inner] = head
+            if until is not None and found.get(until):
+                break
         return found
 
     def _short(self, node: Node) -> str | None:
@@ -107,13 +107,13 @@ class _Texts:
                 return self._shortest.get(node.name)
             case Sequence():
                 parts = [self._short(part) for part in node.parts]
-                return None if None in parts else "".join(part for part in parts if part is not None)
+                return None if None in parts else "".join(part for part in parts if part is not None)[:MAX_TEXT]
             case Alternatives():
                 arms = [text for arm in node.alternatives if (text := self._short(arm)) is not None]
                 return min(arms, key=len, default=None)
             case Repeat():
                 text = self._short(node.part) if node.low else ""
-                return None if text is None else text * node.low
+                return None if text is None else (text * min(node.low, MAX_TEXT))[:MAX_TEXT]
 
     def _places(self, node: Node, before: str) -> Iterator[tuple[str, str]]:
         """Yields the references in a node, each with a text before it."""
@@ -135,7 +135,7 @@ class _Texts:
             case Sequence():
                 for part in node.parts:
                     yield part, before
-                    before += self._short(part) or ""
+                    before = (before + (self._short(part) or ""))[:MAX_TEXT]
             case Alternatives():
                 yield from ((arm, before) for arm in node.alternatives)
             case Repeat():
