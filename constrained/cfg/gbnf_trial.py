@@ -66,8 +66,9 @@ class _Texts:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._shortest: dict[str, str] = {}
-        size = None
-        while size != (size := sum(map(len, self._shortest.values())), len(self._shortest)):
+        before: dict[str, str] | None = None
+        while before != self._shortest:
+            before = dict(self._shortest)
             for name, node in reversed(rules.items()):
                 if (text := self._short(node)) is not None:
                     self._shortest[name] = min(self._shortest.get(name, text), text, key=len)
