@@ -18,7 +18,7 @@ from plait.constrained.regex.char_classes import merge_ranges
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
-SIZES = (25, 50, 100, 200)  # characters; items that grow in proportion reach MAX_ITEMS at 10 x the last
+SIZES = (0, 50, 100, 200, 400)  # repeated characters; items in proportion to them reach MAX_ITEMS at 4 x the last
 ROW_ITEMS = 1_000  # for one place of such a text
 MAX_TEXTS = 100
 MAX_TEXT = 1_000  # characters before a repeated text; longer ones are cut and not tried
@@ -35,7 +35,7 @@ def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
 
     >>> check_long_texts(rules, LexemeGrammar(rules).to_lark(), vocabulary)  # doctest: +SKIP
     """
-    low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 10, MAX_ITEMS))
+    low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 4, MAX_ITEMS))
     for name, before, body in islice(_Texts(rules).repeated(), MAX_TEXTS):
         size = _gives_up(low, vocabulary, before, body)
         if size == SIZES[0]:  # many items from the beginning: do they grow?
@@ -47,12 +47,10 @@ def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
 def _gives_up(start: llguidance.LLMatcher, vocabulary: Vocabulary, before: str, body: str) -> int | None:
     """Returns the first of SIZES at which the matcher gives up on `before` and repeats of `body`."""
     matcher = start.deep_copy()
-    tokens = list(vocabulary.encode(before + body * (1 + SIZES[-1] // len(body))))
-    done = 0
-    for size in SIZES:
-        end = len(tokens) * size // SIZES[-1]
-        matcher.try_consume_tokens(tokens[done:end])
-        done = end
+    begin = before + 2 * body
+    for size, last in zip(SIZES, (0, *SIZES), strict=False):
+        more = body * (size // len(body) - last // len(body))
+        matcher.try_consume_tokens(list(vocabulary.encode(more if size else begin)))
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()
         if matcher.is_error():
