@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TypeAlias
 
 import llguidance
 
@@ -26,8 +27,8 @@ _GROWS = (
     "the rule {} divides its texts in more and more ways as they grow, so that no long answer could be finished; write "
     "a repetition as item* or (item separator)*, and leave no two optional or repeated parts in a row that begin alike"
 )
-_Place = tuple[str, str, str]
-"""A short text, the rule that may stand behind it, and a short text that may follow."""
+_Repeated: TypeAlias = tuple[str, str, str]
+"""A rule, a text that leads to it, and a text that may be repeated there."""
 
 
 def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
@@ -71,7 +72,7 @@ class _Texts:
                 if (text := self._short(node)) is not None:
                     self._shortest[name] = min(self._shortest.get(name, text), text, key=len)
 
-    def repeated(self) -> Iterator[_Place]:
+    def repeated(self) -> Iterator[_Repeated]:
         """Yields each rule with a loop or a way back to itself, a text that leads there, and a text to repeat."""
         before = self._before("root") | {"root": ""}
         for name, text in before.items():
