@@ -104,7 +104,7 @@ def test_random_grammars_mean_what_a_slow_recognizer_says() -> None:
         rules = parse_gbnf(grammar)
         assert found == [_matches(rules, text) for text in TEXTS], grammar
     assert refused["no text"] <= EXAMPLES // 4, refused
-    assert refused["more and more ways"] <= EXAMPLES // 3, refused
+    assert refused["more and more ways"] <= EXAMPLES * 2 // 5, refused
 
 
 @pytest.fixture(scope="module")
