@@ -16,6 +16,10 @@ _COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
 
+_TOKEN_TERMINAL = (
+    "a token such as <[10]> or <|name|> cannot be part of a text; write the text that it stands for in quotes"
+)
+
 
 @dataclass(frozen=True)
 class CharClass:
@@ -110,11 +114,11 @@ class _Parser:
         parts: list[Node] = []
         space = _SPACE_AND_LINES if nested else _SPACE
         while (part := self._part()) is not None:
-            part = self._quantified(part)
+            self._skip(space)
             while self._at < len(self._text) and self._text[self._at] in "*+?{":
                 part = self._quantified(part)
+                self._skip(space)
             parts.append(part)
-            self._skip(space)
         return Sequence(tuple(parts))
 
     def _part(self) -> Node | None:
@@ -134,6 +138,8 @@ class _Parser:
                 raise GrammarError("this group is not closed", start)
             self._at += 1
             return inner
+        if self._text.startswith(("<", "!<"), self._at):
+            raise GrammarError(_TOKEN_TERMINAL, self._at)
         if _NAME.match(self._text, self._at) is None:
             return None
         where = self._at

@@ -15,17 +15,21 @@ from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_REASON = 200  # characters of an error text
+MAX_ITEMS = 20_000  # of the parser in one step
 LEXER_ERROR = "lexer error"  # how llguidance's errors begin that concern all copies of a matcher
 DEAD_END = "the constraint cannot be met from here on"
 EMPTY_LANGUAGE = "no text of this constraint can be written in tokens of the vocabulary"
 
 
-def compile_inner_matcher(text: str, vocabulary: Vocabulary) -> llguidance.LLMatcher:
+def compile_inner_matcher(
+    text: str, vocabulary: Vocabulary, max_items: int = MAX_ITEMS, max_items_in_row: int = MAX_ITEMS
+) -> llguidance.LLMatcher:
     """Returns llguidance's matcher for a grammar in its notation, at the start of a text. Raises GrammarError.
 
     >>> compile_inner_matcher(LLMatcher.grammar_from_regex("[0-9]+"), vocabulary)            # doctest: +SKIP
     """
-    return raise_on_error(llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=_limits()))
+    limits = _limits(max_items, max_items_in_row)
+    return raise_on_error(llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=limits))
 
 
 def grammar_refusal(text: str) -> str:
@@ -34,12 +38,12 @@ def grammar_refusal(text: str) -> str:
     return _first_line(error) if error else ""
 
 
-def _limits() -> llguidance.LLParserLimits:
+def _limits(max_items: int = MAX_ITEMS, max_items_in_row: int = MAX_ITEMS) -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=5_000_000,  # 50,000 listed values take half of it, 0.1 s
         step_lexer_fuel=400_000,  # at most 30 ms in one step
-        step_max_items=20_000,
-        max_items_in_row=20_000,  # the bound on a step holds for each row of it
+        step_max_items=max_items,
+        max_items_in_row=max_items_in_row,  # the bound on a step holds for each row of it
         max_lexer_states=20_000,
         max_grammar_size=200_000,
         verbose_errors=False,

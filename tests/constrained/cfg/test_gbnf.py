@@ -21,6 +21,7 @@ from plait.constrained.dfa.dfa_grammar import DfaGrammar
         ('root ::= ("a" | "b"\n | "c")* "d"?', "[abc]*d?"),
         ('root ::= [^a-c] "\\n"{0,1} .', "[^a-c]\n?(?s:.)"),
         ('root ::= "ab"{2} | "\\x64\\u0031"', "abab|d1"),
+        ('root ::= "a" {2, 3} [b] + | ("d"\n * "1" {1 , })', "a{2,3}b+|d*1+"),
         ("root ::= x x\nx ::= y?\ny ::= [1a]", "[1a]{0,2}"),
     ],
 )
@@ -56,6 +57,8 @@ def test_a_recursive_grammar_considers_every_split_of_a_text() -> None:
         ('root = "a"', 5, "::= is expected"),
         ('root ::= "a"{2,1}', 12, "out of order"),
         ('root ::= "a"{x}', 12, "a count is written"),
+        ("root ::= <[10]> [a]", 9, "cannot be part of a text"),
+        ('root ::= "a" !<|end|>', 13, "cannot be part of a text"),
         (r'root ::= "\q"', 10, "escape"),
         ('root ::= "a"\nroot ::= "b"', 13, "given twice"),
         ("root ::= " + "(" * 200, None, "nested"),

@@ -74,6 +74,7 @@ INVALID = {
     "a wrong pattern": (chat(regex="("), "regex"),
     "an empty choice": (chat(choices=[""]), "choices"),
     "a wrong grammar": (chat(ebnf="root ::= ("), "ebnf"),
+    "a grammar whose long texts cannot be parsed": (chat(ebnf='root ::= "a" root "b"? | ""'), "ebnf"),
     "a wrong schema": (
         chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strng"}}}),
         "response_format.json_schema.schema",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import jsonschema
 import openai
@@ -157,6 +158,10 @@ def test_continue_final_message(smollm) -> None:
         ({"regex": "[0-9]{3}-[a-z]{2}"}, lambda text: len(text) == 6 and text[3] == "-"),
         ({"choices": ["Rome", "Oslo"]}, lambda text: text in ("Rome", "Oslo")),
         ({"ebnf": 'root ::= "a" [0-9] "b"'}, lambda text: len(text) == 3 and text[0] + text[2] == "ab"),
+        (
+            {"ebnf": 'root ::= "\\"" t "\\"" | "(" root ")"\nt ::= "" | [^"] t'},
+            lambda text: re.fullmatch(r'\(*("[^"]*"?)?\)*', text) and text,
+        ),
         ({"lark": 'start: "x" /[0-9]/ "y"'}, lambda text: len(text) == 3 and text[0] + text[2] == "xy"),
     ],
 )

@@ -1,0 +1,269 @@
+"""Divides recursive GBNF rules into lexemes: patterns as large as llguidance's lexer can split a text into.
+
+The lexer is greedy: it takes the longest match of the lexemes that may stand at a place, and all lexemes that match it.
+The grammar means the same if no lexeme can go on where another one that may stand at the same place has matched, and
+what may follow that one begins with the same byte. Where this is not so the longer lexeme is divided, down to single
+characters, which never go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.constrained.byte_trie import Int32Array
+from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence
+from plait.constrained.cfg.gbnf_patterns import PatternWriter
+from plait.constrained.cfg.gbnf_recursion import EMPTY, NEVER, Rules, one_of, references, regular_rules, sequence
+from plait.constrained.dfa.token_dfa import DfaTooLarge
+from plait.constrained.regex.small_dfa import build_small_dfa
+from plait.constrained.specs import GrammarError
+
+MAX_ROUNDS = 40
+MAX_LEXEMES = 200  # more are divided into characters
+MAX_ARMS = 8  # of a sequence with optional parts
+MAX_PAIRS = 20_000  # of states of two lexemes
+
+
+@dataclass
+class Lexeme:
+    """A lexeme: its pattern, the nodes with this pattern, the lexemes that may follow it."""
+
+    pattern: str
+    nodes: set[Node] = field(default_factory=set)
+    follow: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The lexemes with which a node may begin and end, and whether it matches the empty text."""
+
+    first: frozenset[str] = frozenset()
+    last: frozenset[str] = frozenset()
+    is_optional: bool = False
+
+
+class LexemeGrammar:
+    """Rules over lexemes: in `rules` a reference to `/pattern/` takes the place of each regular part.
+
+    >>> LexemeGrammar(without_end_recursion(parse_gbnf(text))).to_lark()  # doctest: +SKIP
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._regular = regular_rules(rules)
+        self._source = rules
+        self._writer = PatternWriter(rules)
+        self._divided: set[Node] = set()
+        self._only_characters = False
+        for at in range(MAX_ROUNDS + 1):
+            self._only_characters |= at == MAX_ROUNDS
+            self.lexemes: dict[str, Lexeme] = {}
+            self.rules = {n: self._divide(self._regrouped(node)) for n, node in rules.items() if n not in self._regular}
+            if self._only_characters:
+                return
+            if len(self.lexemes) > MAX_LEXEMES:
+                self._only_characters = True
+            elif divided := self._conflicts():
+                self._divided |= divided
+            else:
+                return
+
+    def to_lark(self) -> str:
+        """Returns the grammar in llguidance's notation."""
+        names = {name: f"r{at}" for at, name in enumerate(self.rules)}
+        terminals = {name: f"T{at}" for at, name in enumerate(self.lexemes)}
+        optional = {name: f"{terminal}?" for name, terminal in terminals.items() if _is_optional(name)}
+
+        def write(node: Node) -> str:
+            match node:
+                case RuleReference():
+                    return (names | terminals | optional)[node.name]
+                case Sequence():
+                    return " ".join(map(write, node.parts)) or '""'
+                case Alternatives():
+                    return f"({' | '.join(map(write, node.alternatives))})"
+                case Repeat():
+                    return f"({write(node.part)}){{{node.low},{'' if node.high is None else node.high}}}"
+            raise AssertionError(node)
+
+        lines = [f"{names[name]}: {write(node)}" for name, node in self.rules.items()]
+        lines += [f"{terminals[n]}: {n}{' & /(?s:.)+/' if n in optional else ''}" for n in terminals]
+        return "\n".join([f"start: {names['root']}", *lines])
+
+    def _is_regular(self, node: Node) -> bool:
+        return all(one.name in self._regular for one in references(node))
+
+    def _regrouped(self, node: Node) -> Node:
+        """Writes a node so that its regular parts stand together: (r|i)* as r* (i r*)*, and r i? r as r i r | r r."""
+        match node:
+            case Alternatives():
+                return one_of(map(self._regrouped, node.alternatives))
+            case Repeat(part, 0, None) if isinstance(inner := self._regrouped(part), Alternatives):
+                regular = one_of(arm for arm in inner.alternatives if self._is_regular(arm))
+                others = one_of(arm for arm in inner.alternatives if not self._is_regular(arm))
+                if NEVER not in (regular, others):
+                    loop = Repeat(regular, 0, None)
+                    return sequence((loop, Repeat(sequence((others, loop)), 0, None)))
+            case Repeat():
+                return Repeat(self._regrouped(node.part), node.low, node.high)
+            case Sequence():
+                choices = [self._choices(self._regrouped(part)) for part in node.parts]
+                if 1 < np.prod([len(some) for some in choices]) <= MAX_ARMS:
+                    return one_of(map(sequence, product(*choices)))
+                return sequence(self._regrouped(part) for part in node.parts)
+        return node
+
+    def _choices(self, part: Node) -> tuple[Node, ...]:
+        if not isinstance(part, Repeat) or part.low or self._is_regular(part):
+            return (part,)
+        return (EMPTY,) if part.high == 0 else (Repeat(part.part, 1, part.high), EMPTY)
+
+    def _divide(self, node: Node) -> Node:
+        if self._is_regular(node) and not self._must_divide(node):
+            return self._lexeme(node)
+        match node:
+            case RuleReference():
+                return self._divide(self._source[node.name]) if node.name in self._regular else node
+            case Sequence():
+                return sequence(map(self._divide, self._runs(node.parts)))
+            case Alternatives():
+                regular = [arm for arm in node.alternatives if self._is_regular(arm)]
+                others = [arm for arm in node.alternatives if not self._is_regular(arm)]
+                together = one_of(regular)
+                arms = regular if self._must_divide(together) else [together]
+                return one_of(map(self._divide, [*arms, *others] if regular else others))
+            case Repeat():
+                return Repeat(self._divide(node.part), node.low, node.high)
+        return self._lexeme(node)
+
+    def _must_divide(self, node: Node) -> bool:
+        return node in self._divided or (self._only_characters and not isinstance(node, CharClass))
+
+    def _runs(self, parts: Iterable[Node]) -> list[Node]:
+        """Returns the parts of a sequence, where regular ones in a row are one part unless that must be divided."""
+        runs: list[list[Node]] = []
+        for part in parts:
+            if runs and self._is_regular(part) and self._is_regular(runs[-1][0]):
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        return [one for run in runs for one in (run if self._must_divide(sequence(run)) else [sequence(run)])]
+
+    def _lexeme(self, node: Node) -> Node:
+        name = f"/{self._writer.plain(node).pattern}/"
+        if name == "//":
+            return EMPTY
+        try:
+            _dfa(name)
+        except DfaTooLarge:
+            if isinstance(node, CharClass):
+                raise GrammarError("the grammar is too large once it is written out") from None
+            self._divided.add(node)
+            return self._divide(node)
+        self.lexemes.setdefault(name, Lexeme(name)).nodes.add(node)
+        return RuleReference(name, 0)
+
+    def _conflicts(self) -> set[Node]:
+        """Returns the nodes of lexemes that may go on where another one has ended."""
+        together: dict[str, set[str]] = {name: set() for name in self.lexemes}
+        todo: list[tuple[str, str]] = []
+
+        def add(some: Iterable[str], others: Iterable[str]) -> None:
+            for one in some:
+                new = set(others) - together[one]
+                together[one] |= new
+                todo.extend((one, other) for other in new)
+
+        begin = self._follow()
+        for group in [begin, *(lexeme.follow for lexeme in self.lexemes.values())]:
+            add(group, group)
+        next_bytes = {name: _first_bytes(lexeme.follow) for name, lexeme in self.lexemes.items()}
+        divided: set[Node] = set()
+        while todo:
+            one, two = todo.pop()
+            share, goes_on = _compare(one, two)
+            if (goes_on & next_bytes[one]).any():
+                divided |= {node for node in self.lexemes[two].nodes if not isinstance(node, CharClass)}
+            if share:
+                add(self.lexemes[one].follow, self.lexemes[two].follow)
+        return divided
+
+    def _follow(self) -> frozenset[str]:
+        """Finds the lexemes that may follow each one; returns those with which a text may begin."""
+        ends: dict[str, _Ends] = {name: _Ends() for name in self.rules}
+        ends |= {name: _Ends(frozenset({name}), frozenset({name}), _is_optional(name)) for name in self.lexemes}
+
+        def of(node: Node) -> _Ends:
+            match node:
+                case RuleReference():
+                    return ends[node.name]
+                case Alternatives():
+                    arms = list(map(of, node.alternatives))
+                    first = frozenset().union(*(arm.first for arm in arms))
+                    last = frozenset().union(*(arm.last for arm in arms))
+                    return _Ends(first, last, any(arm.is_optional for arm in arms))
+                case Repeat():
+                    inner = of(node.part)
+                    whole = joined(inner, inner) if node.high != 1 else inner
+                    return _Ends(whole.first, whole.last, inner.is_optional or node.low == 0)
+                case Sequence():
+                    whole = _Ends(is_optional=True)
+                    for part in node.parts:
+                        whole = joined(whole, of(part))
+                    return whole
+            raise AssertionError(node)
+
+        def joined(one: _Ends, two: _Ends) -> _Ends:
+            for name in one.last:
+                self.lexemes[name].follow |= two.first
+            first = one.first | two.first if one.is_optional else one.first
+            last = one.last | two.last if two.is_optional else two.last
+            return _Ends(first, last, one.is_optional and two.is_optional)
+
+        while (new := ends | {name: of(node) for name, node in self.rules.items()}) != ends:
+            ends = new
+        return ends["root"].first
+
+
+@lru_cache(maxsize=1024)
+def _dfa(name: str) -> tuple[Int32Array, NDArray[np.bool_]]:
+    """Returns the automaton of a pattern over bytes: next states [S, 256], -1 for none, and accepting [S]."""
+    states, _, accepting = build_small_dfa(name[1:-1])
+    return states, accepting
+
+
+def _is_optional(name: str) -> bool:
+    return bool(_dfa(name)[1][0])
+
+
+def _first_bytes(names: Iterable[str]) -> NDArray[np.bool_]:
+    found = np.zeros(256, np.bool_)
+    for name in names:
+        found |= _dfa(name)[0][0] >= 0
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _compare(one: str, two: str) -> tuple[bool, NDArray[np.bool_]]:
+    """Returns whether two patterns share a text, and the bytes with which the second goes on behind a text of the
+    first [256]; the empty text does not count."""
+    (states, accepting), (others, other_accepting) = _dfa(one), _dfa(two)
+    todo, seen = [(0, 0)], set[tuple[int, int]]()
+    share, goes_on = False, np.zeros(256, np.bool_)
+    while todo:
+        row, other_row = (table[at] for table, at in zip((states, others), todo.pop(), strict=True))
+        both = (row >= 0) & (other_row >= 0)
+        for pair in set(zip(row[both].tolist(), other_row[both].tolist(), strict=True)) - seen:
+            seen.add(pair)
+            todo.append(pair)
+            if accepting[pair[0]]:
+                share |= bool(other_accepting[pair[1]])
+                goes_on |= others[pair[1]] >= 0
+        if len(seen) > MAX_PAIRS:
+            return True, np.ones(256, np.bool_)
+    return share, goes_on
