@@ -23,9 +23,9 @@ from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
-from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
+from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint, tool_params
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
-from plait.runtime.server.errors import ConstraintParam, ToolParams, invalid
+from plait.runtime.server.errors import ConstraintParam, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
@@ -113,8 +113,8 @@ async def prepare_chat(
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if tools:
         free = marks.within(*texts_around(formats.reasoning, messages))
-        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free)
-        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
+        calls = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free)
+        constraint, param = calls, tool_params(calls, conversation)
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
