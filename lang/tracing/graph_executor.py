@@ -44,7 +44,7 @@ def graph_execution(
     """Returns one run of the steps, which was not started. Raises InputError for wrong arguments."""
     for name in arguments:
         if name not in graph.parameters:
-            if name in RUN_OPTION_KEYWORDS:
+            if name == "sampling" or name in RUN_OPTION_KEYWORDS:
                 raise InputError(f"graph of {graph.name!r}: {name!r} belongs to compile: program.compile({name}=...)")
             known = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
             raise InputError(
