@@ -76,6 +76,10 @@ class DaemonThreads(Executor):
                 continue
             try:
                 future.set_result(function())
+            except StopIteration as error:  # an asyncio future of Python 3.11 takes none, and would never end
+                stopped = RuntimeError("the function raised StopIteration")
+                stopped.__cause__ = error
+                future.set_exception(stopped)
             except BaseException as error:  # it belongs to whoever reads the result
                 future.set_exception(error)
             del future, function  # they must not live until the next one comes

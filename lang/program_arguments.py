@@ -33,8 +33,9 @@ class ProgramArguments:
         `sampling=`.
         """
         others = dict(kwargs)
-        explicit = (None if "sampling" in self.names else others.pop("sampling", None)) or {}
-        if not isinstance(explicit, Mapping):
+        explicit = None if "sampling" in self.names else others.pop("sampling", None)
+        explicit = {} if explicit is None else explicit
+        if not isinstance(explicit, Mapping) or not all(isinstance(name, str) for name in explicit):
             raise InputError(f"{where}: sampling must be a dict of sampling keywords, not {explicit!r:.80}")
         given = {name: others.pop(name) for name in RUN_OPTION_KEYWORDS if name in others and name not in self.names}
         for name in explicit:

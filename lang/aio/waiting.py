@@ -15,11 +15,18 @@ async def value_of(result: Any) -> Any:
 
 
 def finish(body: Coroutine[Any, Any, R]) -> R:
-    """Runs a body to its end in this thread. It awaits values of plain states only, so it never waits for a loop."""
+    """Runs a body to its end in this thread. It awaits values of plain states only, so it never waits for a loop.
+
+    A StopIteration that it raises, such as a tool's `next(...)`, stays one, where Python makes it a RuntimeError.
+    """
     try:
         body.send(None)
     except StopIteration as end:
         value: R = end.value
         return value
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration) and str(error) == "coroutine raised StopIteration":
+            raise error.__cause__ from None
+        raise
     body.close()
     raise AssertionError("a body for a plain state waited for an event loop")

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from plait.lang.aio.state import AsyncState, AsyncStateGroup
@@ -45,8 +46,8 @@ def best_of(
 async def _best_of(s: ProgramState | AsyncState, n: int, expr: str | Expr, by: Callable[[Any], Any]) -> list[float]:
     branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
-    results = await _values("best_of", "by", s, (by(judge) for judge in judges))
-    values = await _values("best_of", "by", s, (result() if callable(result) else result for result in results))
+    results = await _values("best_of", "by", s, [partial(by, judge) for judge in judges])
+    values = await _values("best_of", "by", s, [partial(_read, result) for result in results])
     scores = [_score(value) for value in values]
     await value_of(branches.adopt(_index_of_best(scores)))
     return scores
@@ -103,7 +104,7 @@ def map(
 
 async def _map(s: ProgramState | AsyncState, items: Sequence[Item], write: Callable[[Any, Item], object]) -> Any:
     branches: Any = s.fork(len(items))
-    await _values("map", "write", s, (write(branch, item) for branch, item in zip(branches, items, strict=True)))
+    await _values("map", "write", s, [partial(write, *pair) for pair in zip(branches, items, strict=True)])
     await value_of(branches.join())
     return branches
 
@@ -113,12 +114,17 @@ def _run(s: object, body: Coroutine[Any, Any, R]) -> R | Coroutine[Any, Any, R]:
     return body if isinstance(s, AsyncState) else finish(body)
 
 
-async def _values(where: str, name: str, s: object, given: Iterable[Any]) -> list[Any]:
-    """Returns the values that the function `name` returned. In an async program those that are awaitable are awaited at
+def _read(result: Any) -> Any:
+    """Returns a score, or what the function returns that `by` returned."""
+    return result() if callable(result) else result
+
+
+async def _values(where: str, name: str, s: object, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Returns the values of calls of the function `name`. In an async program those that are awaitable are awaited at
     the same time, and after an error none of them runs on."""
     if not isinstance(s, AsyncState):
-        return [_not_awaitable(where, name, value) for value in given]
-    values = list(given)
+        return [_not_awaitable(where, name, call()) for call in calls]
+    values = [call() for call in calls]
     tasks = {i: asyncio.ensure_future(value) for i, value in enumerate(values) if inspect.isawaitable(value)}
     if not tasks:
         return list(values)

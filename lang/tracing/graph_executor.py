@@ -44,7 +44,7 @@ def graph_execution(
     """Returns one run of the steps, which was not started. Raises InputError for wrong arguments."""
     for name in arguments:
         if name not in graph.parameters:
-            if name in RUN_OPTION_KEYWORDS:
+            if name == "sampling" or name in RUN_OPTION_KEYWORDS:
                 raise InputError(f"graph of {graph.name!r}: {name!r} belongs to compile: program.compile({name}=...)")
             known = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
             raise InputError(
@@ -71,7 +71,7 @@ class _GraphExecutor:
         self._groups: dict[tuple[int, ...], ProgramStateGroup] = {}
         self._results: dict[tuple[int, str | None], Segment] = {}
         self._step_outputs: dict[int, Any] = {}
-        self._scopes: dict[tuple[int, str], int] = {}
+        self._scopes: dict[int, int] = {}  # where the text begins, by the step that begins a scope
 
     def run_to_completion(self) -> None:
         for number, node in enumerate(self._graph.nodes):
@@ -105,9 +105,9 @@ class _GraphExecutor:
                 branch.assign(node.name, resolve_value(node.value, self))
                 self._save_result(number, node.name, state)
             case BeginScope():
-                self._scopes[node.lane, node.name] = branch.begin_scope(node.name)
+                self._scopes[number] = branch.begin_scope(node.name)
             case EndScope():
-                branch.end_scope(node.name, self._scopes.pop((node.lane, node.name)))
+                branch.end_scope(node.name, self._scopes[node.begin])
                 self._save_result(number, node.name, state)
             case ForkInto():
                 group = self._groups[node.branches] = state.fork(len(node.branches))

@@ -56,9 +56,10 @@ class BeginScope(Node):
 
 @dataclass(frozen=True, eq=False)
 class EndScope(Node):
-    """The scope ends: the text since its beginning is the variable."""
+    """The scope that step `begin` began ends: the text since then is the variable."""
 
     name: str
+    begin: int
 
 
 @dataclass(frozen=True, eq=False)

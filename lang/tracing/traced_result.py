@@ -55,7 +55,7 @@ class TracedResult(Segment):
         self._traced_run.read_lanes.add(self._lane)
         return (
             self.base
-            if self.value_format is None
+            if self.value_format is None and self.n == 1
             else self.base._derived(f"s.text_of({self.result.name!r})", self._text, is_plain=True)
         )
 

@@ -104,6 +104,7 @@ class TracedBranch(Branch):
     ) -> None:
         super().__init__(run, session, parent, seed_path)
         self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
+        self._scope_starts: dict[int, int] = {}  # by the step that begins a scope, its first segment
 
     def session(self) -> AnySession:
         if self._session is None and not self.run.ended and self._close_reason is None:
@@ -164,11 +165,12 @@ class TracedBranch(Branch):
             self.set(name, TracedResult(self.run, self.lane, value, NodeOutput(number, name)))
 
     def begin_scope(self, name: str) -> int:
-        self._add_step(BeginScope, name)
-        return super().begin_scope(name)
+        number = self._add_step(BeginScope, name)
+        self._scope_starts[number] = super().begin_scope(name)
+        return number
 
     def end_scope(self, name: str, start: int) -> None:
-        number, inside = self._add_step(EndScope, name), self.segments[start:]
+        number, inside = self._add_step(EndScope, name, start), self.segments[self._scope_starts[start] :]
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:

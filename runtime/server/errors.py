@@ -74,10 +74,10 @@ def context_limit_message(num_tokens: int) -> str:
 
 @dataclass(frozen=True)
 class ToolParams:
-    """The parameters that a constraint on calls came from. tools: those of each tool. otherwise: that of the answer
-    without calls."""
+    """The parameters that a constraint on calls came from. triggers: that of the tool which each trigger calls.
+    otherwise: that of the answer without calls."""
 
-    tools: Sequence[str]
+    triggers: Sequence[str]
     otherwise: str | None = None
 
     def at(self, where: str | None) -> str | None:
@@ -87,7 +87,9 @@ class ToolParams:
         'tools[1].function.parameters'
         """
         _, part, index, *_ = f"{where or ''}///".split("/")
-        return self.tools[int(index)] if part == "triggers" else self.otherwise if part == "otherwise" else "tools"
+        if part == "triggers" and index.isdecimal() and int(index) < len(self.triggers):
+            return self.triggers[int(index)]
+        return self.otherwise if part == "otherwise" else "tools"
 
 
 ConstraintParam = str | ToolParams | None

@@ -104,12 +104,12 @@ class BatchScheduler(Rows):
 
     def _stages(self, step: Step) -> tuple[Callable[[Step], None], ...]:
         """The stages of a step: of a request that is computed alone, of light tenants, or of all requests."""
+        if self._light_tenants is not None:
+            step.decoding += self._light_tenants.next_step(() if self.isolated else self.running, self._now)
         if self.isolated:
             return (self._schedule_isolated,)
-        if self._light_tenants is not None:
-            step.decoding += self._light_tenants.next_step(self.running, self._now)
-            if step.decoding:
-                return (self._schedule_decoding,)
+        if step.decoding:
+            return (self._schedule_decoding,)
         return (
             self._pause_background,
             self._preempt_for_waiting,

@@ -44,7 +44,7 @@ class LightTenants:
     def _count_time(self, seconds: float, was_extra: bool) -> None:
         if was_extra:
             self._extra_s = seconds
-            self._credit_s -= seconds
+            self._credit_s -= min(seconds, self._full_s)  # more is no step but a pause, such as a stopped process
         else:
             self._full_s = seconds
             self._credit_s = min(MAX_CREDIT_S, self._credit_s + EXTRA_SHARE * seconds)

@@ -23,9 +23,9 @@ from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
-from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint
+from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint, tool_params
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
-from plait.runtime.server.errors import ConstraintParam, ToolParams, invalid
+from plait.runtime.server.errors import ConstraintParam, invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
@@ -121,9 +121,9 @@ async def prepare_chat(
         text_head = messages.begin + text_head
     if tools:
         free = marks.within(*texts_around(formats.reasoning, messages))
-        constraint = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head)
+        calls = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head)
+        constraint, param = calls, tool_params(calls, conversation)
         text_head = ""  # the constraint has it
-        param = ToolParams([tool.param for tool in tools], conversation.constraint_param)
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     is_whole = constraint is not None and (not tools or conversation.must_call or is_json)

@@ -22,7 +22,7 @@ from plait.constrained.specs import (
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
 from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
-from plait.runtime.server.errors import invalid
+from plait.runtime.server.errors import ToolParams, invalid
 
 
 def tool_constraint(
@@ -71,6 +71,14 @@ def tool_constraint(
         )
     except GrammarError as error:  # two tools of one name, or more tools than a constraint may have
         raise invalid(f"'tools': {error}", "tools", "invalid_constraint") from None
+
+
+def tool_params(constraint: Structural, conversation: Conversation) -> ToolParams:
+    """Returns the parameters of the request that a constraint of `tool_constraint` came from. A tool has a trigger for
+    each form of the head of its calls."""
+    tools = conversation.callable_tools
+    num_heads = len(constraint.triggers) // len(tools)
+    return ToolParams([tool.param for tool in tools for _ in range(num_heads)], conversation.constraint_param)
 
 
 def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObject | None:

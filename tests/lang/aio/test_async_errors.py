@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from async_samples import chat, plain_program, run
 
 import plait
-from plait import gen
+from plait import assistant, gen, user
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Generate
+from plait.testing import Scripted, call
 
 pytestmark = pytest.mark.timeout(120)
+EVER_S = 60.0
 
 
 def test_arun_and_every_read_raise_the_exception_of_the_body(backend):
@@ -106,3 +110,28 @@ def test_names_of_async_states_on_a_plain_one(backend):
 
     with pytest.raises(AttributeError, match=r"no attribute 'stream' \(did you mean 'text_iter'\?\)"):
         program.run().stream("x")
+
+
+def test_stop_iteration_in_a_thread_ends_the_wait_for_it():
+    """Python 3.11 does not hand it on from a thread to an event loop: the program waited for ever."""
+
+    def first() -> str:
+        return next(iter([]))
+
+    @plait.function
+    async def calls_tool(s):
+        s += user("?") + assistant(gen("call", tools=[first]))
+        return (await s.call("call")).error
+
+    @plait.function
+    def plain(s):
+        first()
+
+    async def run_both():
+        backend = Scripted([call("first")])
+        state = await asyncio.wait_for(calls_tool.arun(backend=backend), EVER_S)
+        assert isinstance(state.ret_value.__cause__, StopIteration)
+        with pytest.raises(plait.ProgramError, match="StopIteration"):
+            await asyncio.wait_for(plain.arun(backend=backend), EVER_S)
+
+    asyncio.run(run_both())

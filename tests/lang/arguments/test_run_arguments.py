@@ -105,6 +105,9 @@ def test_sampling_keywords_of_that_name_are_in_sampling(backend):
     ):
         assert len(state["x"]) == 2
     for wrong, message in (
+        (False, "sampling must be a dict"),
+        ([], "sampling must be a dict"),
+        ({5: 2}, "sampling must be a dict"),
         ({"m": 2}, "sampling has no keyword 'm'"),
         (2, "must be a dict"),
         ({"seed": 2}, "seed is given twice"),

@@ -113,6 +113,16 @@ def test_error_of_a_tool_is_text_or_ends_the_program(script):
     assert isinstance(raised.value.__cause__, KeyError)
 
 
+def test_stop_iteration_of_a_tool_is_the_cause(script):
+    def first() -> str:
+        return next(iter([]))
+
+    script(call_text("first"))
+    with pytest.raises(plait.ProgramError, match="StopIteration") as raised:
+        plait.agent("", [first], on_tool_error="raise").run("?")
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 @pytest.mark.parametrize("tool", [hang, hang_async])
 def test_tool_that_hangs_is_a_timeout(script, tool):
     script(call_text(tool.__name__), call_text("final_answer", answer="late"))

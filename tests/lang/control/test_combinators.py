@@ -90,3 +90,23 @@ def test_usage_by_variable_includes_forks(backend):
     assert usage.completion_tokens == usage.sampled_tokens + usage.forced_tokens
     assert usage.by_variable["b"].completion_tokens == 12
     assert usage.wall_s >= usage.by_variable["b"].wall_s >= 0
+
+
+def test_stop_iteration_of_a_function_reaches_the_body(backend):
+    """As every exception does; inside of a coroutine or generator Python makes it a RuntimeError."""
+
+    def first(*_):
+        return next(iter(()))
+
+    @plait.function
+    def patterns(s):
+        s += "A"
+        for pattern in (
+            lambda: plait.map(s, [1, 2], first),
+            lambda: plait.best_of(s, 2, " is", by=first),
+            lambda: plait.best_of(s, 2, " is", by=lambda _: first),
+        ):
+            with pytest.raises(StopIteration):
+                pattern()
+
+    patterns.run()

@@ -54,3 +54,5 @@ def test_wrong_arguments_are_refused(backend):
         asyncio.run(tips.compile().arun())
     with pytest.raises(plait.InputError, match="'seed' belongs to compile"):
         asyncio.run(tips.compile().arun(topic="a", seed=1))
+    with pytest.raises(plait.InputError, match="'sampling' belongs to compile"):
+        tips.compile().run(topic="a", sampling={"seed": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from compiled_programs import add, assert_graph_runs_like_body, review, sent
@@ -174,3 +175,33 @@ def test_trace_returns_the_graph_and_cache_computes_the_constant_prefix(backend)
         s += a + gen("x")
 
     assert nothing_shared.cache() == 0 and sent(backend) == []
+
+
+def test_scopes_of_one_name_in_another(backend):
+    """The inner one may also be left by an exception, which is no end of a scope."""
+
+    @plait.function
+    def scopes(s):
+        s += "p"
+        with s.var_scope("x"):
+            s += "1"
+            with s.var_scope("x"):
+                s += "2" + gen("a")
+            s += "<" + s["x"] + ">"
+            with contextlib.suppress(ValueError), s.var_scope("x"):
+                s += "3" + gen("b")
+                raise ValueError
+        s += "[" + s["x"] + "]"
+
+    backend.script(("p12", "A"), ("3", "B"))
+    assert assert_graph_runs_like_body(backend, scopes).text() == "p12A<2A>3B[12A<2A>3B]"
+
+
+def test_text_of_samples_is_that_of_the_first(backend):
+    @plait.function
+    def samples(s):
+        s += "p" + gen("many", n=2, seed=4, temperature=1.0)
+        s += "|" + s.text_of("many")
+
+    backend.script(default="x")
+    assert assert_graph_runs_like_body(backend, samples).text() == "px|x"

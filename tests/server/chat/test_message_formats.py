@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ from plait.runtime.server.chat.formats.call_format import CONTROL
 from plait.runtime.server.chat.formats.control_marks import ControlMarks, texts_around
 from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.parser import OutputParser
-from plait.runtime.server.chat.tool_constraint import tool_constraint
+from plait.runtime.server.chat.tool_constraint import tool_constraint, tool_params
+from plait.runtime.server.errors import ToolParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 HEAD = """{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{% if m.role != 'assistant' %}
@@ -127,6 +129,25 @@ def test_free_text_has_the_control_tokens_of_messages_and_no_other_call() -> Non
     assert not accepts(reasoning + CALL.replace("1", '"1"')) and not accepts(" to=f<|message|>hm")
     with pytest.raises(GrammarError, match="free_tokens"):
         Structural([("<c>", True, "</c>")], free_tokens=["<|x|>"])
+
+
+@pytest.mark.parametrize("other_heads", [(), (" of={name}<|message|><call>",)])
+def test_a_refused_tool_is_named_whatever_forms_its_calls_have(other_heads) -> None:
+    calls = replace(FORMATS[CHANNELS].calls, other_heads=other_heads)
+    schemas = ({}, {}, {"properties": {"a": {"pattern": r"(a)\1"}}})
+    tools = [
+        ToolDefinition(f"f{i}", "", {"type": "object", **schema}, f"tools[{i}]") for i, schema in enumerate(schemas)
+    ]
+    conversation = Conversation((Turn("user", "go"),), tuple(tools))
+    constraint = tool_constraint(calls, conversation)
+    with pytest.raises(GrammarError) as refused:
+        compile_in_process(constraint, VOCABULARY)
+    assert tool_params(constraint, conversation).at(refused.value.where) == "tools[2]"
+
+
+@pytest.mark.parametrize("where", ["", None, "/triggers", "/triggers/9/content", "/triggers/x", "/begin"])
+def test_an_error_of_no_tool_is_one_of_all(where) -> None:
+    assert ToolParams(["tools[0]"]).at(where) == "tools"
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2, None])

@@ -18,7 +18,7 @@ from plait.runtime.server.http.json_body import parse, parse_steps
 from plait.runtime.server.http.json_limits import (
     MAX_CONTAINERS,
     MAX_ELEMENTS,
-    MAX_FRACTIONS,
+    MAX_HARD_NUMBERS,
     MAX_LONG_NUMBERS,
     MAX_TEXTS,
     JsonScan,
@@ -63,12 +63,13 @@ def test_a_scan_counts_what_is_outside_of_strings_in_pieces_of_any_size(value, p
         (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS + 1)) + b"}", f"{MAX_TEXTS} texts"),
         (b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 2)) + b"]", f"{MAX_ELEMENTS} elements"),
         (b"[" + b",".join([b'""'] * (MAX_TEXTS + 1)) + b"]", f"{MAX_TEXTS} texts"),
-        (b"[" + b",".join([b"1.5"] * (MAX_FRACTIONS + 1)) + b"]", f"{MAX_FRACTIONS} fractions"),
-        (b"[" + b",".join([b"1E5"] * (MAX_FRACTIONS + 1)) + b"]", f"{MAX_FRACTIONS} fractions"),
+        (b"[" + b",".join([b"9007199254740993.0"] * (MAX_HARD_NUMBERS + 99)) + b"]", f"{MAX_HARD_NUMBERS} number"),
+        (b"[" + b",".join([b"1E23"] * (MAX_HARD_NUMBERS + 100)) + b"]", f"{MAX_HARD_NUMBERS} numbers with"),
         (b"[" + b",".join([b"1e-300"] * (MAX_LONG_NUMBERS + 100)) + b"]", f"{MAX_LONG_NUMBERS} numbers of 20 digits"),
         (b"[" + b",".join([b"9" * 20] * (MAX_LONG_NUMBERS + 100)) + b"]", f"{MAX_LONG_NUMBERS} numbers of 20 digits"),
+        (b"[" + b",".join([b"1." + b"3" * 19] * (MAX_LONG_NUMBERS + 100)) + b"]", f"{MAX_LONG_NUMBERS} numbers of 20"),
     ],
-    ids=["arrays", "objects", "nested", "keys", "numbers", "strings", "points", "exponents", "large", "long"],
+    ids=["arrays", "objects", "nested", "keys", "numbers", "strings", "halves", "exponents", "large", "long", "places"],
 )
 def test_a_body_with_too_many_elements_is_refused_before_it_is_parsed(body, limit, monkeypatch):
     monkeypatch.setattr(json_body.msgspec.json, "decode", lambda _: pytest.fail("the body was parsed"))
@@ -82,13 +83,22 @@ def test_the_limits_themselves_are_admitted():
         b"[" + b",".join([b"[]"] * (MAX_CONTAINERS - 1)) + b"]",
         b"{" + b",".join(b'"%d":1' % i for i in range(MAX_TEXTS)) + b"}",
         b"[" + b",".join([b"1"] * (MAX_ELEMENTS + 1)) + b"]",
-        b"[" + b",".join([b"1.5"] * MAX_FRACTIONS) + b"]",
+        b"[" + b",".join([b"1.5"] * (MAX_ELEMENTS + 1)) + b"]",
+        b"[" + b",".join([b"9007199254740993.0"] * MAX_HARD_NUMBERS) + b"]",
         b"[" + b",".join([b"1e-300", b"true"] * MAX_LONG_NUMBERS) + b"]",
-        json.dumps(["1.5", "1e-300", "9" * 20] * MAX_FRACTIONS).encode(),  # texts
+        json.dumps(["1.5", "1e-300", "9" * 20] * MAX_HARD_NUMBERS).encode(),  # texts
         json.dumps("[]{},:\"'\\" * MAX_CONTAINERS).encode(),  # a text is not counted
     )
     for body in bodies:
         assert parse(body, object) == json.loads(body)
+
+
+@given(st.lists(st.floats(-9e13, 9e13).filter(lambda number: number == 0 or abs(number) >= 1e-4), min_size=1))
+def test_fractions_as_programs_write_them_are_not_expensive(numbers):
+    """They have up to 17 digits behind zeros, and 300 embeddings of 1,500 numbers are within the limits."""
+    scan = JsonScan()
+    scan.feed(json.dumps(numbers).encode())
+    assert (scan.num_hard_numbers, scan.num_long_numbers) == (0, 0)
 
 
 DIGITS = b"1" * (8 << 20)

@@ -123,6 +123,18 @@ def test_a_device_whose_small_steps_are_not_cheap_has_hardly_any(timed):
     assert sum(set(rows) == {"b"} for rows in loop.rows) <= 1 + 16 / light_tenants.RETRY_S
 
 
+def test_a_pause_in_an_extra_step_is_no_debt(timed):
+    """Such as that of a process that was stopped for an hour."""
+    loop = timed(rows=32)
+    loop.post(*(call(i, "a", 4000) for i in range(31)), call(1000, "b", 4000))
+    while not loop.rows or set(loop.rows[-1]) != {"b"}:
+        loop.step()
+    loop.now += 3600.0
+    loop.rows.clear()
+    loop.run(2 * light_tenants.RETRY_S)
+    assert sum(set(rows) == {"b"} for rows in loop.rows) > 20
+
+
 def test_outputs_do_not_change(timed):
     loop = timed(rows=16)
     loop.post(*(call(i, "a", 70) for i in range(20)), call(1000, "b", 40), call(1001, "b", 40))
