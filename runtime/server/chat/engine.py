@@ -16,10 +16,11 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.argument_readers import needed_schemas, types_of_parameters
-from plait.runtime.server.chat.conversation import Conversation
+from plait.runtime.server.chat.conversation import Conversation, ToolDefinition
+from plait.runtime.server.chat.formats.call_format import CallFormat
 from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks, texts_around
 from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
@@ -114,11 +115,7 @@ async def prepare_chat(
     parts = await run_aside(
         is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
     )
-    in_message = _ends_with(parts, messages.begin if messages else "") and conversation.add_generation_prompt
-    text_head = messages.texts[0] if messages and in_message else ""
-    if messages and in_message and tools and call_format.opener.startswith(messages.begin):
-        parts, in_message = _without_end(parts, messages.begin), False  # the answer begins with it, too
-        text_head = messages.begin + text_head
+    parts, in_message, text_head = _message_head(parts, conversation, call_format, messages)
     if tools:
         free = marks.within(*texts_around(formats.reasoning, messages))
         calls = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head)
@@ -146,19 +143,37 @@ async def prepare_chat(
         in_message,
     )
     warnings: list[str] = []
-    large_schemas = needed_schemas(call_format.arguments, [tool.parameters for tool in tools])
-    if large_schemas and (record := current_request()):
-        record.before_reading = partial(_find_types, large_schemas)
+    _find_types_later(call_format, tools)
     if may_call_untagged(conversation, untagged_tool_calls):
         new_parser = partial(_with_untagged_calls, new_parser, conversation, warnings)
     shown_tokens, plain_bytes = marks if marks.pairs else None, num_plain_bytes(parts)
     return PreparedChat(ids, constraint, param, new_parser, plain_bytes, shown_tokens, thinking.is_shown, warnings)
 
 
+def _message_head(
+    parts: PromptParts, conversation: Conversation, call_format: CallFormat, messages: MessageFormat | None
+) -> tuple[PromptParts, bool, str]:
+    """Returns the prompt, whether it ends with the beginning of a message, and what a text has before it then.
+
+    Where calls begin as messages do, the prompt is without that beginning: the answer writes it in either case.
+    """
+    if messages is None or not conversation.add_generation_prompt or not _ends_with(parts, messages.begin):
+        return parts, False, ""
+    if conversation.callable_tools and call_format.opener.startswith(messages.begin):
+        return _without_end(parts, messages.begin), False, messages.begin + messages.texts[0]
+    return parts, True, messages.texts[0]
+
+
+def _find_types_later(call_format: CallFormat, tools: Sequence[ToolDefinition]) -> None:
+    """Has the types of parameters of large schemas found before the answer is read, which the readers need."""
+    schemas, record = needed_schemas(call_format.arguments, [tool.parameters for tool in tools]), current_request()
+    if schemas and record is not None:
+        record.before_reading = partial(_find_types, schemas)
+
+
 def _find_types(schemas: Sequence[str]) -> None:
-    """Finds what the readers of arguments need to know of large schemas, which is kept then."""
     for schema in schemas:
-        types_of_parameters(schema)
+        types_of_parameters(schema)  # which is kept
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:

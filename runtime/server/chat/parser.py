@@ -140,11 +140,14 @@ class OutputParser:
         return bool(rest)
 
     def _in_reasoning(self) -> bool:
+        """Reasoning, without what the template writes between it and its end."""
         assert self._reasoning is not None
-        before, end, after = self._buffer.partition(self._reasoning.end)
-        num_pending = 0 if end else partial_match_length(before, [self._reasoning.end])
-        if len(before) > num_pending:
-            self._parts.append(ParsedPart("reasoning", without_control_tokens(before[: len(before) - num_pending])))
+        lead, end_mark = self._reasoning.lead, self._reasoning.end
+        before, end, after = self._buffer.partition(end_mark)
+        num_pending = 0 if end else partial_match_length(before, [lead + end_mark, end_mark])
+        text = before.removesuffix(lead) if end else before[: len(before) - num_pending]
+        if text:
+            self._parts.append(ParsedPart("reasoning", without_control_tokens(text)))
         self._buffer = after if end else before[len(before) - num_pending :]
         if end:
             self._state = self._after_reasoning

@@ -189,6 +189,16 @@ def test_text_without_tools_or_reasoning_is_unchanged(text, cuts) -> None:
     assert "".join(part[2] for part in parts) == text and all(part[0] == "text" for part in parts)
 
 
+@pytest.mark.parametrize("cuts", [1, 2, 5, 100])
+def test_what_the_template_writes_before_the_end_of_reasoning_is_no_reasoning(cuts) -> None:
+    """A budget of 0 closes it at once: nothing but that text is written."""
+    for reasoning, shown in (("a\nb\n", "a\nb"), ("\n", ""), ("a\n\n", "a\n"), ("a", "a")):
+        text = f"{reasoning}</think>\n\nyes"
+        parts = parse([text[at : at + cuts] for at in range(0, len(text), cuts)], None, THINK, starts_in_reasoning=True)
+        assert "".join(part for kind, _, part in parts if kind == "reasoning") == shown
+        assert "".join(part for kind, _, part in parts if kind == "text") == "yes"
+
+
 def test_reasoning_that_is_opened_by_the_model_or_never_closed() -> None:
     assert parse(["<thi", "nk>ab", "c</th", "ink>\n\nyes"], None, THINK) == [
         ("reasoning", 0, "abc"),
