@@ -51,10 +51,12 @@ def arguments_reader(form: ArgumentsForm, schema: Mapping[str, Any], follower: s
     return KeywordsReader(follower)
 
 
-def needed_schemas(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the JSON of those schemas from which a reader finds the types of parameters, which takes long."""
-    texts = [json_text(schema) for schema in schemas] if isinstance(form, ElementArguments) and not form.types else []
-    return [text for text in texts if len(text) > LARGE_SCHEMA_CHARS]
+def find_types(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> None:
+    """Finds what readers of this form need to know of large schemas, which may take long, and is kept."""
+    if isinstance(form, ElementArguments) and not form.types:
+        for text in map(json_text, schemas):
+            if len(text) > LARGE_SCHEMA_CHARS:
+                _types_of_parameters(text)
 
 
 class JsonValueScanner:
@@ -287,10 +289,10 @@ def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
 
 def _parameter_types(schema: Mapping[str, Any]) -> Mapping[str | None, frozenset[str]]:
     """The types of each parameter's values, as the constraint on the elements sees them; None: of any other one."""
-    return types_of_parameters(json_text(schema))
+    return _types_of_parameters(json_text(schema))
 
 
-def types_of_parameters(schema: str) -> Mapping[str | None, frozenset[str]]:
+def _types_of_parameters(schema: str) -> Mapping[str | None, frozenset[str]]:
     """The same for the JSON text of a schema; kept for some schemas."""
     try:
         return parameter_kinds(schema)

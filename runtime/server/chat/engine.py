@@ -15,8 +15,8 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.chat.argument_readers import needed_schemas, types_of_parameters
-from plait.runtime.server.chat.conversation import Conversation, ToolDefinition
+from plait.runtime.server.chat.argument_readers import find_types
+from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.formats.call_format import CallFormat
 from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks, texts_around
 from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
@@ -143,7 +143,8 @@ async def prepare_chat(
         in_message,
     )
     warnings: list[str] = []
-    _find_types_later(call_format, tools)
+    if is_large and (record := current_request()):
+        record.before_reading = partial(find_types, call_format.arguments, [tool.parameters for tool in tools])
     if may_call_untagged(conversation, untagged_tool_calls):
         new_parser = partial(_with_untagged_calls, new_parser, conversation, warnings)
     shown_tokens, plain_bytes = marks if marks.pairs else None, num_plain_bytes(parts)
@@ -162,18 +163,6 @@ def _message_head(
     if conversation.callable_tools and call_format.opener.startswith(messages.begin):
         return _without_end(parts, messages.begin), False, messages.begin + messages.texts[0]
     return parts, True, messages.texts[0]
-
-
-def _find_types_later(call_format: CallFormat, tools: Sequence[ToolDefinition]) -> None:
-    """Has the types of parameters of large schemas found before the answer is read, which the readers need."""
-    schemas, record = needed_schemas(call_format.arguments, [tool.parameters for tool in tools]), current_request()
-    if schemas and record is not None:
-        record.before_reading = partial(_find_types, schemas)
-
-
-def _find_types(schemas: Sequence[str]) -> None:
-    for schema in schemas:
-        types_of_parameters(schema)  # which is kept
 
 
 def has_more_values(conversation: Conversation, limit: int) -> bool:

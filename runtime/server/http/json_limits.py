@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 17  # scanned at once; half of them may be quotes, between wh
 _ANY_DIGIT = bytes(ord("0") if chr(code) in "123456789" else code for code in range(256))
 _HARD = b"0" * 15 + b"."  # below, no number of 19 digits is halfway between two doubles, which is what takes long
 _LONG_RUN = b"0" * 20
-MAX_PLACES = 28
+MAX_PLACES = 28  # digits and zeros of a number; beyond, the powers of ten that the parser keeps are not exact
 _ONLY_DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
 _EXPONENT = re.compile(rb"[0-9][eE][+-]?([0-9]{3})?")
 

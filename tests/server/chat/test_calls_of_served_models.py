@@ -15,6 +15,7 @@ from example_share import sample_of
 
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat import argument_readers
+from plait.runtime.server.chat import engine as chat_engine
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import ChatOutput, prepare_chat
 
@@ -150,6 +151,7 @@ def test_the_types_of_large_schemas_are_found_beside_the_event_loop(post, monkey
     parameter_kinds = argument_readers.parameter_kinds
     monkeypatch.setattr(argument_readers, "parameter_kinds", find_once := functools.lru_cache(find))
     monkeypatch.setattr(argument_readers, "LARGE_SCHEMA_CHARS", 100)  # a larger one is no prompt of a small context
+    monkeypatch.setattr(chat_engine, "CONVERT_IN_THREAD_VALUES", 10)
     description = f"Sets it ({stream})."
     tools = [{"type": "function", "function": {"name": "f", "parameters": LEVEL | {"description": description}}}]
     body = {"messages": ASK, "tools": tools, "tool_choice": "required", "max_tokens": 60, "stream": stream}
