@@ -195,7 +195,7 @@ def test_ollamas_format_and_anthropics_tools_are_complete(http) -> None:
 
 
 def test_sglangs_json_schema_is_complete(http) -> None:
-    sampling = {"max_new_tokens": 40, "json_schema": json.dumps(SCHEMAS["record"])}
+    sampling = {"max_new_tokens": 40, "temperature": 0, "json_schema": json.dumps(SCHEMAS["record"])}
     answer = http.post("/generate", json={"text": "x", "sampling_params": sampling}).json()
     assert answer["meta_info"]["finish_reason"]["type"] == "stop"
     jsonschema.validate(json.loads(answer["text"]), SCHEMAS["record"])
