@@ -133,7 +133,7 @@ def with_consistent(fields, constraint):
     fields = {k: v for k, v in fields.items() if constraint is None or k != "stop"}
     if not fields.get("logprobs") and fields.get("prompt_logprobs_from") is None:
         fields.pop("top_logprobs", None)
-    fields["max_tokens"] = max(fields["max_tokens"], fields.get("min_tokens", 0), constraint is not None)
+    fields["max_tokens"] = max(fields["max_tokens"], fields.get("min_tokens", 0), int(constraint is not None))
     return fields
 
 
