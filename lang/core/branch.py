@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.core.expressions import Expr
-from plait.lang.core.interpreter import execute
+from plait.lang.core.expressions import Expr, SystemWithTools
+from plait.lang.core.interpreter import begin_call, execute
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
-from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async
+from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async, write_system_turn
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
@@ -75,6 +75,18 @@ class Branch(BranchText[Segment, Segment]):
     def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
         """Appends an expression; see `interpreter.execute`."""
         execute(expr, self, behind)
+
+    def begin_call(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+        """Starts the call of a gen, a select or an expression around one; see `interpreter.begin_call`."""
+        begin_call(expr, self, behind)
+
+    def write_system_turn(self, turn: SystemWithTools) -> None:
+        """Writes a system turn that lists tools."""
+        write_system_turn(self, turn.tools, lambda: execute(turn.content, self))
+
+    def append_traced(self, expr: Expr) -> None:
+        """Appends a value that is known at run time only: of a program that is compiled. Raises InputError."""
+        raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
     def session(self) -> AnySession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""

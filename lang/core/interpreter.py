@@ -1,4 +1,7 @@
-"""`execute(expr, branch)`: turns an expression into instructions to the branch's session. Nothing here waits."""
+"""`execute(expr, branch)`: appends an expression to a branch, which runs it or, in `compile`, records it.
+
+`begin_call` turns a call into instructions to the branch's session. Nothing here waits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.results import GenResult, Samples, SelectResult
-from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
+from plait.lang.core.tool_calls import tool_call_gen
 from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
 from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
@@ -44,30 +47,37 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
         case Concat():
             for index, part in enumerate(expr.parts):
                 execute(part, branch, expr.parts[index + 1 :])
-        case Gen() | Select() | GenToolCall():
-            _begin_call(branch, expr, behind)
-        case SeparateReasoning(gen, tags):
-            execute(gen, branch)
-            output = branch.variables[str(gen.name)]
-            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
-            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
-        case GenWithCaptures(gen, spec, names):
-            execute(gen, branch, behind)
-            name = variables_of(gen)[:1]
-            value = branch.variables[name[0]] if name else branch.segments[-1]
-            for group in names:
-                branch.set(group, CapturedText(value, spec, group))
+        case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
+            branch.begin_call(expr, behind)
         case SystemWithTools():
-            write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
+            branch.write_system_turn(expr)
         case RoleBegin():
             branch.begin_turn(expr.role)
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
-            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
+            branch.append_traced(expr)
 
 
-def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
+def begin_call(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
+    """Starts the call of `expr`, and sets its variables. `behind` as in `execute`."""
+    match expr:
+        case Gen() | Select() | GenToolCall():
+            _begin_one_call(branch, expr, behind)
+        case SeparateReasoning(gen, tags):
+            begin_call(gen, branch)
+            output = branch.variables[str(gen.name)]
+            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
+            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
+        case GenWithCaptures(gen, spec, names):
+            begin_call(gen, branch, behind)
+            name = variables_of(gen)[:1]
+            value = branch.variables[name[0]] if name else branch.segments[-1]
+            for group in names:
+                branch.set(group, CapturedText(value, spec, group))
+
+
+def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
     try:
         match expr:
             case Gen():
