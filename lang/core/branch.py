@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from plait.lang.core.expressions import Expr, SystemWithTools
 from plait.lang.core.interpreter import begin_call, execute
@@ -199,15 +199,10 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- forks ------------------------------------------------------------------------------------
 
-    def fork(self, size: int) -> list[Branch]:
-        """Returns `size` branches that begin with this branch's text, turns and variables."""
-        children = []
-        sessions: Sequence[AnySession] = self.session().fork(size)
-        for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
-            child = type(self)(self.run, self.run.register_session(session), self, seed_path)
-            self._children.add(child)
-            children.append(child)
-        return children
+    def child(self, session: AnySession, seed_path: SeedPath) -> Self:
+        child = type(self)(self.run, self.run.register_session(session), self, seed_path)
+        self._children.add(child)
+        return child
 
     def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
         """Brings the results of forks made at `point` here. Their calls may still run. `winners`: of a race that is
@@ -236,23 +231,14 @@ class Branch(BranchText[Segment, Segment]):
         self.append_from_child(winner, point)
         self.variables.update(winner.variables)
 
-    def append_from_child(self, child: Branch, point: ForkPoint) -> None:
-        """Appends what `child` has after `point`. Its calls may still run."""
-        shift = len(self.segments) - point.num_segments
-        if child.open_turn != self.open_turn:
-            raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
-        for segment in child.segments[point.num_segments :]:
-            self._copy_segment(segment)
-        self.add_turns_of(child, point, shift)
-
     def take_calls_of(self, joined: Branch) -> None:
         """Makes the calls of a joined branch calls of this one: whoever waits for or ends this branch does so with
         them."""
         self._joined_calls += joined.own_call_segments()
         self._children.discard(joined)
 
-    def _copy_segment(self, segment: Segment) -> None:
-        """Appends the text of a segment of another branch, now or when it is known."""
+    def copy_segment(self, segment: Segment) -> None:
+        """Appends the text of a segment of another branch, now or when it is known: its calls may still run."""
         calls = segment.calls()
         if all(call.usage is not None for call in calls):  # they have ended without an error
             self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)

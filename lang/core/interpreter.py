@@ -28,7 +28,6 @@ from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables
 from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
-from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Se
 
 
 def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
-    run, session = branch.run, branch.session()
+    run = branch.run
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
     if expr.constraint is None or isinstance(expr.constraint, Reasoning):
@@ -109,24 +108,18 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
     followed_by = ""
-    if expr.constraint is not None and not params.min_tokens:
-        followed_by = _text_behind(behind, branch)
-    sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
+    if expr.constraint is not None and not params.min_tokens and run.client.takes_following_text:
+        followed_by = branch.text_behind(behind, run.client.tokenizer)
     samples: list[GenResult] = []
-    for index, sample_session in enumerate((session, *sample_sessions)):
-        sample_session.set_next_call_name(expr.name)
-        call = sample_session.generate(params.for_sample(index), expr.constraint, followed_by)
+    for call in branch.start_gen(expr.name, params, expr.constraint, n, followed_by):
         sample = GenResult(run, expr.name, call, expr.value_format)
-        sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
+        sample.lane = run.new_lane(branch.lane) if samples else branch.lane
         sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
         samples.append(sample)
-    for sample_session in sample_sessions:
-        sample_session.close()
     for sample in samples:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
-    branch.expect_known(followed_by)
 
 
 def _without_defaults_of_constrained_gens(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
@@ -147,37 +140,14 @@ def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int
     begin(branch, expr, params, is_cut_by_budget)
 
 
-def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:
-    """Returns the text that belongs to the constraint of a gen; "" if none does.
-
-    `behind`: what the same expression appends after the gen. Texts and the end of the turn are known. Backends without
-    a runtime of plait cannot constrain a value by the text behind it.
-    """
-    client = branch.run.client
-    if not client.takes_following_text:
-        return ""
-    parts: list[tuple[str, bool]] = []
-    for expr in behind:
-        if isinstance(expr, Text):
-            parts.append((expr.text, False))
-            continue
-        if isinstance(expr, RoleEnd) and branch.open_turn is not None and branch.open_turn[0] == expr.role:
-            parts.append((branch.turn_suffix(expr.role), True))
-        break
-    return following_text(parts, client.tokenizer)
-
-
 def _select(branch: Branch, expr: Select) -> None:
     run = branch.run
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
     if run.budget_tracker is not None:
         timeout_s = run.budget_tracker.limit_timeout(timeout_s)
-    session, seed = branch.session(), None
-    session.set_next_call_name(expr.name)
-    if expr.method == "exact":
-        params, _ = expr.options.merged_over(run.defaults)
-        seed = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults)).seed
-    call = session.select(expr.choices, expr.method, timeout_s, seed)
+    draw = expr.options.merged_over(run.defaults)[0] if expr.method == "exact" else None
+    same_seed = expr.options.keeps_seed(run.defaults)
+    call = branch.start_select(expr.name, expr.choices, expr.method, timeout_s, draw, same_seed)
     call_segment = SelectResult(run, expr.name, call, expr.value_format)
     call_segment.lane = branch.lane
     run.add(call_segment)

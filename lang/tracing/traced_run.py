@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
@@ -253,7 +253,7 @@ class TracedBranch(Branch):
         if name is None:
             self.close("this text was cancelled")
 
-    def fork(self, size: int) -> list[Branch]:
+    def fork(self, size: int) -> list[Self]:
         children = super().fork(size)
         number = self._add_step(ForkInto, tuple(child.lane for child in children))
         self.run.forks.append((number, [weakref.ref(child) for child in children]))
@@ -292,7 +292,7 @@ class TracedBranch(Branch):
         self.run.read_lanes.update(lanes)
         return lanes
 
-    def _copy_segment(self, segment: Segment) -> None:
+    def copy_segment(self, segment: Segment) -> None:
         self.add_segment(segment)
 
     def _append_text(self, text: str) -> None:

@@ -19,7 +19,6 @@ from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.protocols.programs.compiler import (
     ForkStep,
     GenStep,
-    RoleStep,
     SelectStep,
     Step,
     VariableStep,
@@ -78,8 +77,6 @@ class _CallCounter:
         for step in steps:
             if isinstance(step, GenStep | SelectStep):
                 self._call(step, branch)
-            elif isinstance(step, RoleStep):
-                self._run(step.steps, branch)
             elif isinstance(step, ForkStep):
                 self._fork(step, branch)
             elif isinstance(step, VariableStep):

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import SelectMethod
+from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
 from plait.runtime.programs.variables import gather_variables
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
@@ -27,11 +28,6 @@ _CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf
 
 ListShape: TypeAlias = "list[ListShape] | None"  # of a variable: a text (None), or a list of such
 Scope: TypeAlias = dict[str, ListShape]
-
-
-@dataclass(frozen=True)
-class TextStep:
-    text: str
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,13 @@ class SelectStep:
 
 
 @dataclass(frozen=True)
-class RoleStep:
+class TurnBegin(RoleBeginStep):
     path: str
-    role: str
-    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class TurnEnd(RoleEndStep):
+    path: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class ForkStep:
     join: Literal["gather", "append"]
 
 
-Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | RoleStep | ForkStep
+Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | TurnBegin | TurnEnd | ForkStep
 
 
 def compile_program(body: ProgramRequest, max_branches: int) -> tuple[Step, ...]:
@@ -112,28 +111,29 @@ class _Compiler:
             raise invalid(f"the program has more than {MAX_NODES} nodes", path)
         if depth > MAX_DEPTH:
             raise invalid(f"forks and roles are nested deeper than {MAX_DEPTH} levels", path)
-        return tuple(self._step(node, f"{path}[{i}]", scope, in_role, depth) for i, node in enumerate(nodes))
+        places = ((node, f"{path}[{index}]") for index, node in enumerate(nodes))
+        return tuple(step for node, place in places for step in self._steps_of(node, place, scope, in_role, depth))
 
-    def _step(self, node: Node, path: str, scope: Scope, in_role: bool, depth: int) -> Step:
+    def _steps_of(self, node: Node, path: str, scope: Scope, in_role: bool, depth: int) -> Sequence[Step]:
         kind = _kind_of(node, path)
         if kind == "text":
-            return TextStep(str(node.text))
+            return (TextStep(str(node.text)),)
         if kind == "var":
-            return _variable(node, path, scope)
+            return (_variable(node, path, scope),)
         if kind == "gen":
             assert isinstance(node.gen, Gen)
-            return self._gen(node.gen, f"{path}.gen", scope)
+            return (self._gen(node.gen, f"{path}.gen", scope),)
         if kind == "select":
             assert isinstance(node.select, Select)
-            return self._select(node.select, f"{path}.select", scope)
+            return (self._select(node.select, f"{path}.select", scope),)
         if kind == "role":
             if in_role:
                 raise invalid(f"'{path}': a turn cannot begin inside another", f"{path}.role")
-            content = node.content if isinstance(node.content, list) else []
+            role, content = str(node.role), node.content if isinstance(node.content, list) else []
             inner = self.steps(content, f"{path}.content", scope, in_role=True, depth=depth + 1)
-            return RoleStep(path, str(node.role), inner)
+            return (TurnBegin(role, path), *inner, TurnEnd(role, path))
         assert isinstance(node.fork, Fork)
-        return self._fork(node.fork, f"{path}.fork", scope, in_role, depth)
+        return (self._fork(node.fork, f"{path}.fork", scope, in_role, depth),)
 
     def _gen(self, gen: Gen, path: str, scope: Scope) -> GenStep:
         self.num_calls += 1
