@@ -18,7 +18,7 @@ def compile_on_the_server(graph, **arguments):
 
     request = graph.json(**arguments)
     body = msgspec.json.decode(json.dumps(request).encode(), type=ProgramRequest)
-    return compile_program(body, 128)
+    return compile_program(body, 128).steps
 
 
 def test_straight_line_graph_becomes_a_program_request():

@@ -24,8 +24,8 @@ from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import (
+    CompiledProgram,
     ForkStep,
     GenStep,
     SelectStep,
@@ -95,11 +95,11 @@ class ProgramRun:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, steps: Sequence[Step], variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
+        self, program: CompiledProgram, variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
     ) -> AsyncIterator[ProgramBranch]:
-        """Runs the steps and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
+        """Runs the program and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
         if (record := current_request()) is not None:
-            record.reserve_program(max_calls_in_flight(steps, variables))
+            record.reserve_program(program.max_calls)
             record.handles.append(self)
         await asyncio.sleep(0)  # checking a long program took some milliseconds
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
@@ -110,7 +110,7 @@ class ProgramRun:
         try:
             try:
                 async with asyncio.TaskGroup() as self._tasks:
-                    await self._run(steps, main)
+                    await self._run(program.steps, main)
             except ExceptionGroup as group:
                 error = as_api_error(Aborted(self._abort_reason)) if self._abort_reason else _first_error(group)
                 raise error from None
