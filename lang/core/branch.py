@@ -7,14 +7,13 @@ same ones and records what they are asked.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from plait.lang.core.expressions import Expr, SystemWithTools
-from plait.lang.core.interpreter import begin_call, execute
+from plait.lang.core import interpreter, tool_calls
+from plait.lang.core.expressions import Expr
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
-from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async, write_system_turn
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
@@ -72,17 +71,12 @@ class Branch(BranchText[Segment, Segment]):
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
-        """Appends an expression; see `interpreter.execute`."""
-        execute(expr, self, behind)
-
-    def begin_call(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
-        """Starts the call of a gen, a select or an expression around one; see `interpreter.begin_call`."""
-        begin_call(expr, self, behind)
-
-    def write_system_turn(self, turn: SystemWithTools) -> None:
-        """Writes a system turn that lists tools."""
-        write_system_turn(self, turn.tools, lambda: execute(turn.content, self))
+    append = interpreter.execute
+    begin_call = interpreter.begin_call
+    write_system_turn = tool_calls.write_system_turn
+    call_tool = tool_calls.call_tool
+    call_tool_async = tool_calls.call_tool_async
+    append_tool_result = tool_calls.append_tool_result
 
     def append_traced(self, expr: Expr) -> None:
         """Appends a value that is known at run time only: of a program that is compiled. Raises InputError."""
@@ -131,7 +125,7 @@ class Branch(BranchText[Segment, Segment]):
         self.segments.append(segment)
         self.run.notify()
 
-    # -- reading and tools ------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def text_segments(self) -> list[Segment]:
         """Returns the list of segments, which grows while the body runs."""
@@ -149,30 +143,18 @@ class Branch(BranchText[Segment, Segment]):
         """Returns the token counts of all calls of the program so far. Waits for them."""
         return total(self.run.call_segments())
 
-    def call_tool(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
-        """Runs the tool that `variable` calls, and appends its result."""
-        return call_tool(self, name, variable, timeout)
-
-    async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
-        """`call_tool` for an event loop. `variable` must be ready."""
-        return await call_tool_async(self, name, variable, timeout)
-
-    def append_tool_result(self, name: str, variable: Segment, value: Any) -> ToolResult:
-        """Appends `value` as the result of the call in `variable`."""
-        return append_tool_result(self, name, variable, value)
-
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
         """Ends the call of a variable; without one, all calls of the program."""
         self.run.abort() if variable is None else variable.abort()
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def write_templated_turn(self, role: str, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+    def write_templated_turn(self, role: str, prefix: str, suffix: str, content: Expr) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
         if self.open_turn is not None:
             raise InputError(f"a {role} turn cannot begin inside the {self.open_turn[0]} turn")
         self.open_turn_with(role, prefix)
-        write_content()
+        self.append(content)
         self.close_turn_with(suffix)
 
     @property

@@ -1,4 +1,4 @@
-"""`execute(expr, branch)`: appends an expression to a branch, which runs it or, in `compile`, records it.
+"""`execute`, the `append` of a branch: walks an expression, which the branch runs or, in `compile`, records.
 
 `begin_call` turns a call into instructions to the branch's session. Nothing here waits.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from plait.runtime.sampling_params import SamplingParams
 
 
-def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
+def execute(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
     """Appends `expr` to `branch`. `behind`: what the same expression of the program appends next.
 
     Raises ProgramError, which names the variable, if a call is refused before it starts.
@@ -45,7 +45,7 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             branch.write(expr.text)
         case Concat():
             for index, part in enumerate(expr.parts):
-                execute(part, branch, expr.parts[index + 1 :])
+                execute(branch, part, expr.parts[index + 1 :])
         case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
             branch.begin_call(expr, behind)
         case SystemWithTools():
@@ -58,18 +58,18 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             branch.append_traced(expr)
 
 
-def begin_call(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
+def begin_call(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
     """Starts the call of `expr`, and sets its variables. `behind` as in `execute`."""
     match expr:
         case Gen() | Select() | GenToolCall():
             _begin_one_call(branch, expr, behind)
         case SeparateReasoning(gen, tags):
-            begin_call(gen, branch)
+            begin_call(branch, gen)
             output = branch.variables[str(gen.name)]
             branch.set(str(gen.name), ReasoningPart(output, tags, 1))
             branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
         case GenWithCaptures(gen, spec, names):
-            begin_call(gen, branch, behind)
+            begin_call(branch, gen, behind)
             name = variables_of(gen)[:1]
             value = branch.variables[name[0]] if name else branch.segments[-1]
             for group in names:

@@ -22,7 +22,6 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
-from plait.lang.core.interpreter import execute
 from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
 from plait.lang.derived.captures import call_of, variables_of
@@ -182,7 +181,7 @@ class TracedBranch(Branch):
         number = self._add_step(turn)
         self.begin_turn("system")
         for part in parts:
-            execute(part, self)
+            super().append(part)
         self.end_turn("system")
         del self.run.nodes[number + 1 :]
 

@@ -53,9 +53,9 @@ class BranchText(ABC, Generic[S, V]):
         """`known_segment(text, control)` makes the segment of a text that is known; `control` as in `write`. A fork of
         `parent`, with the place `seed_path`, begins with its text, turns and variables."""
         self._known_segment = known_segment
-        self.segments: list[S] = [] if parent is None else list(parent.segments)
-        self.variables: dict[str, V] = {} if parent is None else dict(parent.variables)
-        self.turns: list[Turn] = [] if parent is None else list(parent.turns)
+        self.segments: list[S] = [] if parent is None else parent.segments.copy()
+        self.variables: dict[str, V] = {} if parent is None else parent.variables.copy()
+        self.turns: list[Turn] = [] if parent is None else parent.turns.copy()
         self.open_turn: tuple[str, int] | None = None if parent is None else parent.open_turn  # role, first segment
         self.seed_path = seed_path or SeedPath()
         self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
@@ -189,8 +189,8 @@ class BranchText(ABC, Generic[S, V]):
 
     def fork(self, size: int) -> list[Self]:
         """Returns `size` branches that begin with this branch's text, turns and variables."""
-        sessions = self.fork_session(size)
-        return [self.child(*place) for place in zip(sessions, self.seed_path.fork(size), strict=True)]
+        sessions, seed_paths = self.fork_session(size), self.seed_path.fork(size)
+        return list(map(self.child, sessions, seed_paths))
 
     def fork_point(self) -> ForkPoint:
         """Returns what a fork made now inherits."""
