@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from plait.constrained.specs import Reasoning
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -96,10 +93,8 @@ def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Se
 
 def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run = branch.run
-    params, n = expr.options.merged_over(run.defaults)
+    params, n = expr.options.merged_over(run.defaults, expr.constraint)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-    if expr.constraint is None or isinstance(expr.constraint, Reasoning):
-        params = _without_defaults_of_constrained_gens(params, expr.options.fields)
     asked = params.max_tokens
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
@@ -120,12 +115,6 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     for sample in samples:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
-
-
-def _without_defaults_of_constrained_gens(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """Returns `params` without `exact` and `particles` of the run's defaults. `given`: the fields of the gen itself."""
-    neutral: dict[str, Any] = {"exact": False, "particles": None}
-    return msgspec.structs.replace(params, **{name: neutral[name] for name in neutral if name not in given})
 
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:

@@ -112,6 +112,19 @@ def test_unsupported_step_is_a_compile_error_with_its_reason(step, reason):
     assert caught.value.place.filename == __file__
 
 
+@pytest.mark.parametrize("defaults", [{"exact": True}, {"particles": 4}], ids=["exact", "particles"])
+def test_drawing_whole_values_as_a_default_is_for_constrained_gens(defaults):
+    """A run draws free text as ever, and so does the request."""
+
+    @plait.function
+    def program(s):
+        s += "p" + gen("free") + gen("value", regex="a|b")
+
+    steps = compile_on_the_server(program.compile(**defaults))
+    drawn = [bool(step.sampling.exact or step.sampling.particles) for step in steps if hasattr(step, "sampling")]
+    assert drawn == [False, True]
+
+
 def test_graph_without_calls_has_no_request():
     with pytest.raises(plait.CompileError, match="neither gen nor select"):
         compile_body(lambda s: s.__iadd__("p")).json()

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import SelectMethod
+from plait.runtime.programs.sampling import gen_fields
 from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
@@ -108,7 +109,7 @@ class _Compiler:
         """Checks the defaults alone, so that an error in them is named as theirs."""
         if self._defaults.min_tokens is not None and self._defaults.max_tokens is None:
             return  # each gen is checked with its own max_tokens
-        self._sampling(Gen(), "defaults")
+        checked_sampling_params("programs", path="defaults", **_sampling_fields(self._defaults))
 
     def steps(
         self, nodes: Sequence[Node], path: str, branch: BranchCalls, *, in_role: bool, depth: int
@@ -149,7 +150,8 @@ class _Compiler:
         constraint, param = _constraint(gen, path)
         if gen.complete and constraint is None:
             raise invalid(f"'{path}.complete' needs a constraint, such as regex or json_schema", f"{path}.complete")
-        sampling = self._sampling(gen, path)
+        fields = gen_fields(_sampling_fields(gen), _sampling_fields(self._defaults), constraint)
+        sampling = checked_sampling_params("programs", path=path, complete=gen.complete, **fields)
         if gen.same_seed and sampling.seed is None:
             raise invalid(f"'{path}.same_seed' needs a seed", f"{path}.same_seed")
         same_seed = bool(self._defaults.same_seed if gen.same_seed is None else gen.same_seed)
@@ -157,14 +159,6 @@ class _Compiler:
             raise invalid(f"'{path}.following_nodes' needs a constraint", f"{path}.following_nodes")
         self.calls.add_call(branch, gen.name, n, sampling.max_rows)
         return GenStep(path, gen.name, sampling, constraint, param, n, same_seed, gen.following_nodes)
-
-    def _sampling(self, gen: Gen, path: str) -> SamplingParams:
-        """The parameters of the gen, or else of the defaults."""
-        values = {
-            field: getattr(self._defaults if getattr(gen, name) is None else gen, name)
-            for field, name in NAMES["programs"].items()
-        }
-        return checked_sampling_params("programs", path=path, complete=gen.complete, **values)
 
     def _select(self, select: Select, path: str, branch: BranchCalls) -> SelectStep:
         try:
@@ -212,6 +206,12 @@ class _Compiler:
         self._num_branches += more
         if self._num_branches > self._max_branches:
             raise invalid(f"the program has more than {self._max_branches} branches and samples", param)
+
+
+def _sampling_fields(options: ProgramSamplingFields) -> dict[str, Any]:
+    """The sampling parameters that are set, by their fields in `SamplingParams`."""
+    given = {field: getattr(options, name) for field, name in NAMES["programs"].items()}
+    return {field: value for field, value in given.items() if value is not None}
 
 
 def _kind_of(node: Node, path: str) -> str:
