@@ -36,9 +36,6 @@ class TextPiece:
     text: str | PendingText
     control: bool = False
 
-    async def resolve(self) -> str:
-        return self.text if isinstance(self.text, str) else await self.text
-
 
 class ProgramBranch(BranchText[TextPiece, Value]):
     """`template`: the chat template of its turns, if the model has one."""
@@ -119,11 +116,11 @@ class ProgramBranch(BranchText[TextPiece, Value]):
         self.write(text, control=segment.control)
 
     async def text(self, first: int = 0, end: int | None = None) -> str:
-        return "".join([await piece.resolve() for piece in self.segments[first:end]])
+        return "".join([str(await resolve_value(piece.text)) for piece in self.segments[first:end]])
 
 
 async def resolve_value(value: Value) -> object:
-    """A variable's value as JSON."""
+    """A variable's value as JSON; waits for its calls."""
     if isinstance(value, list):
         return [await resolve_value(item) for item in value]
     return value if isinstance(value, str) else await value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.runtime.programs.steps import TextStep
-from plait.runtime.server.protocols.programs.branch import ProgramBranch
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, resolve_value
 from plait.runtime.server.protocols.programs.compiler import GenStep, Step, TurnEnd, VariableStep
 
 
@@ -41,5 +41,4 @@ async def text_of(program_branch: ProgramBranch, step: VariableStep) -> str:
     for index in step.index:
         assert isinstance(value, list)
         value = value[index]
-    assert not isinstance(value, list)
-    return value if isinstance(value, str) else await value
+    return str(await resolve_value(value))
