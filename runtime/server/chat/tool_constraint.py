@@ -20,8 +20,8 @@ from plait.constrained.specs import (
     Trigger,
 )
 from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
 from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
-from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
 from plait.runtime.server.errors import ToolParams, invalid
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plait.runtime.server.chat.formats.call_format import CallFormat, KeywordArguments
+from plait.runtime.chat.formats.call_format import CallFormat, KeywordArguments
 
 GENERIC_FORMAT = CallFormat('{"tool_call": {"name": "{name}", "arguments": ', "}}", is_native=False)
 # used where the answer itself may be JSON

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
-from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
+from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
