@@ -243,9 +243,10 @@ class Branch(BranchText[Segment, Segment]):
         """Appends the text of a segment of another branch, now or when it is known."""
         calls = segment.calls()
         if all(call.usage is not None for call in calls):  # they have ended without an error
-            self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
+            for text, control in segment.marked_parts():
+                self.write(text, control=control)
             return
-        self.defer_session().append_later(calls, segment.text)
+        self.defer_session().append_later(calls, segment.marked_parts)
         self.add_segment(CopiedText(segment))
 
     def defer_session(self) -> DeferredSession:

@@ -20,11 +20,12 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.results import GenResult, Samples, SelectResult
-from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
 from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
 from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
+from plait.lang.tools.call_format import ToolCallFormat
+from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
@@ -58,9 +59,16 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             for group in names:
                 branch.set(group, CapturedText(value, spec, group))
         case SystemWithTools():
+            from plait.lang.tools.tool_turns import write_system_turn  # lazy, here and below: few programs have tools
+
             write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():
-            branch.begin_turn(expr.role)
+            if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
+                from plait.lang.tools.tool_turns import begin_call_turn
+
+                begin_call_turn(branch, expr.role)
+            else:
+                branch.begin_turn(expr.role)
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
@@ -75,12 +83,12 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequen
             case Select():
                 _select(branch, expr)
             case GenToolCall():
-                before, gen, after, from_template = tool_call_gen(branch, expr)
+                from plait.lang.tools.tool_turns import tool_call_gen
+
+                before, gen = tool_call_gen(branch, expr)
                 if before:
-                    branch.write(before, control=from_template)
+                    branch.write(before, control=True)
                 _generate(branch, gen)
-                if after:
-                    branch.write(after, control=from_template)
     except PlaitError as error:
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
@@ -106,7 +114,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     for index, sample_session in enumerate((session, *sample_sessions)):
         sample_session.set_next_call_name(expr.name)
         call = sample_session.generate(params.for_sample(index), expr.constraint, followed_by)
-        sample = GenResult(run, expr.name, call, expr.value_format)
+        sample = _result_type(expr.value_format)(run, expr.name, call, expr.value_format)
         sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
         sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
@@ -117,6 +125,14 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
     branch.expect_known(followed_by)
+
+
+def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
+    if isinstance(value_format, ToolCallFormat) and value_format.form is not None and value_format.form.marks:
+        from plait.lang.tools.marked_call import MarkedCall
+
+        return MarkedCall
+    return GenResult
 
 
 def _without_defaults_of_constrained_gens(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -8,7 +8,7 @@ from plait.lang.backends.default_backend import resolve_client
 from plait.lang.budget import checked_budget
 from plait.lang.control.race import race
 from plait.lang.core.execution import Execution
-from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
+from plait.lang.core.expressions import Concat, Expr, Gen, RoleBegin, SystemWithTools, Text
 from plait.lang.core.results import Segment
 from plait.lang.derived.captures import GenWithCaptures, variables_of
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
@@ -95,7 +95,7 @@ class _GraphExecutor:
         match node:
             case Append():
                 num_calls = len(branch.call_segments())
-                behind = steps_behind(self._graph.nodes, number) if _is_constrained(node.expr) else []
+                behind = steps_behind(self._graph.nodes, number) if _looks_behind(node.expr) else []
                 branch.append(self._resolve_expr(node.expr), [self._resolve_expr(step.expr) for step in behind])
                 for call_segment in branch.call_segments()[num_calls:]:
                     call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
@@ -146,6 +146,6 @@ class _GraphExecutor:
         return expr
 
 
-def _is_constrained(expr: Expr) -> bool:
+def _looks_behind(expr: Expr) -> bool:
     gen = expr.gen if isinstance(expr, GenWithCaptures) else expr
-    return isinstance(gen, Gen) and gen.constraint is not None
+    return isinstance(expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleEnd, Select, Text
+from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, Text
 from plait.lang.core.fork_group import JoinMode
 from plait.lang.derived.captures import call_of
 from plait.lang.source_location import SourceLocation
@@ -117,12 +117,14 @@ class Cancel(Node):
 
 
 def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:
-    """Returns the texts that the expression of step `number` appends behind it, with the end of the turn."""
+    """Returns the texts that the expression of step `number` appends behind it, with the end of the turn; of the
+    beginning of a turn, the call of a tool too."""
     call, found = nodes[number], list[Append]()
     for node in nodes[number + 1 :]:
         if not isinstance(call, Append) or not isinstance(node, Append) or node.statement != call.statement:
             break
         if not isinstance(node.expr, Text | TracedValue | RoleEnd):
+            found += [node] if isinstance(call.expr, RoleBegin) and isinstance(node.expr, GenToolCall) else []
             break
         found.append(node)
         if isinstance(node.expr, RoleEnd):

@@ -28,7 +28,6 @@ from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
-from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
@@ -142,7 +141,7 @@ class TracedBranch(Branch):
         if isinstance(gen, Gen | GenToolCall):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
-            value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
+            value_format = tool_call_format(gen.tools, gen.choice, value=gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
         self.add_segment(result)
         if gen.name is not None:

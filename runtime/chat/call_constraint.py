@@ -21,9 +21,11 @@ from plait.constrained.specs import (
 )
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.chat.formats.call_format import (
+    ArgumentsForm,
     CallFormat,
     ElementArguments,
     JsonArguments,
+    KeywordArguments,
 )
 
 INPUT = "input"  # the only argument of a tool with freeform input
@@ -134,3 +136,16 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
             return schema
         return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
     return Keywords(schema)
+
+
+def arguments_form(content: Content) -> ArgumentsForm:
+    """Returns the form of the arguments that a call's constraint allows."""
+    match content:
+        case Elements():
+            form = content
+            return ElementArguments(form.open, form.close, form.separator, form.types, python=form.python)
+        case Keywords():
+            return KeywordArguments()
+        case JsonSchema(compact=True):
+            return JsonArguments("compact")
+    return JsonArguments()

@@ -50,6 +50,16 @@ class ControlMarks:
         """Returns a detokenizer that shows these tokens behind CONTROL."""
         return Detokenizer(self._vocabulary)
 
+    def split(self, marked: str) -> list[tuple[str, bool]]:
+        """Returns the parts of a text with CONTROL before control tokens, and whether each is such a token."""
+        first, *others = marked.split(CONTROL)
+        parts = [(first, False)]
+        for part in others:
+            match = self._pattern.match(part) if self._pattern else None
+            token = match[0] if match else ""
+            parts += [(token, True), (part[len(token) :], False)]
+        return [part for part in parts if part[0]]
+
     def mark(self, text: str) -> str:
         """Returns `text` with CONTROL before each control token."""
         return self._pattern.sub(lambda match: CONTROL + match[0], text) if self._pattern else text
