@@ -34,7 +34,7 @@ RUNTIME_ORDER = (
         "messages",
         "results",
     ),
-    *("model_files", "tokenizer", "transport"),
+    *("model_files", "tokenizer", "chat", "transport"),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "programs", "process"),
     *("cluster", "server"),
 )

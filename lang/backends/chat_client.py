@@ -7,16 +7,18 @@ from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from plait.constrained.specs import Choices, Spec
+from plait.constrained.specs import Choices, Spec, Structural
 from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, to_structured_output
-from plait.lang.backends.chat_tools import OptionalTools, optional_tools
 from plait.lang.backends.remote_client import RemoteClient
 from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, name_in
+
+if TYPE_CHECKING:
+    from plait.runtime.chat.json_calls import ToolCalls
 
 DEFAULTS = SamplingParams()
 _WRITTEN_BY_SERVICE = ("max_tokens", "stop", "logit_bias", "timeout_s")
@@ -33,7 +35,7 @@ class TurnRequest:
     params: SamplingParams
     output_format: StructuredOutput | None
     timeout_s: float | None
-    tools: OptionalTools | None = None
+    tools: ToolCalls | None = None
     begun: str = ""
 
 
@@ -78,7 +80,7 @@ class ChatClient(RemoteClient):
         """Yields the text of the turn in pieces, then one TurnEnd. May stop early once `call.done()`."""
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        if not (self.has_optional_tools and optional_tools(constraint)):
+        if not (self.has_optional_tools and _optional_tools(constraint)):
             to_structured_output(constraint, self.name)
         supported = {*NAMES[self.protocol], *_HANDLED}
         for param in PARAMS:
@@ -147,7 +149,7 @@ class ChatClient(RemoteClient):
     ) -> TurnRequest:
         """Raises CallFailed for turns that the service does not generate."""
         messages, begun = parse_messages(parts, self.name)
-        tools = optional_tools(constraint)
+        tools = _optional_tools(constraint)
         output_format = None if tools is not None else to_structured_output(constraint, self.name)
         if begun and not self.continues_turns:
             raise CallFailed(f"{self.name} cannot continue an assistant turn that begins with {begun[:40]!r}")
@@ -157,6 +159,16 @@ class ChatClient(RemoteClient):
                 f"{begun[:40]!r}"
             )
         return TurnRequest(messages, params, output_format, timeout_s, tools, begun)
+
+
+def _optional_tools(constraint: Spec | None) -> ToolCalls | None:
+    """The tools of a gen with `tool_choice="auto"`; None for any other constraint."""
+    if not isinstance(constraint, Structural):
+        return None
+    from plait.runtime.chat.json_calls import tool_calls  # lazy: it loads the grammar libraries
+
+    calls = tool_calls(constraint)
+    return None if calls is None or calls.is_required else calls
 
 
 def _finish_value(call: RemoteCall, streamed: str, value: str, num_tokens: int) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from plait.constrained.specs import Choices, GrammarError, JsonObject, JsonSchema, Regex, Spec
+from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec, Structural
 from plait.lang.backends.remote_session import Part
 from plait.lang.partial.streamed_json import StreamedJson
 from plait.runtime.errors import CallFailed, InputError
@@ -80,22 +80,22 @@ def to_structured_output(spec: Spec | None, name: str) -> StructuredOutput | Non
         case JsonObject(any_value=False):
             return StructuredOutput({"type": "object"}, _spaced)
         case JsonSchema():
-            schema = json.loads(self_contained(spec))
-            is_object = isinstance(schema, dict) and schema.get("type") == "object" and "anyOf" not in schema
-            return StructuredOutput(schema, _spaced) if is_object else _wrapped(schema, is_text=False)
+            from plait.runtime.chat.json_calls import self_contained  # lazy: it loads the grammar libraries
+
+            return _of_schema(json.loads(self_contained(spec)))
+        case Structural():
+            from plait.runtime.chat.json_calls import tool_calls
+
+            calls = tool_calls(spec)
+            call = calls.as_json() if calls is not None and calls.is_required else None
+            if call is not None and not call.begin and not call.end:
+                return replace(_of_schema(call.schema), stream=None)  # a service may write other white space
     raise InputError(f"{name} cannot express the constraint {type(spec).__name__} as structured output")
 
 
-def self_contained(spec: JsonSchema) -> str:
-    """Returns the JSON text of a schema that refers to no other document. Raises InputError if that is impossible."""
-    if not spec.schemas:
-        return spec.text
-    from plait.constrained.tool_arguments import bundled  # lazy: it loads a validator
-
-    try:
-        return bundled(spec).text
-    except GrammarError as error:
-        raise InputError(f"the schemas beside json_schema cannot be used: {error}") from None
+def _of_schema(schema: Any) -> StructuredOutput:
+    is_object = isinstance(schema, dict) and schema.get("type") == "object" and "anyOf" not in schema
+    return StructuredOutput(schema, _spaced) if is_object else _wrapped(schema, is_text=False)
 
 
 def _wrapped(schema: Any, is_text: bool) -> StructuredOutput:

@@ -6,12 +6,15 @@ Source: https://platform.openai.com/docs/api-reference/chat. Compatible servers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.chat_client import TurnEnd, TurnRequest, changed_params
-from plait.lang.backends.chat_tools import OptionalTools
+from plait.lang.tools.call_format import CALL_END_MARKER
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Usage
+
+if TYPE_CHECKING:
+    from plait.runtime.chat.json_calls import ToolCalls
 
 PROTOCOL = "openai_client"
 
@@ -28,7 +31,8 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
     }
     body |= changed_params(params, PROTOCOL)
     if request.tools is not None:
-        body |= request.tools.request_fields()
+        body["tools"] = [{"type": "function", "function": function} for function in request.tools.functions]
+        body |= {"tool_choice": "auto", "parallel_tool_calls": False}
     elif params.stop:
         body["stop"] = list(params.stop)
     if request.begun:
@@ -42,7 +46,7 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
     return body
 
 
-def parse_turn(chunks: Iterable[dict[str, Any]], tools: OptionalTools | None = None) -> Iterator[str | TurnEnd]:
+def parse_turn(chunks: Iterable[dict[str, Any]], tools: ToolCalls | None = None) -> Iterator[str | TurnEnd]:
     """Yields the text of the turn in pieces, then its TurnEnd. A call of one of `tools` becomes text.
 
     Raises CallFailed for a refusal.
@@ -62,7 +66,7 @@ def parse_turn(chunks: Iterable[dict[str, Any]], tools: OptionalTools | None = N
                     called += function.get("name") or ""
                     arguments += function.get("arguments") or ""
     if tools is not None and called:
-        yield tools.render_call(called, arguments)
+        yield tools.render_json(called, arguments).removesuffix(CALL_END_MARKER)
     yield TurnEnd("stop" if reason == "tool_calls" and tools is not None else reason, usage)
 
 

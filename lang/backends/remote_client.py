@@ -40,6 +40,8 @@ class RemoteTokenizer:
         self.chat_template = chat_template
         self.vocabulary = _EmptyVocabulary()
         self.control_ids: frozenset[int] = frozenset()
+        self.control_texts: dict[int, str] = {}
+        self.eos_ids: tuple[int, ...] = ()
 
     def encode(self, parts: Sequence[Part], *, at_start: bool) -> list[int]:
         return []

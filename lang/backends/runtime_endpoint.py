@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
-from plait.lang.backends.chat_messages import self_contained
-from plait.lang.backends.chat_tools import optional_tools
 from plait.lang.backends.choice_scoring import score_choices
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
@@ -19,6 +17,7 @@ from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.lang.backends.sglang_format import (
     StreamedText,
     is_structural_tag,
+    json_call_of,
     logprob_fields,
     parse_logprob_entry,
     parse_logprobs,
@@ -127,12 +126,33 @@ class RuntimeEndpoint(RemoteClient):
         return info if isinstance(info, dict) else {}
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        _constraint(constraint)
+        tools = json_call_of(constraint)
+        _constraint(constraint if tools is None else tools[1])
 
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
         return
 
     def generate(
+        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
+    ) -> None:
+        tools = json_call_of(constraint)
+        if tools is None:
+            self._generate(call, parts, params, constraint)
+            return
+        json_call, spec = tools
+        begun = isinstance(spec, JsonSchema)  # the marks around a required call are written here
+        inner = RemoteCall(call.call_id, None, self.detokenizer())
+        call.add_listener(lambda: inner.abort() if call.done() else None)
+        parts = [*parts, (json_call.begin, True)] if begun else parts
+        self._generate(inner, parts, params, spec)
+        if call.done():
+            return
+        result = inner.result()
+        text = f"{json_call.begin}{result.text}{json_call.end}" if begun else result.text
+        call.on_text(json_call.spaced(text), len(result.token_ids))
+        call.on_result(result.finish_reason, result.usage, result.matched, result.extra_meta)
+
+    def _generate(
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
     ) -> None:
         sampling = (
@@ -336,6 +356,8 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
         case Regex(pattern):
             return {"regex": pattern}
         case JsonSchema():
+            from plait.runtime.chat.json_calls import self_contained  # lazy: it loads the grammar libraries
+
             return {"json_schema": self_contained(spec)}
         case JsonObject():
             return {"json_schema": "{}" if spec.any_value else '{"type":"object"}'}
@@ -343,8 +365,8 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
             return {"regex": "|".join(map(re.escape, choices))}
         case Ebnf(grammar):
             return {"ebnf": grammar}
-        case Structural() if is_structural_tag(spec) and (spec.at_most is None or optional_tools(spec) is not None):
-            return {"structural_tag": structural_tag(spec)}  # a stop string ends the text of optional tools
+        case Structural() if is_structural_tag(spec):
+            return {"structural_tag": structural_tag(spec)}
     raise InputError(f"RuntimeEndpoint: SGLang's protocol cannot express the constraint {type(spec).__name__}")
 
 

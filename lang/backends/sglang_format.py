@@ -6,12 +6,15 @@ Source: SGLang's native API pages (/generate), 0.5.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plait.constrained.specs import Structural
+from plait.constrained.specs import JsonSchema, Spec, Structural
 from plait.lang.meta_info import Logprob
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
+
+if TYPE_CHECKING:
+    from plait.runtime.chat.json_calls import JsonCall
 
 
 class StreamedText:
@@ -44,17 +47,33 @@ class StreamedText:
 
 
 def is_structural_tag(spec: Structural) -> bool:
-    """Returns whether SGLang's `structural_tag` can say all of a spec, but for the number of calls."""
+    """Returns whether SGLang's `structural_tag` can say all of a spec."""
     is_json = all(isinstance(call.content, str) for call in spec.calls)
     return is_json and spec == Structural(
         spec.triggers,
-        at_most=spec.at_most,
         annotations=spec.annotations,
         strict_formats=spec.strict_formats,
         lenient=spec.lenient,
         whitespace=spec.whitespace,
         compact=spec.compact,
     )
+
+
+def json_call_of(spec: Spec | None) -> tuple[JsonCall, JsonSchema | Structural] | None:
+    """Returns the call of a tool that a spec is about, and a constraint that SGLang takes: on the JSON of a required
+    call, or on text with a call, which a stop string ends. None for any other spec, and for calls of another form."""
+    if not isinstance(spec, Structural):
+        return None
+    from plait.runtime.chat.json_calls import tool_calls  # lazy: it loads the grammar libraries
+
+    calls = tool_calls(spec)
+    call = None if calls is None else calls.as_json()
+    if calls is None or call is None:
+        return None
+    if calls.is_required:
+        return call, JsonSchema(call.schema, annotations=spec.annotations, strict_formats=spec.strict_formats)
+    trigger = (call.begin, call.schema, call.end)
+    return call, Structural([trigger], annotations=spec.annotations, strict_formats=spec.strict_formats)
 
 
 def structural_tag(spec: Structural) -> str:

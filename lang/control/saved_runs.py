@@ -104,7 +104,7 @@ def encode_run(state: ProgramState, codec: ValueCodec) -> dict[str, Any]:
         "calls": [saver.call(call_segment, run) for call_segment in call_segments],
         "lanes": run.lanes,
         "segments": [saver.segment(segment) for segment in branch.segments],
-        "turns": [list(turn) for turn in branch.turns],
+        "turns": [list(turn[:3]) for turn in branch.turns],
         "open_turn": branch.open_turn,
         "variables": {name: saver.variable(name, segment) for name, segment in branch.variables.items()},
         "ret_value": saver.variable("the return value", AssignedValue(run.ret_value)),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from plait.lang.core import interpreter, tool_calls
-from plait.lang.core.expressions import Expr
+from plait.lang.core.expressions import Expr, GenToolCall, SystemWithTools
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
 from plait.lang.usage import ProgramUsage, total
@@ -73,7 +73,6 @@ class Branch(BranchText[Segment, Segment]):
 
     append = interpreter.execute
     begin_call = interpreter.begin_call
-    write_system_turn = tool_calls.write_system_turn
     call_tool = tool_calls.call_tool
     call_tool_async = tool_calls.call_tool_async
     append_tool_result = tool_calls.append_tool_result
@@ -149,6 +148,21 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- turns ------------------------------------------------------------------------------------
 
+    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+        """Begins a turn. `behind` as in `append`: a call of a tool can begin the turn in another way than a text."""
+        if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
+            from plait.lang.tools.tool_turns import begin_call_turn  # lazy, here and below: few programs have tools
+
+            begin_call_turn(self, role)
+        else:
+            self.begin_turn(role)
+
+    def write_system_turn(self, turn: SystemWithTools) -> None:
+        """Writes a system turn that lists tools."""
+        from plait.lang.tools.tool_turns import write_system_turn
+
+        write_system_turn(self, turn)
+
     def write_templated_turn(self, role: str, prefix: str, suffix: str, content: Expr) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
         if self.open_turn is not None:
@@ -223,9 +237,10 @@ class Branch(BranchText[Segment, Segment]):
         """Appends the text of a segment of another branch, now or when it is known: its calls may still run."""
         calls = segment.calls()
         if all(call.usage is not None for call in calls):  # they have ended without an error
-            self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
+            for text, control in segment.marked_parts():
+                self.write(text, control=control)
             return
-        self.defer_session().append_later(calls, segment.text)
+        self.defer_session().append_later(calls, segment.marked_parts)
         self.add_segment(CopiedText(segment))
 
     def defer_session(self) -> DeferredSession:

@@ -20,11 +20,12 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.results import GenResult, Samples, SelectResult
-from plait.lang.core.tool_calls import tool_call_gen
 from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
 from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
+from plait.lang.tools.call_format import ToolCallFormat
+from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def execute(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
         case SystemWithTools():
             branch.write_system_turn(expr)
         case RoleBegin():
-            branch.begin_turn(expr.role)
+            branch.begin_role(expr.role, behind)
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
@@ -81,12 +82,12 @@ def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Se
             case Select():
                 _select(branch, expr)
             case GenToolCall():
-                before, gen, after, from_template = tool_call_gen(branch, expr)
+                from plait.lang.tools.tool_turns import tool_call_gen
+
+                before, gen = tool_call_gen(branch, expr)
                 if before:
-                    branch.write(before, control=from_template)
+                    branch.write(before, control=True)
                 _generate(branch, gen)
-                if after:
-                    branch.write(after, control=from_template)
     except PlaitError as error:
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
@@ -107,7 +108,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         followed_by = branch.text_behind(behind, run.client.tokenizer)
     samples: list[GenResult] = []
     for call in branch.start_gen(expr.name, params, expr.constraint, n, followed_by):
-        sample = GenResult(run, expr.name, call, expr.value_format)
+        sample = _result_type(expr.value_format)(run, expr.name, call, expr.value_format)
         sample.lane = run.new_lane(branch.lane) if samples else branch.lane
         sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
@@ -115,6 +116,14 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     for sample in samples:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
+
+
+def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
+    if isinstance(value_format, ToolCallFormat) and value_format.form is not None and value_format.form.marks:
+        from plait.lang.tools.marked_call import MarkedCall
+
+        return MarkedCall
+    return GenResult
 
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:

@@ -20,6 +20,8 @@ from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, DeadlineExceede
 if TYPE_CHECKING:
     from plait.lang.budget import BudgetExceeded
     from plait.lang.core.run import Run
+    from plait.lang.tools.call_form import FoundCall
+    from plait.lang.tools.call_format import ToolCallFormat
     from plait.runtime.client.call import Call, CallResult
 
 
@@ -40,6 +42,10 @@ class Segment:
     def text(self) -> str:
         """Waits for the text and returns it. Raises ProgramError if its call failed."""
         return "".join(part.text() for part in self.text_parts or ())
+
+    def marked_parts(self) -> Sequence[tuple[str, bool]]:
+        """Waits for the text and returns its parts, each with whether control tokens in it count."""
+        return ((self.text(), False),)
 
     def meta(self) -> Any:
         """Returns the meta info of the call. Raises InputError for a value without a call."""
@@ -124,6 +130,9 @@ class TextSegment(Segment):
 
     def text(self) -> str:
         return self._text
+
+    def marked_parts(self) -> Sequence[tuple[str, bool]]:
+        return ((self._text, self.control),)
 
 
 class AssignedValue(Segment):
@@ -295,10 +304,17 @@ class GenResult(CallSegment):
     def _parse(self, value_format: ValueFormat) -> Any:
         result = self.result()
         try:
-            return value_format.read_result(result.text, result.finish_reason)
+            return self._read_value(value_format, result)
         except RefusedValue as refusal:
             attempts = self._attempts(result.text, refusal)
             raise unreadable_value(self._run.program, self.name, attempts, self.place) from refusal.__cause__
+
+    def _read_value(self, value_format: ValueFormat, result: CallResult) -> Any:
+        return value_format.read_result(result.text, result.finish_reason)
+
+    def parse_call(self, value_format: ToolCallFormat) -> tuple[FoundCall | None, str]:
+        """Returns the call of a tool in the text, and what the text is without one."""
+        return value_format.parse(self.text())
 
     def _attempts(self, text: str, refusal: RefusedValue) -> tuple[Attempt, ...]:
         """Returns all texts that were refused; `text` is the last one."""

@@ -98,7 +98,7 @@ def begin_gen_in_steps(
     result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
     run.add(result)  # before the first step, whose tokens count
     call.begin()
-    branch.defer_session().append_later((call,), lambda: call.result().text)
+    branch.defer_session().append_later((call,), lambda: ((call.result().text, False),))
     branch.add(gen.name, result)
 
 

@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
+from plait.constrained.specs import GrammarError, Spec, Structural
 from plait.lang.choices import choice_probabilities
 from plait.lang.testing.text_client import Asked, Outcome, words
-from plait.lang.tools.call_syntax import result_text
+from plait.lang.tools.tool import result_text
 from plait.lang.typed.value_format import literal_text
 from plait.runtime.client.constraint_check import constraint_mismatch
 from plait.runtime.errors import CallFailed, ConstraintFailed, InputError, PlaitError
@@ -174,18 +174,19 @@ def _candidates(constraint: Spec | None, value: Any) -> list[str]:
 
 
 def _tool_text(constraint: Spec | None, value: ToolAnswer) -> str:
-    """Returns the call as its constraint requires: the two keys, and the arguments in the order of the parameters."""
-    trigger = constraint.calls[0] if isinstance(constraint, Structural) else None
-    schema = trigger.schema if trigger is not None else constraint.text if isinstance(constraint, JsonSchema) else ""
-    root = json.loads(schema or "{}")
-    for call_schema in root.get("anyOf", [root]):
-        keys = call_schema.get("required", [])
-        if len(keys) == 2 and call_schema["properties"][keys[0]].get("const") == value.name:
-            order = list(call_schema["properties"][keys[1]].get("properties", {}))
-            ordered = {name: value.arguments[name] for name in order if name in value.arguments} | dict(value.arguments)
-            text = msgspec.json.encode({keys[0]: value.name, keys[1]: ordered}).decode()
-            return text if trigger is None else f"{trigger.begin}{text}{trigger.end}"
-    raise ScriptError(f"call({value.name!r}, ...) is an answer for a gen(..., tools=[...]) with a tool of that name")
+    """Returns the call as its constraint requires, with the arguments in the order of the parameters."""
+    calls = constraint.calls if isinstance(constraint, Structural) else ()
+    call = next((call for call in calls if call.name == value.name), None)
+    if not isinstance(constraint, Structural) or call is None:
+        raise ScriptError(
+            f"call({value.name!r}, ...) is an answer for a gen(..., tools=[...]) with a tool of that name"
+        )
+    from plait.runtime.chat.json_calls import render_call  # lazy: it loads the grammar libraries
+
+    arguments = msgspec.json.decode(msgspec.json.encode(dict(value.arguments)))
+    order = json.loads(call.schema or "{}").get("properties", {})
+    ordered = {name: arguments[name] for name in order if name in arguments} | arguments
+    return render_call(constraint, call, ordered)
 
 
 def describe_call(asked: Asked) -> str:

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
+from plait.constrained.specs import JsonSchema
 from plait.lang.sampling_options import NO_STOP, Options, make_options
-from plait.lang.tools.call_schema import call_schema
-from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX, ToolCallSyntax
 from plait.lang.tools.make_tools import make_tools
 from plait.lang.tools.tool import Tool, ToolCall
 from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
 
+if TYPE_CHECKING:
+    from plait.lang.tools.call_form import CallForm, FoundCall
+
 ToolChoice = Literal["required", "auto", "none"]
 CALL_END_MARKER = "\n<end of call>"
 """With tool_choice "auto" the constraint ends a call with this text. It is also a stop string, so it is not
 returned."""
-JSON_BEGINNINGS = ("", *'{["-0123456789tfn')
 
 
 @dataclass(frozen=True)
 class ToolCallFormat(ValueFormat):
-    """The format of a tool call; with `choice` "auto" of text that may contain one, whose value can be None."""
+    """The format of a tool call; with `choice` "auto" of text that may contain one, whose value can be None. form: how
+    the call is written; None if there is none. value: the format of a JSON value that the text may be instead."""
 
-    syntax: ToolCallSyntax = DEFAULT_CALL_SYNTAX
-    choice: ToolChoice = "required"
     tools: tuple[Tool, ...] = ()
+    form: CallForm | None = None
+    value: ValueFormat | None = field(default=None, kw_only=True)
+
+    def parse(self, text: str, *, is_marked: bool = False) -> tuple[FoundCall | None, str]:
+        """Returns the call in a text, and what the text is without one; see `CallForm.parse`."""
+        if self.form is None:
+            return None, text
+        is_json = self.value is not None
+        call, plain = self.form.parse(text, self.tools, is_json=is_json, is_marked=is_marked)
+        return call, text if self.form.messages is None else plain
+
+    def read_call(self, text: str, *, is_marked: bool = False) -> Any:
+        """Returns the call in a text, or what the text is without one. Raises ValueError for arguments that are not
+        valid for the function, and for a text that is neither."""
+        found, plain = self.parse(text, is_marked=is_marked)
+        if found is not None:
+            tool = next(tool for tool in self.tools if tool.name == found.name)
+            return ToolCall(tool.name, tool.read(found.arguments), tool)
+        if self.value is not None:
+            return self.value.read(plain)
+        if self.spec is not None and not self.allows_truncation:
+            raise ValueError("it has no call")
+        return None
 
 
 def checked_tools(where: str, sources: object, choice: object) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -82,94 +102,36 @@ def value_or_call_options(where: str, choice: ToolChoice, sampling: dict[str, An
 
 
 def tool_call_format(
-    tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax, value: ValueFormat | None = None
+    tools: tuple[Tool, ...],
+    choice: ToolChoice,
+    form: CallForm | None = None,
+    value: ValueFormat | None = None,
+    num_earlier: int = 0,
 ) -> ToolCallFormat:
-    """Returns the format of a call of `tools` in the syntax of this model. `value`: the format of a JSON value that the
-    text may be instead."""
-    if value is not None:
-        return _value_or_call_format(tools, choice, syntax, value)
+    """Returns the format of a call of `tools`. form: how the call is written; by default in the default form. value:
+    the format of a JSON value that the text may be instead. num_earlier: how many calls the text has.
+
+    Raises InputError for tools that cannot be used as a constraint.
+    """
+    from plait.lang.tools.call_form import DEFAULT_FORM  # lazy: it loads the grammar libraries
+
     if choice == "none":
-        return ToolCallFormat("text", None, _nothing, None, False, syntax, choice, tools)
-    if choice == "auto" and not syntax.begin:
-        syntax = DEFAULT_CALL_SYNTAX  # free text and calls must be distinguishable
-    read = _reader(tools, syntax)
-    if choice == "required":
-        return ToolCallFormat(
-            "call of a tool", _call_constraint(tools, syntax, choice), read, None, False, syntax, choice, tools
-        )
-
-    def read_in_text(text: str) -> ToolCall | None:
-        call = _extract_call(text, syntax)
-        return None if call is None else read(call)
-
-    return ToolCallFormat(
-        "call of a tool", _call_constraint(tools, syntax, choice), read_in_text, None, True, syntax, choice, tools
-    )
-
-
-def _value_or_call_format(
-    tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax, value: ValueFormat
-) -> ToolCallFormat:
-    if syntax.begin.strip()[:1] in JSON_BEGINNINGS:
-        syntax = DEFAULT_CALL_SYNTAX  # values and calls must be distinguishable
-    read_call = _reader(tools, syntax)
-
-    def read(text: str) -> Any:
-        if not text.startswith(syntax.begin):
-            return value.read(text)
-        return read_call(text.removeprefix(syntax.begin).removesuffix(syntax.end))
-
-    assert isinstance(value.spec, JsonSchema)
-    spec = _call_constraint(tools, syntax, choice, value.spec)
-    return ToolCallFormat(f"call of a tool or {value.type_name}", spec, read, None, False, syntax, choice, tools)
+        return ToolCallFormat("text", None, _nothing, tools=tools)
+    form = form or DEFAULT_FORM
+    otherwise = None if value is None else value.spec
+    assert otherwise is None or isinstance(otherwise, JsonSchema)
+    must_call = choice == "required" and value is None
+    is_free = choice == "auto" and value is None
+    marker = CALL_END_MARKER if is_free else ""
+    spec = form.constraint(tools, must_call=must_call, otherwise=otherwise, num_earlier=num_earlier, end_marker=marker)
+    name = "call of a tool" if value is None else f"call of a tool or {value.type_name}"
+    plain = ToolCallFormat(name, spec, _nothing, None, is_free, tools=tools, form=form, value=value)
+    return replace(plain, read=plain.read_call)
 
 
 def stop_after_call(options: Options) -> Options:
     """Returns `options` with the stop string that ends the text after its first call."""
     return replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
-
-
-def called_tool_name(text: str, value_format: ToolCallFormat) -> str:
-    """Returns the name of the tool called in `text`, for a call whose arguments could not be parsed.
-
-    Raises ValueError or KeyError if `text` is not a complete call.
-    """
-    call = _extract_call(text, value_format.syntax) if value_format.choice == "auto" else text
-    return str(json.loads(call or "")[value_format.syntax.name_key])
-
-
-def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
-    """Returns the JSON of the call at the end of `text`, or None if there is no call."""
-    _, begin, call = text.partition(syntax.begin)
-    return call.removesuffix(syntax.end) if begin else None
-
-
-def _call_constraint(
-    tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice, value: JsonSchema | None = None
-) -> Spec:
-    is_strict = any(tool.strict for tool in tools)
-    rules: dict[str, Any] = {"annotations": not is_strict, "strict_formats": is_strict}
-    try:
-        schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
-        if value is not None:
-            triggers = [(syntax.begin, schema, syntax.end)]
-            return Structural(triggers, at_most=1, free_text=False, otherwise=value, **rules)
-        if choice == "auto":
-            triggers = [(syntax.begin, schema, syntax.end + CALL_END_MARKER)]
-            return Structural(triggers, at_most=1, **rules)
-        return JsonSchema(schema, **rules)
-    except GrammarError as error:
-        raise InputError(f"the schema of the tools cannot be used as a constraint: {error}") from None
-
-
-def _reader(tools: tuple[Tool, ...], syntax: ToolCallSyntax) -> Callable[[str], ToolCall]:
-    def read(text: str) -> ToolCall:
-        """Raises ValueError if the arguments are not valid for the function."""
-        call = json.loads(text)
-        tool = next(tool for tool in tools if tool.name == call[syntax.name_key])
-        return ToolCall(tool.name, tool.read(json.dumps(call[syntax.arguments_key])), tool)
-
-    return read
 
 
 def _nothing(text: str) -> None:

@@ -114,3 +114,15 @@ def _checked_parameters(name: str, parameters: object) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"tool {name!r}: the schema of the parameters is not JSON: {error}") from None
     return copied
+
+
+def result_text(value: Any) -> str:
+    """Returns a tool's result as the model reads it: text unchanged, anything else as JSON."""
+    import msgspec
+
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_encode_unknown).decode()
+
+
+def _encode_unknown(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)  # a Pydantic model
+    return dump(mode="json") if callable(dump) else str(value)

@@ -10,7 +10,6 @@ from plait.lang.core.expressions import Gen, GenToolCall
 from plait.lang.derived.captures import call_of
 from plait.lang.errors import Problem
 from plait.lang.tools.call_format import tool_call_format
-from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
 from plait.lang.tracing.nodes import Append, ForkInto, Node
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def _constraint_of(node: Node) -> Spec | None:
         return None
     expr = call_of(node.expr)
     if isinstance(expr, GenToolCall):
-        return tool_call_format(expr.tools, expr.choice, DEFAULT_CALL_SYNTAX, expr.value_format).spec
+        return tool_call_format(expr.tools, expr.choice, value=expr.value_format).spec
     return expr.constraint if isinstance(expr, Gen) else None
 
 

@@ -67,7 +67,7 @@ class Append(Node):
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
         branch, gen = s._branch, call_of(self.expr)
         num_calls, behind = len(branch.call_segments()), list[Append]()
-        if isinstance(gen, Gen) and gen.constraint is not None:
+        if isinstance(self.expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None):
             behind = steps_behind(graph_run.nodes, number)
         branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
         for call_segment in branch.call_segments()[num_calls:]:
@@ -232,12 +232,14 @@ class Cancel(Node):
 
 
 def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:
-    """Returns the texts that the expression of step `number` appends behind it, with the end of the turn."""
+    """Returns the texts that the expression of step `number` appends behind it, with the end of the turn; of the
+    beginning of a turn, the call of a tool too."""
     call, found = nodes[number], list[Append]()
     for node in nodes[number + 1 :]:
         if not isinstance(call, Append) or not isinstance(node, Append) or node.statement != call.statement:
             break
         if not isinstance(node.expr, Text | TracedValue | RoleEnd):
+            found += [node] if isinstance(call.expr, RoleBegin) and isinstance(node.expr, GenToolCall) else []
             break
         found.append(node)
         if isinstance(node.expr, RoleEnd):

@@ -28,7 +28,6 @@ from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
-from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
     from plait.runtime.seed_path import SeedPath
-    from plait.runtime.tokenizer.chat_template import ChatTemplate
+    from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
 
 
 class TracedRun(Run):
@@ -150,7 +149,7 @@ class TracedBranch(Branch):
         if isinstance(gen, Gen | GenToolCall):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
-            value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
+            value_format = tool_call_format(gen.tools, gen.choice, value=gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
         self.add_segment(result)
         if gen.name is not None:
@@ -165,8 +164,12 @@ class TracedBranch(Branch):
         self.run.statement += 1
         super().append(expr, behind)
 
-    def begin_turn(self, role: str) -> None:
-        super().begin_turn(role)
+    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+        """Records the beginning of a turn. How the turn begins is found when the graph runs."""
+        self.begin_turn(role)
+
+    def begin_turn(self, role: str, shape: TurnShape | None = None, without: str = "") -> None:
+        super().begin_turn(role, shape, without)
         self._add_step(RoleBegin(cast("Role", role)))
 
     def end_turn(self, role: str) -> None:

@@ -104,9 +104,15 @@ class DeferredSession:
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         self._add(_Instruction(lambda: self._session.append_tokens(token_ids)))
 
-    def append_later(self, calls: Sequence[Call], text: Callable[[], str], *, control: bool = False) -> None:
-        """Appends `text()`, which is known when the calls have ended. If one of them fails, so do all later calls."""
-        self._add(_Instruction(lambda: self._session.append(text(), control=control), tuple(calls)))
+    def append_later(self, calls: Sequence[Call], parts: Callable[[], Sequence[tuple[str, bool]]]) -> None:
+        """Appends the texts of `parts()`, each with whether control tokens in it count, which are known when the calls
+        have ended. If one of them fails, so do all later calls."""
+
+        def append() -> None:
+            for text, control in parts():
+                self._session.append(text, control=control)
+
+        self._add(_Instruction(append, tuple(calls)))
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
         return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, followed_by))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from plait.runtime.client.following_text import following_text
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
     from plait.runtime.programs.backend import BackendSession
     from plait.runtime.sampling_params import SamplingParams
-    from plait.runtime.tokenizer.chat_template import ChatTemplate
+    from plait.runtime.tokenizer.chat_template import ChatTemplate, Role, Roles, TurnShape
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 S = TypeVar("S")
@@ -29,11 +30,13 @@ V = TypeVar("V")
 
 
 class Turn(NamedTuple):
-    """A finished turn; its content is `segments[start:stop]`."""
+    """A finished turn; its content is `segments[start:stop]`. shape: what it is for the template beside a role and a
+    text."""
 
     role: str
     start: int
     stop: int
+    shape: TurnShape | None = None
 
 
 class ForkPoint(NamedTuple):
@@ -57,6 +60,7 @@ class BranchText(ABC, Generic[S, V]):
         self.variables: dict[str, V] = {} if parent is None else parent.variables.copy()
         self.turns: list[Turn] = [] if parent is None else parent.turns.copy()
         self.open_turn: tuple[str, int] | None = None if parent is None else parent.open_turn  # role, first segment
+        self.open_shape: TurnShape | None = None if parent is None else parent.open_shape  # of the open turn
         self.seed_path = seed_path or SeedPath()
         self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
 
@@ -93,14 +97,18 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_turn(self, role: str) -> None:
-        """Writes the template's text before a turn. Raises InputError inside an open turn, or without a template."""
+    def begin_turn(self, role: str, shape: TurnShape | None = None, without: str = "") -> None:
+        """Writes the template's text before a turn, but not `without` at its end.
+
+        Raises InputError inside an open turn, or without a template.
+        """
         if self.open_turn is not None:
             article = "an" if role == "assistant" else "a"
             raise InputError(
                 f"{article} {role} turn cannot begin inside the {self.open_turn[0]} turn; end that one first"
             )
-        self.open_turn_with(role, self.turn_prefix(role))
+        self.open_turn_with(role, self.turn_prefix(shape or role).removesuffix(without))
+        self.open_shape = shape
 
     def open_turn_with(self, role: str, prefix: str) -> None:
         """Begins a turn with this text of the template."""
@@ -112,22 +120,33 @@ class BranchText(ABC, Generic[S, V]):
         if self.open_turn is None or self.open_turn[0] != role:
             open_now = f"the open turn is {self.open_turn[0]}" if self.open_turn else "no turn is open"
             raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
-        self.close_turn_with(self.turn_suffix(role))
+        self.close_turn_with(self.turn_suffix(self.open_shape or role))
 
     def close_turn_with(self, suffix: str) -> None:
         """Ends the open turn with this text of the template."""
         assert self.open_turn is not None
-        turn, self.open_turn = Turn(*self.open_turn, len(self.segments)), None
+        turn = Turn(*self.open_turn, len(self.segments), self.open_shape)
+        self.open_turn = self.open_shape = None
         self.write(suffix, control=True)
         self.turns.append(turn)
 
-    def turn_prefix(self, role: str) -> str:
+    def turn_prefix(self, role: Role) -> str:
         """Returns the template's text before the next turn."""
-        return self.template().turn_prefix(self.roles(), role)
+        return self._around_turn(self.template().turn_prefix, role)
 
-    def turn_suffix(self, role: str) -> str:
+    def turn_suffix(self, role: Role) -> str:
         """Returns the template's text after the open turn."""
-        return self.template().turn_suffix(self.roles(), role)
+        return self._around_turn(self.template().turn_suffix, role)
+
+    def _around_turn(self, text_of: Callable[[Roles, Role], str], role: Role) -> str:
+        shapes = tuple(turn.shape or turn.role for turn in self.turns)
+        try:
+            return text_of(shapes, role)
+        except InputError:
+            if shapes != self.roles() or not isinstance(role, str):
+                with suppress(InputError):  # a call without a result, say: as turns with a role and a text
+                    return text_of(self.roles(), role if isinstance(role, str) else role.role)
+            raise
 
     def roles(self) -> tuple[str, ...]:
         """Returns the roles of the finished turns."""
@@ -203,4 +222,6 @@ class BranchText(ABC, Generic[S, V]):
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
         for segment in child.segments[point.num_segments :]:
             self.copy_segment(segment)
-        self.turns += [Turn(role, start + shift, stop + shift) for role, start, stop in child.turns[point.num_turns :]]
+        self.turns += [
+            turn._replace(start=turn.start + shift, stop=turn.stop + shift) for turn in child.turns[point.num_turns :]
+        ]

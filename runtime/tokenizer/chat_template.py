@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -35,7 +35,21 @@ _MAX_LAYOUTS = 64
 _MAX_TURN_TEXTS = 4096
 _MAX_VARIANTS = 16
 
-Roles = tuple[str, ...]
+
+class TurnShape(Protocol):
+    """A turn that is more than a role and a text, in place of its role."""
+
+    @property
+    def role(self) -> str: ...
+    def message(self, content: str) -> dict[str, Any]:
+        """Returns the message with this content."""
+
+    def locate(self, text: str, content: str) -> str:
+        """Returns a rendering in which `content` stands for all that a program writes of the turn."""
+
+
+Role = str | TurnShape
+Roles = tuple[Role, ...]
 
 
 class ChatTemplate:
@@ -57,7 +71,7 @@ class ChatTemplate:
         self._variants: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._lock = threading.Lock()
         self._layouts: OrderedDict[tuple[Roles, date | None], str] = OrderedDict()
-        self._turns: OrderedDict[tuple[Roles, str, date | None], tuple[str, str]] = OrderedDict()
+        self._turns: OrderedDict[tuple[Roles, Role, date | None], tuple[str, str]] = OrderedDict()
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """The template with further variables, such as `enable_thinking`, set in every rendering.
@@ -176,7 +190,7 @@ class ChatTemplate:
         data = [node.data for node in tree.find_all(nodes.TemplateData)]
         return frozenset([*data, *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))])
 
-    def turn_prefix(self, roles: Sequence[str], role: str) -> str:
+    def turn_prefix(self, roles: Sequence[Role], role: Role) -> str:
         """Returns the template's text before the content of a `role` turn that follows complete turns of `roles`.
 
         A default system turn of the template belongs to the first prefix. The concatenation of all prefixes, contents
@@ -192,16 +206,16 @@ class ChatTemplate:
         """
         return self._turn(roles, role)[0]
 
-    def turn_suffix(self, roles: Sequence[str], role: str) -> str:
+    def turn_suffix(self, roles: Sequence[Role], role: Role) -> str:
         """Returns the template's text after that content; see `turn_prefix`."""
         return self._turn(roles, role)[1]
 
-    def _turn(self, roles: Sequence[str], role: str) -> tuple[str, str]:
+    def _turn(self, roles: Sequence[Role], role: Role) -> tuple[str, str]:
         key = (tuple(roles), role, self._today)
         cached = self._turns.get(key)
         if cached is not None:
             return cached
-        if len(key[0]) >= MAX_TURNS or not all(isinstance(name, str) for name in (*key[0], role)):
+        if len(key[0]) >= MAX_TURNS or not all(isinstance(_name(one), str) for one in (*key[0], role)):
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
             if self._rewrites_answers:
@@ -213,12 +227,12 @@ class ChatTemplate:
                 self._turns.popitem(last=False)
         return prefix, suffix
 
-    def _separate(self, roles: Roles, role: str) -> tuple[str, str]:
+    def _separate(self, roles: Roles, role: Role) -> tuple[str, str]:
         before, after = self._layout(roles), self._layout((*roles, role))
         if not after.startswith(before):  # rendered without a comparison
-            raise InputError(f"the chat template rewrites the turns before one of {role!r:.40}")
+            raise InputError(f"the chat template rewrites the turns before one of {_name(role)!r:.40}")
         prefix, suffix = after[len(before) :].split(_placeholder(len(roles)))
-        if role == "assistant" and self.variables:
+        if _name(role) == "assistant" and self.variables:
             prompt, _ = self._try_render(roles, add_generation_prompt=True)
             if prompt is not None and prompt.startswith(before + prefix):
                 prefix = prompt[len(before) :]
@@ -234,18 +248,18 @@ class ChatTemplate:
             return False
         return last.partition(placeholder)[0] != earlier.partition(placeholder)[0]
 
-    def _separate_rewritten(self, roles: Roles, role: str) -> tuple[str, str]:
+    def _separate_rewritten(self, roles: Roles, role: Role) -> tuple[str, str]:
         """The text before and after the last content, relative to the content before it, not to all earlier text."""
         after = self._text_between((*roles, role), len(roles), None)
         written = self._text_between(roles, len(roles) - 1, None) if roles else ""
-        if role == "assistant":
+        if _name(role) == "assistant":
             before = self._text_between(roles, len(roles) - 1, None, add_generation_prompt=True)
             if before == written:  # the template has no generation prompt
                 before = self._text_between((*roles, role, "user"), len(roles) - 1, len(roles))
         else:
             before = self._text_between((*roles, role), len(roles) - 1, len(roles))
         if not before.startswith(written):
-            raise InputError(f"the chat template rewrites the end of the turn before one of {role!r:.40}")
+            raise InputError(f"the chat template rewrites the end of the turn before one of {_name(role)!r:.40}")
         return before[len(written) :], after
 
     def _text_between(self, roles: Roles, first: int, last: int | None, add_generation_prompt: bool = False) -> str:
@@ -255,7 +269,7 @@ class ChatTemplate:
         marks = [_placeholder(turn) for turn in (first, last) if turn is not None and turn >= 0]
         if text is None or any(text.count(mark) != 1 for mark in marks):
             raise InputError(
-                f"the chat template cannot take a turn of {roles[-1] if roles else 'assistant'!r:.40} after "
+                f"the chat template cannot take a turn of {_name(roles[-1]) if roles else 'assistant'!r:.40} after "
                 f"{max(0, len(roles) - 1)} others: {error or 'it rewrites the content of a turn'}"
             )
         if first >= 0:
@@ -300,24 +314,31 @@ class ChatTemplate:
             if longer is not None and longer.startswith(before) and longer.count(placeholder) == 1:
                 return longer[: longer.index(placeholder) + len(placeholder)]
         # The content is not rendered, but the generation prompt tells how an assistant turn begins.
-        if roles[-1] == "assistant":
+        if _name(roles[-1]) == "assistant":
             prompt, _ = self._try_render(roles[:-1], add_generation_prompt=True)
             if prompt is not None and prompt.startswith(before):
                 return prompt + placeholder
         raise InputError(
-            f"the chat template cannot take a turn of {roles[-1]!r:.40} after {len(roles) - 1} others: "
+            f"the chat template cannot take a turn of {_name(roles[-1])!r:.40} after {len(roles) - 1} others: "
             + (str(error) if error else "it rewrites the turns before it, or the turn's content")
         )
 
     def _try_render(self, roles: Roles, add_generation_prompt: bool = False) -> tuple[str | None, str]:
         """Returns (text, "") or (None, error message)."""
-        messages = [{"role": role, "content": _placeholder(i)} for i, role in enumerate(roles)]
-        if any(message["content"] in self.source for message in messages):
+        contents = [_placeholder(i) for i in range(len(roles))]
+        if any(content in self.source for content in contents):
             return None, "it contains plait's own placeholder"
+        messages = [
+            {"role": role, "content": content} if isinstance(role, str) else role.message(content)
+            for role, content in zip(roles, contents, strict=True)
+        ]
         try:
-            return self.render(messages, add_generation_prompt=add_generation_prompt), ""
+            text = self.render(messages, add_generation_prompt=add_generation_prompt)
         except InputError as error:
             return None, str(error)
+        for role, content in zip(roles, contents, strict=True):
+            text = text if isinstance(role, str) else role.locate(text, content)
+        return text, ""
 
 
 def check_template(source: str) -> None:
@@ -326,6 +347,10 @@ def check_template(source: str) -> None:
         ChatTemplate(source, "", "").check()
     except UnsupportedModel as error:
         raise InputError(f"chat_template: {error}") from None
+
+
+def _name(role: Role) -> str:
+    return role if isinstance(role, str) else role.role
 
 
 def _placeholder(turn: int) -> str:

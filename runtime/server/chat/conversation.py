@@ -10,7 +10,6 @@ from plait.constrained.specs import Lark, Regex, Spec
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Role = Literal["system", "user", "assistant", "tool"]
-INPUT = "input"  # the only argument of a tool with freeform input
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 

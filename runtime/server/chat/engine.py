@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any, Literal
 
 from plait.constrained.specs import Reasoning, Spec
+from plait.runtime.chat.argument_readers import find_types
+from plait.runtime.chat.formats.call_format import CallFormat
+from plait.runtime.chat.formats.control_marks import ControlMarks, control_marks, texts_around
+from plait.runtime.chat.formats.model_formats import fitted_calls, formats_in_thread
+from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.chat.argument_readers import find_types
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.formats.call_format import CallFormat
-from plait.runtime.server.chat.formats.control_marks import ControlMarks, control_marks, texts_around
-from plait.runtime.server.chat.formats.model_formats import fitted_calls, formats_in_thread
-from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
-from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint, tool_params

@@ -12,10 +12,10 @@ import secrets
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from plait.runtime.chat.formats.call_format import CallFormat
+from plait.runtime.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats
 from plait.runtime.errors import InputError
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.formats.call_format import CallFormat
-from plait.runtime.server.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats
 from plait.runtime.server.chat.messages import template_messages, tool_as_json
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern

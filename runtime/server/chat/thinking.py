@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from plait.constrained.specs import Reasoning, Regex, Spec
+from plait.runtime.chat.formats.reasoning_format import GENERIC_REASONING, ReasoningFormat
 from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking
-from plait.runtime.server.chat.formats.reasoning_format import GENERIC_REASONING, ReasoningFormat
 from plait.runtime.server.chat.template_settings import THINKING
 from plait.runtime.server.request_warnings import warn
 from plait.runtime.tokenizer.chat_template import ChatTemplate

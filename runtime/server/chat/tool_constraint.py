@@ -1,27 +1,13 @@
-"""The constraint on an answer that may call tools, in the form in which the model writes calls."""
+"""The constraint on an answer that may call tools: from a conversation, with the errors of its request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from plait.constrained.specs import (
-    ID_PLACE,
-    Content,
-    Elements,
-    GrammarError,
-    JsonObject,
-    JsonSchema,
-    JsonString,
-    Keywords,
-    Lark,
-    Regex,
-    Structural,
-    Trigger,
-)
-from plait.constrained.tool_arguments import closed_arguments
-from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
-from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural
+from plait.runtime.chat.call_constraint import CallableTool, ToolError, call_constraint
+from plait.runtime.chat.formats.call_format import CallFormat
+from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.errors import ToolParams, invalid
 
 
@@ -35,40 +21,26 @@ def tool_constraint(
     """Returns the constraint of an answer that may call tools.
 
     It allows free text with valid calls; with `must_call` only calls; with a JSON constraint either calls or a JSON
-    answer that satisfies it. control_tokens: the texts and ids of those in the model's marks; free_tokens: those that
-    free text may have; text_head: what begins the message of a JSON answer. Raises ApiError for an invalid schema, and
-    for a constraint that is not JSON.
+    answer that satisfies it. The other parameters are those of `call_constraint`. Raises ApiError for an invalid
+    schema, and for a constraint that is not JSON.
     """
-    tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
-    strict = any(tool.strict for tool in tools)
-    text_head = text_head if otherwise is not None else ""
-    begins_answer = conversation.must_call or bool(text_head)
-    lead = call_format.lead if begins_answer else ""
-    heads = (call_format.head, *(() if begins_answer else call_format.other_heads))
-    triggers = [_trigger(call_format, tool, head) for tool in tools for head in heads]
-    at_start = call_format.is_whole_answer and not conversation.must_call and otherwise is None
-    wholes = ((lead + call_format.begin + trigger.begin).partition(ID_PLACE)[0] for trigger in triggers)
-    openers = tuple(dict.fromkeys(wholes)) if at_start or call_format.is_message else (lead + call_format.opener,)
+    tools = conversation.callable_tools
     try:
-        return Structural(
-            triggers,
-            at_least=1 if conversation.must_call else 0,
-            at_most=1 if conversation.one_call or call_format.is_single else None,
-            free_text=not conversation.must_call and otherwise is None,
-            annotations=not strict,
-            strict_formats=conversation.strict_formats or strict,
-            otherwise=otherwise,
-            openers=openers,
-            begin=lead + call_format.begin,
-            separator=call_format.separator,
-            end=call_format.end,
+        return call_constraint(
+            call_format,
+            [CallableTool(tool.name, tool.parameters, tool.strict, tool.input) for tool in tools],
+            must_call=conversation.must_call,
+            one_call=conversation.one_call,
+            otherwise=json_answer_constraint(conversation),
+            strict_formats=conversation.strict_formats,
+            num_earlier=sum(len(turn.calls) for turn in conversation.turns),
             control_tokens=control_tokens,
-            call_id=call_format.id_pattern,
-            first_number=call_format.next_number(sum(len(turn.calls) for turn in conversation.turns)),
-            at_start=at_start,
-            free_tokens=() if conversation.must_call else tuple(free_tokens),
-            otherwise_begin=text_head,
+            free_tokens=free_tokens,
+            text_head=text_head,
         )
+    except ToolError as error:
+        param = tools[error.index].param
+        raise invalid(f"'{param}': {error}", param, "invalid_constraint") from None
     except GrammarError as error:  # two tools of one name, or more tools than a constraint may have
         raise invalid(f"'tools': {error}", "tools", "invalid_constraint") from None
 
@@ -93,39 +65,3 @@ def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObjec
         return constraint
     text = f"'{param}' cannot constrain an answer that may call tools; set 'tool_choice' to 'none' or 'required'"
     raise invalid(text, param, "unsupported_combination")
-
-
-def _trigger(call_format: CallFormat, tool: ToolDefinition, head: str) -> Trigger:
-    """Returns the call of one tool, which begins with `head`."""
-    head = head.replace("{name}", tool.name)
-    try:
-        if tool.input is not None:
-            before, content, behind = _input(call_format, tool.input)
-            return Trigger(head + before, content, behind + call_format.tail, name=tool.name)
-        schema = closed_arguments(dict(tool.parameters))
-        return Trigger(head, _content(call_format, schema), call_format.tail, name=tool.name)
-    except GrammarError as error:
-        raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
-
-
-def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, str]:
-    """Returns the arguments of a tool with freeform input: what is before the text, its constraint, what is behind."""
-    probe = "zq_input"
-    text = call_format.arguments.render({INPUT: probe})
-    content: Content = spec
-    if f'"{probe}"' in text:
-        probe, content = f'"{probe}"', JsonString(spec)
-    before, _, behind = text.partition(probe)
-    return before, content, behind
-
-
-def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
-    """Returns the constraint on a call's arguments."""
-    form = call_format.arguments
-    if isinstance(form, ElementArguments):
-        return Elements(schema, form.open, form.close, form.separator, types=form.types, python=form.python)
-    if isinstance(form, JsonArguments):
-        if form.style == "spaced":
-            return schema
-        return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
-    return Keywords(schema)

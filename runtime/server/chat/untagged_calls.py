@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from plait.constrained.json_schema.full_validation import json_validation_error
 from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.tokenizer.json_text import json_text
 
 WARNING = "the answer was JSON of a tool's name and arguments without the model's own marks, and was taken as a call"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import pytest
 from async_samples import chat, plain_program, run
+from tool_examples import call_text
 
 import plait
 from plait import assistant, gen, user
@@ -96,7 +96,7 @@ def test_async_tools_run_on_the_loop_and_plain_tools_in_a_thread(backend):
         return await s.call("call")
 
     for name, value in (("async_tool", 2), ("plain_tool", 3)):
-        backend.script(default=json.dumps({"name": name, "arguments": {"x": 1}}, separators=(",", ":")))
+        backend.script(default=call_text(name, x=1))
         assert run(program.arun(name)).ret_value.value == value
     assert seen[0] is threading.main_thread() is not seen[1]
 

@@ -10,7 +10,7 @@ import pytest
 import plait
 from plait import assistant, gen, user
 from plait.constrained import Regex, Structural
-from plait.lang.backends.chat_tools import optional_tools
+from plait.runtime.chat.json_calls import tool_calls
 
 
 def add(a: int, b: int = 0) -> int:
@@ -101,7 +101,7 @@ def test_openais_own_service_continues_no_turns() -> None:
 
 def test_other_constraints_are_no_tools() -> None:
     calls = [("<call>", {"type": "object"}, "</call>")]
-    assert optional_tools(Structural(calls)) is None and optional_tools(None) is None
+    assert tool_calls(Structural(calls)) is None and tool_calls(None) is None
 
     @plait.function
     def structural(s):

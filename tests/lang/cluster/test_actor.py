@@ -9,6 +9,7 @@ import cluster_programs
 import pytest
 from cluster_programs import Mood, Note
 from scripted_scheduler import ScriptedBackend
+from tool_examples import call_text
 
 import plait
 from plait.lang.cluster.actor import BatchActor, Work, encode_work, read_welcome
@@ -68,7 +69,7 @@ def test_sampling_budget_and_the_number_of_the_item_reach_the_program(backend):
 
 def test_async_programs_and_agents(backend):
     assert run_item(backend, {"number": 1}, cluster_programs.ask_async).ret_value == " fine."
-    backend.scheduler.answer = lambda prompt, request: '{"name": "final_answer", "arguments": {"answer": "four"}}'
+    backend.scheduler.answer = lambda prompt, request: call_text("final_answer", answer="four")
     assert run_item(backend, {"task": "2 + 2"}, cluster_programs.helper)["answer"] == "four"
 
 

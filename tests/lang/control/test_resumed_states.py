@@ -15,10 +15,11 @@ import pydantic
 import pytest
 import resumable_programs
 from resumable_programs import Colour, Person, every_kind
+from tool_examples import call_text
 
 import plait
 from plait import gen
-from plait.constrained import Choices, JsonSchema
+from plait.constrained import Choices, JsonSchema, Structural
 from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.runtime.messages import Generate, TokenLogprob
 
@@ -31,8 +32,8 @@ def answer(prompt, request):
     schema = request.constraint.text if isinstance(request.constraint, JsonSchema) else ""
     if '"person"' in schema or '"address"' in schema:
         return '{"name": "Ada", "address": {"city": "Paris", "tags": ["x"]}}'
-    if '"add"' in schema:
-        return '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+    if isinstance(request.constraint, Structural):
+        return call_text("add", a=1, b=2)
     if '"x"' in schema:
         return '{"x": 3, "kind": "b"}'
     if schema:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from qwen3_template import QWEN3
 from scripted_scheduler import ScriptedBackend
+from tool_examples import call_text
 
 import plait
 from plait import assistant, gen, system, user
@@ -71,7 +72,7 @@ def test_forks_and_tools_use_the_variables(qwen3) -> None:
         s.fork(2).join()
         s += assistant(gen("call", tools=[add]))
 
-    qwen3.scheduler.answer = lambda prompt, request: '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+    qwen3.scheduler.answer = lambda prompt, request: call_text("add", a=1, b=2)
     text = program.run(backend=qwen3, chat_template_kwargs=OFF).text()
     assert '<|im_start|>assistant\n<think>\n\n</think>\n\n<tool_call>\n{"name": "add"' in text
 

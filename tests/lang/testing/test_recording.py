@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tool_examples import call_text
 from trip_program import add, trip
 
 import plait
@@ -117,7 +118,7 @@ def test_tool_calls_replay(backend, tmp_path):
         s.call("step")
         s += assistant(gen("answer"))
 
-    backend.script(("assistant\n<tool_call>\n", '{"name":"add","arguments":{"a":1,"b":2}}'), default="3.")
+    backend.script(("1 + 2?<<|im_end|>>\n<<|im_start|>>assistant\n", call_text("add", a=1, b=2)), default="3.")
     for _ in range(2):
         with recorded(tmp_path / "agent.jsonl"):
             state = agent.run()

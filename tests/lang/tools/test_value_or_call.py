@@ -71,7 +71,7 @@ def test_template_whose_calls_are_plain_json_is_not_ambiguous():
     backend = ScriptedBackend(PLAIN_JSON_CALLS)
     backend.script(default=CALL)
     assert step.run(type=Answer, backend=backend)["step"].name == "add"
-    assert backend.scheduler.sent(Generate)[-1].constraint.triggers[0].begin == "<tool_call>\n"
+    assert backend.scheduler.sent(Generate)[-1].constraint.triggers[0].begin.startswith("<tool_call>\n")
 
 
 @pytest.mark.parametrize(("type_", "text", "value"), [(int, "7", 7), (list[int], "[1, 2]", [1, 2]), (str, '"a"', "a")])

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 from compiled_programs import add, assert_graph_runs_like_body, review, sent
+from tool_examples import call_text
 
 import plait
 from plait import assistant, gen, race, select, separate_reasoning, system, user
@@ -49,9 +50,7 @@ def agent(s, task):
 
 
 def test_graph_runs_tools_and_compile_does_not(backend):
-    backend.scheduler.answer = lambda prompt, request: (
-        '{"name":"add","arguments":{"a":1,"b":2}}' if request.constraint else "3"
-    )
+    backend.scheduler.answer = lambda prompt, request: call_text("add", a=1, b=2) if request.constraint else "3"
     graph = agent.compile()
     assert "run the tool of step" in str(graph) and "s.call('step').value" in str(graph)
     assert "You got 3." in assert_graph_runs_like_body(backend, agent, task="1+2").text()

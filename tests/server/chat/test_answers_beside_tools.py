@@ -16,10 +16,10 @@ from matchers import compile_in_process
 from message_templates import CHANNELS, MESSAGES_WITH_IDS, RECIPIENTS
 
 from plait.constrained.vocabulary import Vocabulary
+from plait.runtime.chat.formats.control_marks import ControlMarks, texts_around
+from plait.runtime.chat.formats.model_formats import find_formats
+from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.control_marks import ControlMarks, texts_around
-from plait.runtime.server.chat.formats.model_formats import find_formats
-from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 

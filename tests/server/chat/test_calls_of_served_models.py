@@ -13,8 +13,8 @@ import pytest
 from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
 from example_share import sample_of
 
+from plait.runtime.chat import argument_readers
 from plait.runtime.sampling_params import SamplingParams
-from plait.runtime.server.chat import argument_readers
 from plait.runtime.server.chat import engine as chat_engine
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import ChatOutput, prepare_chat

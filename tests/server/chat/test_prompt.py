@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.chat.formats.model_formats import find_formats
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.model_formats import find_formats
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import load_tokenizer

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from plait.constrained import JsonSchema
 from plait.constrained.compiler import build_grammar, compile_spec
+from plait.runtime.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
-from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 

@@ -9,10 +9,10 @@ import pytest
 from scripted_server import ScriptedServer
 
 from plait.constrained import JsonObject
+from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
-from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.untagged_calls import WARNING, UntaggedCallParser, may_call_untagged
 
 WEATHER = {

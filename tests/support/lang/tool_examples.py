@@ -8,10 +8,13 @@ import datetime
 import json
 from typing import Annotated, Literal
 
+import jsonschema
 import pydantic
 
 import plait
 from plait import assistant, gen, user
+from plait.lang.tools.call_format import tool_call_format
+from plait.runtime.chat.json_calls import tool_calls
 
 
 @dataclasses.dataclass
@@ -67,5 +70,17 @@ def agent(s, **keywords):
     return s.call("call")
 
 
+def call_text(name, **arguments):
+    """The text of a call in the default form."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 def script_call(backend, name, **arguments):
-    backend.script(default=json.dumps({"name": name, "arguments": arguments}, separators=(",", ":")))
+    backend.script(default=call_text(name, **arguments))
+
+
+def call_validator(tools):
+    """Whether a call (name, arguments) is valid for the schema of calls that services without other constraints get."""
+    schema = tool_calls(tool_call_format(tuple(tools), "required").spec).as_json().schema
+    validator = jsonschema.Draft202012Validator(schema)
+    return lambda name, arguments: validator.is_valid({"name": name, "arguments": arguments})

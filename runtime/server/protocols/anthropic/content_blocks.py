@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.partial_json import parse_partial_json
-from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.anthropic.response import (
     AnswerBlock,
     AnswerText,

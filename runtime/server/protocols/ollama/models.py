@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
+from plait.runtime.chat.formats.model_formats import formats_in_thread
 from plait.runtime.errors import ModelError
 from plait.runtime.server.app_state import state_of, use_model
-from plait.runtime.server.chat.formats.model_formats import formats_in_thread
 from plait.runtime.server.engines.model_names import OLLAMA_TAG
 from plait.runtime.server.engines.pooled_model import PooledModel
 from plait.runtime.server.engines.served_model import ServedModel

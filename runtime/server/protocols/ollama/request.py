@@ -11,10 +11,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
+from plait.runtime.chat.parser import OutputParser
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
-from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.engines.served_model import ServedModel

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.chat.engine import ChatOutput
-from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.protocols.ollama.types import (
     AnswerFunctionCall,

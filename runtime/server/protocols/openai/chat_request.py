@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.runtime.chat.call_constraint import INPUT
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
-from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid

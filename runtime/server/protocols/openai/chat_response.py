@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.protocols.openai.chat_types import CustomCall, FunctionCall
 from plait.runtime.server.protocols.openai.custom_tools import InputReader

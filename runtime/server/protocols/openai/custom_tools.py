@@ -12,7 +12,8 @@ import re
 from typing import Literal
 
 from plait.constrained.specs import Lark, Regex
-from plait.runtime.server.chat.conversation import INPUT, ToolDefinition
+from plait.runtime.chat.call_constraint import INPUT
+from plait.runtime.server.chat.conversation import ToolDefinition
 from plait.runtime.server.protocols.shared import StrictStruct, build_constraint
 
 _SYNTAXES = {"lark": Lark, "regex": Regex}

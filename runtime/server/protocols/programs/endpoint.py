@@ -144,7 +144,7 @@ class _Execution:
             variables={name: await resolve_value(value) for name, value in program_branch.variables.items()},
             text=await program_branch.text(),
             messages=[
-                TurnAnswer(role, await program_branch.text(first, end)) for role, first, end in program_branch.turns
+                TurnAnswer(turn.role, await program_branch.text(turn.start, turn.stop)) for turn in program_branch.turns
             ],
             calls=calls,
             usage=ProgramUsage(prompt, cached, completion, prompt + completion),

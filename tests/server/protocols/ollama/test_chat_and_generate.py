@@ -13,7 +13,7 @@ import ollama
 import pytest
 from served_process import Served
 
-from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.server.protocols.ollama.model_description import describe
 from plait.runtime.server.protocols.ollama.response import OllamaResponseWriter
 

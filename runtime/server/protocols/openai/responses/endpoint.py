@@ -11,11 +11,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
-from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside

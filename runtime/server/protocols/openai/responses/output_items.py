@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.responses.events import (
     CallDelta,

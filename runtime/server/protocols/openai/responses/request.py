@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import INPUT, Conversation, Thinking, ToolCall, Turn
+from plait.runtime.chat.call_constraint import INPUT
+from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolCall, Turn
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid

@@ -1,17 +1,15 @@
-"""The syntax of tool calls and results that a chat template defines, and the default one."""
+"""The system turn that lists tools, by the chat template or by default."""
 
 from __future__ import annotations
 
 import json
 
-from scripted_scheduler import CHATML, ScriptedBackend
+from scripted_scheduler import ScriptedBackend
 from tool_examples import add, script_call
 
 import plait
 from plait import assistant, gen, system, user
-from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX, ToolCallSyntax, detect_call_syntax
 from plait.lang.tools.make_tools import make_tool
-from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 HERMES = (
     "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %} TOOLS "
@@ -25,22 +23,6 @@ HERMES = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LLAMA_LIKE = (  # like Llama 3: no tags, `parameters` as the key, results in the role `tool`
-    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}"
-    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
-    "{% else %}{{ m.content }}{% endif %}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}{# 'tool' #}"
-)
-
-
-def test_call_syntax_is_detected_from_the_template():
-    assert detect_call_syntax(ChatTemplate(HERMES, "", "")) == ToolCallSyntax(
-        "<tool_call>\n", "\n</tool_call>", from_template=True
-    )
-    assert detect_call_syntax(ChatTemplate(LLAMA_LIKE, "", "")) == ToolCallSyntax(
-        "", "", "name", "parameters", from_template=True
-    )
-    assert detect_call_syntax(ChatTemplate(CHATML, "", "")) == DEFAULT_CALL_SYNTAX == detect_call_syntax(None)
 
 
 def test_tools_calls_and_results_are_written_by_the_template():
@@ -62,7 +44,7 @@ def test_tools_calls_and_results_are_written_by_the_template():
     assert json.dumps(json.loads(head.partition("TOOLS ")[2]), sort_keys=True) == tool
     assert rest.startswith(
         "\n<|im_start|>user\n1+5?<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
-        '{"name":"add","arguments":{"a":1}}\n</tool_call><|im_end|>\n'
+        '{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from matchers import compile_in_process
 from schema_strategies import BYTE_VOCABULARY
 
+from plait.runtime.chat.formats import template_probe
+from plait.runtime.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
+from plait.runtime.chat.formats.control_marks import control_marks
+from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats, find_formats, fitted_calls
+from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
+from plait.runtime.chat.parser import OutputParser
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.formats import template_probe
-from plait.runtime.server.chat.formats.call_format import CallFormat, ElementArguments, KeywordArguments, json_type
-from plait.runtime.server.chat.formats.control_marks import control_marks
-from plait.runtime.server.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.server.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats, find_formats, fitted_calls
-from plait.runtime.server.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.server.chat.messages import tool_instructions
-from plait.runtime.server.chat.parser import OutputParser
 from plait.runtime.server.chat.prompt import render_chat
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.server.errors import ApiError

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
-from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
+from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -49,6 +49,16 @@ class ControlMarks:
     def detokenizer(self) -> Detokenizer:
         """Returns a detokenizer that shows these tokens behind CONTROL."""
         return Detokenizer(self._vocabulary)
+
+    def split(self, marked: str) -> list[tuple[str, bool]]:
+        """Returns the parts of a text with CONTROL before control tokens, and whether each is such a token."""
+        first, *others = marked.split(CONTROL)
+        parts = [(first, False)]
+        for part in others:
+            match = self._pattern.match(part) if self._pattern else None
+            token = match[0] if match else ""
+            parts += [(token, True), (part[len(token) :], False)]
+        return [part for part in parts if part[0]]
 
     def mark(self, text: str) -> str:
         """Returns `text` with CONTROL before each control token."""

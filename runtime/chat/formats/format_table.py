@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plait.runtime.server.chat.formats.call_format import CallFormat, KeywordArguments
+from plait.runtime.chat.formats.call_format import CallFormat, KeywordArguments
 
 GENERIC_FORMAT = CallFormat('{"tool_call": {"name": "{name}", "arguments": ', "}}", is_native=False)
-# used where the answer itself may be JSON
-GENERIC_FORMAT_BESIDE_JSON = CallFormat('<tool_call>{"name": "{name}", "arguments": ', "}</tool_call>", is_native=False)
+# used where the answer itself may be JSON, and by programs
+GENERIC_FORMAT_BESIDE_JSON = CallFormat(
+    '<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", is_native=False
+)
 
 
 class FormatException(NamedTuple):

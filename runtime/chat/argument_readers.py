@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from plait.constrained.specs import GrammarError, PythonForm
 from plait.constrained.tool_arguments import parameter_kinds
-from plait.runtime.server.chat.formats.call_format import (
+from plait.runtime.chat.formats.call_format import (
     CDATA_BEGIN,
     CDATA_END,
     ArgumentsForm,

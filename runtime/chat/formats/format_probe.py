@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from plait.runtime.server.chat.formats.call_format import (
+from plait.runtime.chat.formats.call_format import (
     CallFormat,
     ElementArguments,
     JsonArguments,
     KeywordArguments,
     json_type,
 )
-from plait.runtime.server.chat.formats.format_derivation import KEYS, VALUES, Derivation, probe_ids
-from plait.runtime.server.chat.formats.template_probe import NAMES, ProbeCall, TemplateProbe
-from plait.runtime.server.chat.parser import OutputParser
+from plait.runtime.chat.formats.format_derivation import KEYS, VALUES, Derivation, probe_ids
+from plait.runtime.chat.formats.template_probe import NAMES, ProbeCall, TemplateProbe
+from plait.runtime.chat.parser import OutputParser
 
 ID_FORMS = ("", "[a-zA-Z0-9]{9}", "functions.{name}:{index}")
 PROBE_ARGUMENTS: tuple[dict[str, Any], ...] = (

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from plait.runtime.server.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
-from plait.runtime.server.chat.formats.call_format import CONTROL, CallFormat
-from plait.runtime.server.chat.formats.control_marks import without_control_tokens
-from plait.runtime.server.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
+from plait.runtime.chat.argument_readers import ArgumentsReader, arguments_reader, partial_match_length
+from plait.runtime.chat.formats.call_format import CONTROL, CallFormat
+from plait.runtime.chat.formats.control_marks import without_control_tokens
+from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 
 _MAX_ID_CHARS = 64
 
