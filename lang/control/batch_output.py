@@ -104,8 +104,8 @@ class OutputFile:
         if self._saved_identity == self._identity:
             return
         try:
-            with replacing(self._sidecar) as part:
-                part.write_bytes(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
+            with replacing(self._sidecar) as file:
+                file.write(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
         except OSError as error:
             raise InputError(f"the output cannot be written: {error}") from None
 

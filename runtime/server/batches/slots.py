@@ -27,7 +27,7 @@ class Slot:
         """
         self._set(num_calls, is_parked=num_calls == 0)
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         """Lets another line run. Idempotent."""
         self._set(0, is_parked=False)
 

@@ -62,7 +62,7 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_ends_at_once(tmp_path, mo
                 await begun.wait()
                 await service.service.cancel("", record.id)
                 await service.end_of(record)
-                assert (record.status, record.counts.total, service.results(record)) == ("cancelled", 0, {})
+                assert (record.status, record.request_counts.total, service.results(record)) == ("cancelled", 0, {})
                 left = await service.create([line("b")])
         async with Service(tmp_path) as service:
             assert service.service.get("", record.id).status == "cancelled"
@@ -148,8 +148,8 @@ def test_lines_of_a_key_with_one_batch_run_beside_those_of_a_key_with_many(tmp_p
             await until(lambda: len(asked) > 8)
             other = await service.end_of(await service.create([line(str(i)) for i in range(10)], tenant="b"))
             beside = asked[asked.index("b") : len(asked) - asked[::-1].index("b")]  # while b has lines that wait
-            assert other.counts.completed == 10 and beside.count("a") <= 30, beside
+            assert other.request_counts.completed == 10 and beside.count("a") <= 30, beside
             for record in many:
-                assert (await service.end_of(record)).counts.completed == 40
+                assert (await service.end_of(record)).request_counts.completed == 40
 
     asyncio.run(main())

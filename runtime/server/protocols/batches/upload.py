@@ -5,6 +5,7 @@ Nothing of the request becomes a path: the file gets an id of the server's, the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -54,10 +55,11 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
                 await run_to_end(write_all, descriptor, piece)
             upload = form.checked()
             lifetime_s = DEFAULT_LIFETIME_S if upload.expires_after is None else upload.expires_after.seconds
-            record = await run_to_end(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
+            await run_to_end(os.fsync, descriptor)
+            record = await run_to_end(files.add, file_id, tenant, "batch", form.filename, lifetime_s)
         finally:
             if not files.has(file_id):
-                files.release(tenant, num_bytes, 1)
+                files.reserve(tenant, -num_bytes, -1)
     return record
 
 
