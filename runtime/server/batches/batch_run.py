@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,10 @@ from plait.runtime.server.batches.records import (
     BatchProblem,
     BatchRecord,
     Ending,
-    Status,
     failure,
     new_id,
 )
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
-from plait.runtime.server.batches.slots import Slots
 from plait.runtime.server.settings import ServerSettings
 
 NOT_RUN = {
@@ -57,10 +56,18 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # before the end of a batch is stored ag
 log = logging.getLogger("plait.server")
 
 
+@dataclass
+class Turns:
+    """Held by the batch of a key whose input is checked, and by the one whose lines run."""
+
+    check: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lines: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class BatchRun:
     """One batch of a server. `record` is its state; `run()` leads it to its end.
 
-    checks: of inputs. turn: held by the batch of the key whose lines run.
+    turns: of its key's batches. checks: bounds those of inputs over all keys.
     """
 
     def __init__(
@@ -69,14 +76,14 @@ class BatchRun:
         directory: StateDirectory,
         files: FileStore,
         settings: ServerSettings,
-        checks: Slots,
-        turn: asyncio.Lock,
+        turns: Turns,
+        checks: asyncio.Semaphore,
         lines: LineRunner,
     ) -> None:
         self.record, self._files, self._settings = record, files, settings
         self._path = directory.batches / f"{record.id}.json"
         self._index = self._path.with_suffix(INDEX_SUFFIX)
-        self._checks, self._turn, self._lines = checks, turn, lines
+        self._turns, self._checks, self._lines = turns, checks, lines
         self._stop = asyncio.Event()
         self._saving = asyncio.Lock()
         if record.status == "cancelling":
@@ -84,7 +91,7 @@ class BatchRun:
 
     # -- state ------------------------------------------------------------------------------------
 
-    async def save(self, was: Collection[Status] | None = None, **changes: Any) -> bool:
+    async def save(self, was: Collection[str] | None = None, **changes: Any) -> bool:
         """Changes the record, first on disk: nobody sees a state that a crash takes back. Raises OSError.
 
         was: returns False, and changes nothing, if the status is another one.
@@ -169,7 +176,7 @@ class BatchRun:
         record = self.record
         if record.in_progress_at is None or not self._index.exists():
             await self._check()
-        async with self._turn:
+        async with self._turns.lines:
             lines = await asyncio.to_thread(read_lines, self._index)
             record.request_counts.total = len(lines)
             await self._lines.run(record, [line for line in lines if line.id_digest not in results.done], results)
@@ -178,16 +185,13 @@ class BatchRun:
         """Checks the input, and writes its index. Raises BatchFailed and OSError."""
         record, settings = self.record, self._settings
         path = self._files.content_path(record.input_file_id)
-        slot = await self._checks.acquire(record.tenant)
         try:
-            slot.set_calls(1)
-            lines = await check_input(path, record.endpoint, settings.max_body_bytes, settings.max_batch_lines)
+            async with self._turns.check, self._checks:
+                lines = await check_input(path, record.endpoint, settings.max_body_bytes, settings.max_batch_lines)
         except BatchFailed as error:
             if record.in_progress_at is None:
                 raise
             raise changed(error.problems[0].message) from None  # it was right when the batch began
-        finally:
-            slot.release()
         record.request_counts.total = len(lines)
         await run_to_end(write_lines, self._index, lines)
         await self.save(("validating",), status="in_progress", in_progress_at=int(time.time()))
@@ -211,7 +215,7 @@ class BatchRun:
         """
         record, pause_s = self.record, FIRST_PAUSE_S
         has_results = not any(problem.code == "damaged_results" for problem in problems)
-        changes = {
+        changes: dict[str, Any] = {
             "status": ending,
             "ending": ending,
             "errors": BatchErrors(list(problems)) if problems else None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun
+from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun, Turns
 from plait.runtime.server.batches.directory import (
     INDEX_SUFFIX,
     StateDirectory,
@@ -65,9 +65,9 @@ class BatchService:
             lambda: may_start() and not is_draining(),
             settings.key_weights,
         )
-        self._checks = Slots(MAX_CHECKS, lambda: True, settings.key_weights, max_per_key=1)
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._lines = LineRunner(self.files, self._slots, ask, is_draining)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._housekeeping: asyncio.Task[None] | None = None
@@ -103,8 +103,8 @@ class BatchService:
         self._directory.close()
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
-        turn = self._turns[record.tenant]
-        return BatchRun(record, self._directory, self.files, self._settings, self._checks, turn, self._lines)
+        turns = self._turns[record.tenant]
+        return BatchRun(record, self._directory, self.files, self._settings, turns, self._checks, self._lines)
 
     def _start(self, run: BatchRun) -> None:
         self._runs[run.record.id] = run

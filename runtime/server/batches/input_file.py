@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import struct
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,6 @@ FIELDS = ("custom_id", "method", "url", "body")
 # What a prompt begins with comes first: lines are compared by these fields of their bodies, in this order.
 PROMPT_FIELDS = ("model", "cache_salt", "tools", "instructions", "messages", "prompt", "input")
 PREFIX_BYTES = (64, 256, 1024, 4096, 16_384, 65_536)  # prefixes of these lengths are compared
-INDEX_ROW = struct.Struct(">IQI16s")  # a `Line`
 Problem = tuple[str, str, str | None]  # code, message, param
 
 
@@ -74,15 +72,15 @@ def read_line(path: Path, line: Line) -> InputLine:
 
 
 def write_lines(path: Path, lines: list[Line]) -> None:
-    """Writes the index of an input, its lines in their order, 32 bytes each. For a thread. Raises OSError."""
-    write_record(path, b"".join(INDEX_ROW.pack(*line) for line in lines))
+    """Writes the index of an input, its lines in their order. For a thread. Raises OSError."""
+    write_record(path, msgspec.msgpack.encode(lines))
 
 
 def read_lines(path: Path) -> list[Line]:
     """Reads an index. Raises BatchFailed for a damaged one, and OSError."""
     try:
-        return [Line(*row) for row in INDEX_ROW.iter_unpack(read_stored(path))]
-    except struct.error:
+        return msgspec.msgpack.decode(read_stored(path), type=list[Line])
+    except msgspec.DecodeError:
         raise changed(f"the index {path.name} is damaged") from None
 
 
@@ -100,7 +98,7 @@ async def check_input(path: Path, endpoint: Endpoint, max_body_bytes: int, max_l
         elif data.strip():
             value, found = await _decoded(data)
             found = found or _problems(value, endpoint, seen)
-            problems += [BatchProblem(code=code, message=text, line=number, param=param) for code, text, param in found]
+            problems += [BatchProblem(code=code, message=text, param=param, line=number) for code, text, param in found]
             if not found:
                 key = digest(value["custom_id"])
                 seen.add(key)

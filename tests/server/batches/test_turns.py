@@ -6,7 +6,7 @@ import asyncio
 
 from batch_services import Service, echo, line
 
-from plait.runtime.server.batches import batch_run
+from plait.runtime.server.batches import batch_run, batch_service
 from plait.runtime.server.batches.slots import Slots
 
 KEYS = {name: str(number) * 64 for number, name in enumerate("abc")}
@@ -39,7 +39,10 @@ def test_inputs_of_one_key_are_checked_one_at_a_time_and_delay_no_other(tmp_path
                 await service.service.cancel("a", record.id)
                 await service.end_of(record)
             assert {record.status for record in many} == {"cancelled"} and begun == ["a", "b"]
-            assert service.service._checks.num_calls == 0 and service.service.files._num_files["a"] == 30
+            assert (
+                service.service._checks._value == batch_service.MAX_CHECKS
+                and service.service.files._num_files["a"] == 30
+            )
             may_end.set()
             last = await service.end_of(await service.create([line(str(i)) for i in range(9)], tenant="a"))
             assert last.status == "completed" and begun == ["a", "b", "a"]

@@ -16,10 +16,8 @@ from plait.runtime.server.batches.records import Batch, shown
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.batches.disk_errors import disk_errors
-from plait.runtime.server.protocols.batches.pages import no_query, page, read_query, service_of
+from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
 from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, BatchList, CreateBatch
-from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 
@@ -27,10 +25,9 @@ READ_ERRORS = (400, 401, 403, 404, 500)
 CHANGE_ERRORS = (*READ_ERRORS, 408, 409, 413, 415, 429, 503, 507)
 
 
-class BatchQuery(StrictStruct):
+class BatchQuery(Paging):
     """Query parameters of a list of batches, which begins with the newest."""
 
-    after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
@@ -55,10 +52,7 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     query = read_query(request, BatchQuery)
-    records, has_more = page(service_of(request).of_tenant(tenant_of(request)), query.after, query.limit)
-    data = [shown(record, Batch) for record in records]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(BatchList(data, has_more, first, last))
+    return page(service_of(request).of_tenant(tenant_of(request)), query, Batch, BatchList)
 
 
 @router.get("/v1/batches/{batch_id}", **documented(answer=Batch, errors=READ_ERRORS))

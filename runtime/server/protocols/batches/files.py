@@ -19,21 +19,18 @@ from plait.runtime.server.batches.records import FileObject, Purpose, shown
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.batches.batches import CHANGE_ERRORS, READ_ERRORS
-from plait.runtime.server.protocols.batches.disk_errors import disk_errors
-from plait.runtime.server.protocols.batches.pages import no_query, page, read_query, service_of
+from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
 from plait.runtime.server.protocols.batches.types import DeletedFile, FileList, FileUpload
 from plait.runtime.server.protocols.batches.upload import receive_upload
-from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 
 SENT_BYTES = 1 << 18  # at once
 
 
-class FileQuery(StrictStruct):
+class FileQuery(Paging):
     """Query parameters of a list of files, which begins with the newest unless `order` is asc."""
 
-    after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
     purpose: Purpose | None = None
@@ -57,10 +54,7 @@ async def list_files(request: Request) -> Response:
         for record in service_of(request).files.of_tenant(tenant_of(request))
         if query.purpose in (None, record.purpose)
     ]
-    found, has_more = page(records if query.order == "asc" else records[::-1], query.after, query.limit)
-    data = [shown(record, FileObject) for record in found]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(FileList(data, has_more, first, last))
+    return page(records if query.order == "asc" else records[::-1], query, FileObject, FileList)
 
 
 @router.get("/v1/files/{file_id}", **documented(answer=FileObject, errors=READ_ERRORS))
