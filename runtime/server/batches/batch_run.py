@@ -43,7 +43,6 @@ from plait.runtime.server.batches.records import (
     new_id,
 )
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
-from plait.runtime.server.settings import ServerSettings
 
 NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -75,12 +74,11 @@ class BatchRun:
         record: BatchRecord,
         directory: StateDirectory,
         files: FileStore,
-        settings: ServerSettings,
         turns: Turns,
         checks: asyncio.Semaphore,
         lines: LineRunner,
     ) -> None:
-        self.record, self._files, self._settings = record, files, settings
+        self.record, self._files = record, files
         self._path = directory.batches / f"{record.id}.json"
         self._index = self._path.with_suffix(INDEX_SUFFIX)
         self._turns, self._checks, self._lines = turns, checks, lines
@@ -183,7 +181,7 @@ class BatchRun:
 
     async def _check(self) -> None:
         """Checks the input, and writes its index. Raises BatchFailed and OSError."""
-        record, settings = self.record, self._settings
+        record, settings = self.record, self._files.settings
         path = self._files.content_path(record.input_file_id)
         try:
             async with self._turns.check, self._checks:

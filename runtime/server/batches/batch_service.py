@@ -20,7 +20,7 @@ from plait.runtime.server.batches.directory import (
     remove,
     remove_unfinished,
 )
-from plait.runtime.server.batches.file_store import FileStore, Quota
+from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.line_runner import Ask, LineRunner
 from plait.runtime.server.batches.records import DAY_S, BatchRecord, BatchUsage, Counts, Endpoint, new_id
 from plait.runtime.server.batches.slots import Slots
@@ -53,8 +53,7 @@ class BatchService:
         is_draining: Callable[[], bool],
     ) -> None:
         self._directory, self._settings = directory, settings
-        quota = Quota(settings.max_file_bytes, settings.max_stored_bytes_per_key, settings.max_files_per_key)
-        self.files = FileStore(directory, quota)
+        self.files = FileStore(directory, settings)
         self.files.user_of = self._user_of
         self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
         for record in self._unfinished():
@@ -104,7 +103,7 @@ class BatchService:
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
         turns = self._turns[record.tenant]
-        return BatchRun(record, self._directory, self.files, self._settings, turns, self._checks, self._lines)
+        return BatchRun(record, self._directory, self.files, turns, self._checks, self._lines)
 
     def _start(self, run: BatchRun) -> None:
         self._runs[run.record.id] = run

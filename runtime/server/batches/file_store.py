@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from plait.runtime.results.result_file import sync_folder
@@ -22,6 +21,7 @@ from plait.runtime.server.batches.directory import (
 )
 from plait.runtime.server.batches.records import FileRecord, Purpose, new_id
 from plait.runtime.server.errors import NOT_FOUND, ApiError
+from plait.runtime.server.settings import ServerSettings
 
 QUOTA = "storage_quota_exceeded"
 
@@ -30,20 +30,14 @@ class QuotaExceeded(Exception):
     """A key would store more than it may."""
 
 
-@dataclass(frozen=True)
-class Quota:
-    """What one key may store: bytes in all, and files. `max_file_bytes`: of one uploaded file."""
-
-    max_file_bytes: int
-    max_bytes: int
-    max_files: int
-
-
 class FileStore:
-    """The files in a `StateDirectory`. Methods that write are for threads; the event loop may call all others."""
+    """The files in a `StateDirectory`. settings: what one key may store.
 
-    def __init__(self, directory: StateDirectory, quota: Quota) -> None:
-        self._folder, self.quota = directory.files, quota
+    Methods that write are for threads; the event loop may call all others.
+    """
+
+    def __init__(self, directory: StateDirectory, settings: ServerSettings) -> None:
+        self._folder, self.settings = directory.files, settings
         self._lock = threading.Lock()  # of the two mappings, which threads change while the event loop reads them
         self._files = {record.id: record for record in read_records(directory.files, FileRecord)}
         self._num_bytes: Counter[str] = Counter()  # by key, with uploads and results that are still written
@@ -91,13 +85,12 @@ class FileStore:
     def reserve(self, tenant: str, num_bytes: int = 0, num_files: int = 0) -> None:
         """Counts what is about to be written. Raises QuotaExceeded, having counted nothing. Negative: takes back."""
         with self._lock:
-            if num_bytes > 0 and self._num_bytes[tenant] + num_bytes > self.quota.max_bytes:
-                raise QuotaExceeded(
-                    f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
-                    "delete some, or ask the server's operator for more"
-                )
-            if num_files > 0 and self._num_files[tenant] + num_files > self.quota.max_files:
-                text = f"this key may store {self.quota.max_files} files, those of batches that run included"
+            max_bytes, max_files = self.settings.max_stored_bytes_per_key, self.settings.max_files_per_key
+            if num_bytes > 0 and self._num_bytes[tenant] + num_bytes > max_bytes:
+                text = f"the stored files of this key may have {max_bytes} bytes in all, results included"
+                raise QuotaExceeded(f"{text}; delete some, or ask the server's operator for more")
+            if num_files > 0 and self._num_files[tenant] + num_files > max_files:
+                text = f"this key may store {max_files} files, those of batches that run included"
                 raise QuotaExceeded(f"{text}; delete some")
             self._count(tenant, num_bytes, num_files)
 

@@ -368,7 +368,8 @@ def test_a_batch_that_fails_stops_no_other_batch(tmp_path, monkeypatch, is_disk_
     async def main() -> None:
         items = [line(str(i), text="x" * 40) for i in range(30)]
         async with Service(tmp_path, max_batch_calls=3, api_keys=keys) as service:
-            service.service.files._num_bytes["a"] = service.service.files.quota.max_bytes - len(as_lines(items)) - 600
+            quota = service.service.files.settings.max_stored_bytes_per_key
+            service.service.files._num_bytes["a"] = quota - len(as_lines(items)) - 600
             real, num_writes = result_file.write_all, 0
 
             def write_all(descriptor, data):

@@ -13,9 +13,10 @@ from batch_services import Service, echo, line
 
 from plait.runtime.server.batches import file_store
 from plait.runtime.server.batches.directory import StateDirectory, run_to_end
-from plait.runtime.server.batches.file_store import FileStore, Quota
+from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.settings import server_settings
 
 
 def open_results(path) -> list[str]:
@@ -104,7 +105,7 @@ def test_a_file_that_is_being_removed_is_used_by_nothing(tmp_path, monkeypatch) 
 
 def test_bytes_that_a_full_disk_refused_are_not_counted(tmp_path, monkeypatch) -> None:
     directory = StateDirectory(tmp_path)
-    files = FileStore(directory, Quota(1 << 20, 1 << 20, 9))
+    files = FileStore(directory, server_settings())
     log = ResultLog(tmp_path / "o", tmp_path / "e", lambda num_bytes: files.reserve("", num_bytes))
     write = os.write
 

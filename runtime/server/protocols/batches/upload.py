@@ -15,7 +15,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from plait.runtime.results.result_file import write_all
-from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.app_state import tenant_of
 from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.records import FileRecord
@@ -38,14 +38,14 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     """
     tenant = tenant_of(request)
     form = _Form(_boundary(request))
-    max_lines = state_of(request).settings.max_batch_lines
+    max_bytes, max_lines = files.settings.max_file_bytes, files.settings.max_batch_lines
     num_bytes = 0
     with files.new_upload() as (file_id, descriptor):
         files.reserve(tenant, num_files=1)
         try:
             async for piece in _pieces(request, form):
-                if num_bytes + len(piece) > files.quota.max_file_bytes:
-                    text = f"the file is larger than {files.quota.max_file_bytes} bytes"
+                if num_bytes + len(piece) > max_bytes:
+                    text = f"the file is larger than {max_bytes} bytes"
                     raise ApiError(413, text, param="file", code="file_too_large", headers={"Connection": "close"})
                 files.reserve(tenant, len(piece))
                 num_bytes += len(piece)
