@@ -52,7 +52,8 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     query = read_query(request, BatchQuery)
-    return page(service_of(request).of_tenant(tenant_of(request)), query, Batch, BatchList)
+    records = service_of(request).of_tenant(tenant_of(request))
+    return page([(record.id, shown(record, Batch)) for record in records], query, BatchList)
 
 
 @router.get("/v1/batches/{batch_id}", **documented(answer=Batch, errors=READ_ERRORS))

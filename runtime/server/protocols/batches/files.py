@@ -49,12 +49,9 @@ async def upload_file(request: Request) -> Response:
 async def list_files(request: Request) -> Response:
     """The files of the caller's key."""
     query = read_query(request, FileQuery)
-    records = [
-        record
-        for record in service_of(request).files.of_tenant(tenant_of(request))
-        if query.purpose in (None, record.purpose)
-    ]
-    return page(records if query.order == "asc" else records[::-1], query, FileObject, FileList)
+    records = service_of(request).files.of_tenant(tenant_of(request))
+    items = [(record.id, shown(record, FileObject)) for record in records if query.purpose in (None, record.purpose)]
+    return page(items if query.order == "asc" else items[::-1], query, FileList)
 
 
 @router.get("/v1/files/{file_id}", **documented(answer=FileObject, errors=READ_ERRORS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +15,6 @@ from plait.runtime.server.app_state import state_of
 from plait.runtime.server.batches.batch_service import BatchService
 from plait.runtime.server.batches.directory import disk_problem
 from plait.runtime.server.batches.file_store import QUOTA, QuotaExceeded
-from plait.runtime.server.batches.records import BatchRecord, FileRecord, shown
 from plait.runtime.server.errors import INTERNAL, NOT_FOUND, ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.http.response import json_response
@@ -29,7 +28,6 @@ class Paging(StrictStruct):
     limit: int = 20
 
 
-R = TypeVar("R", FileRecord, BatchRecord)
 T = TypeVar("T", bound=msgspec.Struct)
 log = logging.getLogger("plait.server")
 
@@ -46,18 +44,7 @@ def service_of(request: Request) -> BatchService:
 
 def read_query(request: Request, kind: type[T]) -> T:
     """Returns the query parameters as a struct. Raises ApiError 400 for one that is unknown or wrong."""
-    items: Mapping[str, Any] = request.query_params
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in items.items():
-        values[name] = as_integer(value) if "int" in str(fields.get(name)) else value
-    return convert_json(values, kind)
-
-
-def as_integer(text: str) -> int | str:
-    """Returns an integer of a query or a form; any other text as it is, for the error that names its field."""
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 1000 else text
+    return convert_json(dict(request.query_params), kind, is_text=True)
 
 
 def no_query(request: Request) -> None:
@@ -66,18 +53,16 @@ def no_query(request: Request) -> None:
         raise invalid(f"unknown parameter: '{name[:100]}'", name[:100], "unknown_parameter")
 
 
-def page(records: Sequence[R], query: Paging, kind: type[T], list_kind: Callable[..., msgspec.Struct]) -> Response:
-    """Returns the records behind `query.after`, at most `query.limit`, as a list of `kind`. Raises ApiError 404."""
-    start = 0
+def page(items: Sequence[tuple[str, Any]], query: Paging, kind: Callable[..., msgspec.Struct]) -> Response:
+    """Returns the items, (id, what is shown), behind `query.after`, at most `query.limit`. Raises ApiError 404."""
+    ids, start = [item_id for item_id, _ in items], 0
     if query.after is not None:
-        places = [index for index, record in enumerate(records) if record.id == query.after]
-        if not places:
+        if query.after not in ids:
             raise ApiError(404, f"there is nothing with the id {query.after[:100]!r}", type=NOT_FOUND, param="after")
-        start = places[0] + 1
-    found = records[start : start + query.limit]
-    first, last = (found[0].id, found[-1].id) if found else (None, None)
-    has_more = start + query.limit < len(records)
-    return json_response(list_kind([shown(record, kind) for record in found], has_more, first, last))
+        start = ids.index(query.after) + 1
+    end = start + query.limit
+    first, last = (ids[start], ids[:end][-1]) if ids[start:] else (None, None)
+    return json_response(kind([shown for _, shown in items[start:end]], end < len(items), first, last))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from plait.runtime.server.batches.records import FileRecord
 from plait.runtime.server.errors import ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.http.response import ClientDisconnected
-from plait.runtime.server.protocols.batches.pages import as_integer
 from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, FileUpload
 
 FORM_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -134,12 +133,11 @@ class _Form:
         for name, data in self.fields.items():
             text = data.decode("utf-8", "replace")
             outer, _, inner = name.partition("[")
-            value: Any = as_integer(text) if name.endswith("[seconds]") else text
             if inner:
-                values.setdefault(outer, {})[inner.rstrip("]")] = value
+                values.setdefault(outer, {})[inner.rstrip("]")] = text
             else:
-                values[name] = value
-        return convert_json(values, FileUpload)
+                values[name] = text
+        return convert_json(values, FileUpload, is_text=True)
 
     # -- the parser's callbacks -------------------------------------------------------------------
 
