@@ -439,3 +439,37 @@ def test_a_batch_that_has_ended_stays_ended_whatever_the_disk_does(tmp_path, mon
             assert again == record and service.results(again) == results
 
     asyncio.run(main())
+
+
+def test_results_stay_until_the_end_of_their_batch_is_on_disk(tmp_path, monkeypatch) -> None:
+    """Else a batch that goes on after a kill would find no results, and run its lines again."""
+    real, asked = batch_run.write_record, []
+
+    def write_record(path, encoded):
+        if b'"status": "completed"' in encoded:
+            raise OSError(errno.ENOSPC, "no space")
+        real(path, encoded)
+
+    async def ask(path, body, tenant, label, set_calls):
+        asked.append(label)
+        return await echo(path, body, tenant, label, set_calls)
+
+    async def main() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_run, "write_record", write_record)
+            async with Service(tmp_path, ask) as service:
+                record = await service.create([line("a"), line("b")])
+                while not service.service.files.has(record.output_id):
+                    await asyncio.sleep(0.001)
+                with pytest.raises(ApiError, match=f"used by {record.id}") as refused:
+                    await service.service.delete_file("", record.output_id)
+                assert refused.value.status == 409 and not record.has_ended
+        async with Service(tmp_path, ask) as service:
+            record = await service.end_of(service.service.get("", record.id))
+            assert record.status == "completed" and set(service.results(record)) == {"a", "b"}
+            assert len(asked) == 2 and service.service.files._num_files[""] == 2
+            await service.service.delete_file("", record.output_file_id)
+        async with Service(tmp_path, ask) as service:
+            assert service.service.get("", record.id) == record and service.service.files._num_files[""] == 1
+
+    asyncio.run(main())
