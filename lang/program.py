@@ -202,26 +202,29 @@ class Program(Generic[P]):
             ended = iter_on_cluster_in_order(batch, progress_bar)
             return ended if generator_style else list(ended)
         client = self._client("run_batch", backend, options)
-        executions = self._executions(items, client, options, budget)
+        states = {} if log is None else dict(log.begin(client))
+        left = {index: item for index, item in enumerate(items) if index not in states}
+        executions = self._executions(left, client, options, budget, log)
         if generator_style:
             return iter_in_order(executions, workers, progress_bar)
-        states: dict[int, ProgramState] = {}
-        if log is not None:
-            states |= log.begin(client)
-            for index, execution in enumerate(executions):
-                execution.on_done = functools.partial(log.record, index)
-        unfinished = [index for index in range(len(items)) if index not in states]
-        finished = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
-        states |= zip(unfinished, finished, strict=True)
+        states |= zip(left, self._run_all(executions, num_threads, workers, progress_bar), strict=True)
         return [states[index] for index in range(len(items))]
 
     def _executions(
-        self, items: Sequence[Mapping[str, Any]], client: Client, options: Options, budget: Budget | None
+        self,
+        items: Mapping[int, Mapping[str, Any]],
+        client: Client,
+        options: Options,
+        budget: Budget | None,
+        log: ItemLog | None = None,
     ) -> list[Execution]:
-        return [
-            Execution(self.name, self._body, (), item, client, options, budget, index)
-            for index, item in enumerate(items)
-        ]
+        """Returns the runs of items by their numbers, each of which is kept in the log when it ends."""
+        executions = []
+        for index, item in items.items():
+            executions.append(Execution(self.name, self._body, (), item, client, options, budget, index))
+            if log is not None:
+                executions[-1].on_done = functools.partial(log.record, index)
+        return executions
 
     def _run_all(
         self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
@@ -285,7 +288,9 @@ class Program(Generic[P]):
         checked_budget("arun_batch", budget)
         items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         executions = (
-            self._executions(items, self._client("arun_batch", backend, options), options, budget) if items else []
+            self._executions(dict(enumerate(items)), self._client("arun_batch", backend, options), options, budget)
+            if items
+            else []
         )
         return await run_all_async(executions, concurrency, progress_bar)
 

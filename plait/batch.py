@@ -43,12 +43,13 @@ def batch_command(options: argparse.Namespace) -> int:
     """Runs the program for each line of the input. Returns 0, or 1 if a line has an error."""
     from plait.lang.control.batch_file import run_batch_file
 
+    program, target = load_program(options.program)
     num_lines, num_failed = run_batch_file(
-        load_program(options.program),
+        program,
         Path(options.input),
         Path(options.output),
         cluster=_cluster(options),
-        target=_target(options.program),
+        target=target,
         num_threads=options.num_threads,
         progress_bar=sys.stderr.isatty(),
         sampling={name: value for name in SAMPLING if (value := getattr(options, name)) is not None},
@@ -72,13 +73,8 @@ def _cluster(options: argparse.Namespace) -> plait.Cluster | None:
     return plait.Cluster(options.cluster, **given, **runtime)
 
 
-def _target(target: str) -> tuple[Path, str]:
-    file, _, name = target.rpartition(":")
-    return Path(file), name
-
-
-def load_program(target: str) -> plait.Program[Any]:
-    """Returns the program that FILE.py:NAME names. Raises InputError if there is none."""
+def load_program(target: str) -> tuple[plait.Program[Any], tuple[Path, str]]:
+    """Returns the program that FILE.py:NAME names, its file and its name. Raises InputError if there is none."""
     file, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         raise plait.InputError(f"write FILE.py:PROGRAM, such as summarize.py:summarize, not {target!r:.100}")
@@ -92,4 +88,4 @@ def load_program(target: str) -> plait.Program[Any]:
         names = sorted(key for key, value in variables.items() if isinstance(value, plait.Program))
         has = f"it has {', '.join(names)}" if names else "it has none"
         raise plait.InputError(f"{file} has no program {name!r}; {has}")
-    return program
+    return program, (path, name)

@@ -6,14 +6,13 @@ import contextlib
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.batch import MAX_AUTO_THREADS, num_workers, progress
-from plait.lang.cluster.actor import Work, encode_work, read_welcome
+from plait.lang.cluster.actor import Work, encode_work
 from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
 from plait.lang.cluster.job import Finished, Job
 from plait.lang.cluster.prefix_groups import group_items
@@ -93,18 +92,15 @@ def iter_on_cluster(batch: ClusterBatch) -> Generator[tuple[int, ProgramState], 
             num_gpus=batch.cluster.gpus_per_actor,
         )
         try:
-            models = _Models(batch)
             job = Job(
                 actors,
                 num_actors=num_actors,
                 capacity=capacity,
                 max_attempts=batch.cluster.max_attempts,
                 start_timeout_s=batch.cluster.start_timeout_s,
-                check_welcome=models.check,
-                on_lost=warn_of_lost_actor,
             )
-            job.wait_until_ready()
-            yield from _results(batch, job, models.client())
+            model = job.wait_until_ready()
+            yield from _results(batch, job, finished_items_client(model, _tokenizer(batch.cluster.model, model)))
         finally:
             actors.close()
 
@@ -129,34 +125,6 @@ def finished_state(name: str, client: Client, finished: Finished, codec: Cluster
     return failed_state(name, client, program_error(name, None, RuntimeGone(finished.failure)))
 
 
-def warn_of_lost_actor(reason: str) -> None:
-    """Warns that an actor has ended. What it ran is repeated, so nobody else may notice."""
-    warnings.warn(f"an actor of the cluster ended: {reason}", RuntimeWarning, stacklevel=2)
-
-
-class _Models:
-    """The model of the actors, which must be one."""
-
-    def __init__(self, batch: ClusterBatch) -> None:
-        self._batch = batch
-        self._welcome: Welcome | None = None
-
-    def check(self, text: str) -> None:
-        """Raises InputError if an actor has another model than those before it."""
-        welcome = read_welcome(text)
-        assert isinstance(welcome, Welcome)
-        first = self._welcome = self._welcome or welcome
-        if (welcome.model_fingerprint, welcome.vocab_size) != (first.model_fingerprint, first.vocab_size):
-            raise InputError(f"an actor has another model than the first one: {welcome.model_path}, {first.model_path}")
-
-    def client(self) -> Client:
-        """Returns what states of finished items need of a client. Call it when an actor is ready."""
-        assert self._welcome is not None
-        client: Any = FinishedItemsClient(self._welcome, _tokenizer(self._batch.cluster.model, self._welcome))
-        checked: Client = client
-        return checked
-
-
 class FinishedItemsClient:
     """The client of states whose calls have ended on an actor: it has a model and a tokenizer, and no sessions."""
 
@@ -166,6 +134,13 @@ class FinishedItemsClient:
 
     def next_id(self) -> int:
         return next(self._ids)
+
+
+def finished_items_client(model: Welcome, tokenizer: Any = None) -> Client:
+    """Returns what states of finished items need of a client. tokenizer: None if the model's files are not here."""
+    client: Any = FinishedItemsClient(model, tokenizer or AbsentTokenizer())
+    checked: Client = client
+    return checked
 
 
 class _AbsentVocabulary:
@@ -193,7 +168,7 @@ class AbsentTokenizer:
 
 
 def _tokenizer(model: str | None, welcome: Welcome) -> Any:
-    """Returns the tokenizer of the model's files on this machine, for the texts of logprobs. They may be missing."""
+    """Returns the tokenizer of the model's files, for the texts of logprobs; None if they are not on this machine."""
     from plait.runtime.model_files.locate import locate_model
     from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
@@ -205,4 +180,4 @@ def _tokenizer(model: str | None, welcome: Welcome) -> Any:
             continue  # it is not here, or another version is
         if tokenizer.vocab_size == welcome.vocab_size:
             return tokenizer
-    return AbsentTokenizer()
+    return None

@@ -21,8 +21,8 @@ import msgspec
 
 from plait.lang.batch import MAX_AUTO_THREADS, num_workers
 from plait.lang.budget import checked_budget
-from plait.lang.cluster.actor import Work, encode_work, read_welcome
-from plait.lang.cluster.batch import AbsentTokenizer, FinishedItemsClient, finished_state, warn_of_lost_actor
+from plait.lang.cluster.actor import Work, encode_work
+from plait.lang.cluster.batch import finished_items_client, finished_state
 from plait.lang.cluster.item_results import ClusterCodec
 from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
@@ -35,7 +35,6 @@ from plait.lang.control.item_log import is_json
 from plait.lang.sampling_options import run_options
 from plait.runtime.cluster.ray_package import import_ray
 from plait.runtime.errors import InputError
-from plait.runtime.messages import Welcome
 
 if TYPE_CHECKING:
     from plait.lang.budget import Budget
@@ -146,20 +145,14 @@ class RowsActor:
             num_cpus=0,
             scheduling_strategy=strategy,
         )
-        welcomes: list[str] = []
         self._job = Job(
             self._actors,
             num_actors=1,
             capacity=self._work.capacity,
             max_attempts=self._work.max_attempts,
             start_timeout_s=self._work.start_timeout_s,
-            check_welcome=welcomes.append,
-            on_lost=warn_of_lost_actor,
         )
-        self._job.wait_until_ready()
-        model = read_welcome(welcomes[0])
-        assert isinstance(model, Welcome)
-        self._client: Any = FinishedItemsClient(model, AbsentTokenizer())
+        self._client = finished_items_client(self._job.wait_until_ready())
 
     def __call__(self, table: Any) -> Any:
         """Returns the table with the columns of results. A row that fails has its error."""

@@ -14,24 +14,31 @@ time alone on an actor. So an item fails only if an actor ended while it ran not
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from plait.runtime.errors import RuntimeGone
+from plait.runtime.errors import InputError, RuntimeGone
+from plait.runtime.messages import Welcome
 
 POLL_S = 1.0
 MAX_IDLE_LOSSES = 3
 """Actors that are lost while they start or run nothing are replaced so often in a row, then no more."""
 
 
+def warn_of_lost_actor(reason: str) -> None:
+    """Warns that an actor has ended. What it ran is repeated, so nobody else may notice."""
+    warnings.warn(f"an actor of the cluster ended: {reason}", RuntimeWarning, stacklevel=2)
+
+
 @dataclass(frozen=True)
 class Ready:
-    """The engine of an actor has started. `welcome`: what the actor says about its model."""
+    """The engine of an actor has started with this model."""
 
     actor: int
-    welcome: str
+    model: Welcome
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,7 @@ class Job:
     """Runs items on `num_actors` actors, each with at most `capacity` items at a time.
 
     start_timeout_s: how long an actor may take from `start` to Ready.
-    check_welcome: raises a ValueError for an actor that must not be used, such as one with another model.
-    on_lost: called with the reason when an actor is lost.
+    An actor with another model than the first one is not used. on_lost: called with the reason when an actor is lost.
     """
 
     def __init__(
@@ -105,13 +111,12 @@ class Job:
         capacity: int,
         max_attempts: int,
         start_timeout_s: float,
-        check_welcome: Callable[[str], None] = lambda welcome: None,
-        on_lost: Callable[[str], None] = lambda reason: None,
+        on_lost: Callable[[str], None] = warn_of_lost_actor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._clock = actors, clock
         self._capacity, self._max_attempts, self._start_timeout_s = capacity, max_attempts, start_timeout_s
-        self._check_welcome, self._on_lost = check_welcome, on_lost
+        self._on_lost = on_lost
         self._groups: deque[list[int]] = deque()
         self._alone: deque[int] = deque()  # items whose last attempt comes
         self._solo: int | None = None  # the actor that runs them, while there are others to run elsewhere
@@ -120,17 +125,18 @@ class Job:
         self._idle_losses = 0
         self._last_reason = "no actor was started"
         self._start_error: Exception | None = None
-        self._has_started = False
+        self._model: Welcome | None = None  # of the first actor that has started
         self._actors: dict[int, _Actor] = {}
         for _ in range(num_actors):
             self._start_actor()
 
-    def wait_until_ready(self) -> None:
-        """Waits for the first actor. Raises the error of the last one if none can start."""
-        while not self._has_started:
+    def wait_until_ready(self) -> Welcome:
+        """Waits for the first actor, and returns its model. Raises the error of the last one if none can start."""
+        while self._model is None:
             self._handle_events()
             if not self._actors:
                 raise self._start_error or RuntimeGone(f"no actor could start: {self._last_reason}")
+        return self._model
 
     def run(self, groups: Sequence[Sequence[int]]) -> Iterator[Finished]:
         """Runs the items. Yields each one exactly once, when it has ended. The first groups begin first."""
@@ -152,8 +158,8 @@ class Job:
             if actor is None:
                 continue
             match event:
-                case Ready(number, welcome):
-                    self._greet(number, actor, welcome)
+                case Ready(number, model):
+                    self._greet(number, actor, model)
                 case Done(_, item, result):
                     actor.running.discard(item)
                     self._idle_losses = 0
@@ -171,14 +177,14 @@ class Job:
     def _start_actor(self) -> None:
         self._actors[self._cluster.start()] = _Actor(self._clock())
 
-    def _greet(self, number: int, actor: _Actor, welcome: str) -> None:
-        try:
-            self._check_welcome(welcome)
-        except ValueError as error:
-            self._cluster.stop(number)
-            self._lose(number, str(error), error)
+    def _greet(self, number: int, actor: _Actor, model: Welcome) -> None:
+        first = self._model = self._model or model
+        if (model.model_fingerprint, model.vocab_size) == (first.model_fingerprint, first.vocab_size):
+            actor.is_ready = True
             return
-        actor.is_ready = self._has_started = True
+        self._cluster.stop(number)
+        text = f"an actor has another model than the first one: {model.model_path}, {first.model_path}"
+        self._lose(number, text, InputError(text))
 
     def _lose(self, number: int, reason: str, cannot_start: Exception | None) -> list[Finished]:
         """Returns the items that fail now; the others of this actor run again."""

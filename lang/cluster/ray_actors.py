@@ -162,7 +162,7 @@ class RayActors:
         if isinstance(welcome, tuple):
             self.stop(actor)
             return Lost(actor, welcome[1], cannot_start=plait_error(*welcome))
-        return Ready(actor, text)
+        return Ready(actor, welcome)
 
 
 def reason_of(error: BaseException) -> str:

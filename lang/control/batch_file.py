@@ -11,22 +11,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from plait.lang.backends.default_backend import Backend
 from plait.lang.batch import num_workers, progress
 from plait.lang.cluster.batch import ClusterBatch
 from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
 from plait.lang.control.item_log import batch_identity
-from plait.lang.core.execution import Execution
 from plait.lang.program import Program
 from plait.lang.sampling_options import Options, run_options
-from plait.runtime.client.client import Client
 from plait.runtime.errors import InputError
-from plait.runtime.results.json_lines import READ_BYTES, LineSplitter, parse_json_line
+from plait.runtime.results.json_lines import parse_json_line
 
 CHUNK_ITEMS = 2000  # states that are in memory at a time
 MAX_SHOWN_INPUT = 1000  # characters of a line that is not an object
@@ -37,12 +33,11 @@ def run_batch_file(
     input_path: Path,
     output_path: Path,
     *,
-    backend: Backend | None = None,
-    cluster: Cluster | None = None,
-    target: tuple[Path, str] | None = None,
-    num_threads: int | None = None,
-    progress_bar: bool = False,
-    sampling: Mapping[str, Any] | None = None,
+    cluster: Cluster | None,
+    target: tuple[Path, str],
+    num_threads: int | None,
+    progress_bar: bool,
+    sampling: Mapping[str, Any],
 ) -> tuple[int, int]:
     """Runs the program for each line of `input_path`: an object, the keyword arguments. Returns the numbers of lines
     and of those with an error.
@@ -53,20 +48,19 @@ def run_batch_file(
 
     cluster: runs the items on its actors. target: the file that the program was loaded from, and its name there.
     """
-    options = run_options("batch", sampling or {})
+    options = run_options("batch", sampling)
     items, reasons = _read_items(program, input_path)
     identity = batch_identity(program.name, program._body, program._arguments.bound, options)
     output = _open_output(output_path, items, identity, input_path)
     ready = _ready_items(program, items, reasons, output, input_path)
     threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
-    if ready and cluster is not None:
-        _run_on_cluster(
-            ClusterBatch(program, ready, cluster, sampling or {}, None, threads, target, output), output, progress_bar
-        )
-    elif ready:
-        _run_here(program, ready, output, program._client("batch", backend, options), options, threads, progress_bar)
-    elif output.refused:
+    if not ready:
         output.begin(None)
+    elif cluster is not None:
+        batch = ClusterBatch(program, ready, cluster, sampling, None, threads, target, output)
+        _run_on_cluster(batch, output, progress_bar)
+    else:
+        _run_here(program, ready, output, options, threads, progress_bar)
     return output.finish()
 
 
@@ -100,19 +94,16 @@ def _run_here(
     program: Program[Any],
     ready: Mapping[int, dict[str, Any]],
     output: OutputFile,
-    client: Client,
     options: Options,
     threads: int | Literal["auto"],
     progress_bar: bool,
 ) -> None:
+    client = program._client("batch", None, options)
     output.begin(client)
     for first in range(0, len(ready), CHUNK_ITEMS):
-        chunk = []
-        for index, arguments in itertools.islice(ready.items(), first, first + CHUNK_ITEMS):
-            chunk.append(Execution(program.name, program._body, (), arguments, client, options, None, index))
-            chunk[-1].on_done = partial(output.record, index)
-        output.abort_items = partial(_abort, chunk)
-        program._run_all(chunk, threads, num_workers(threads, len(chunk)), progress_bar)
+        chunk = dict(itertools.islice(ready.items(), first, first + CHUNK_ITEMS))
+        output.running = program._executions(chunk, client, options, None, output)
+        program._run_all(output.running, threads, num_workers(threads, len(chunk)), progress_bar)
         output.check_written()
 
 
@@ -123,11 +114,6 @@ def _run_on_cluster(batch: ClusterBatch, output: OutputFile, progress_bar: bool)
         for _ in ended:
             output.check_written()
             step()
-
-
-def _abort(executions: list[Execution]) -> None:
-    for execution in executions:
-        execution.abort()
 
 
 def _open_output(path: Path, items: Mapping[int, Any], identity: Mapping[str, str], input_path: Path) -> OutputFile:
@@ -147,21 +133,18 @@ def _read_items(program: Program[Any], path: Path) -> tuple[dict[int, Any], dict
         from plait.lang.control.batch_table import read_rows
 
         return dict(read_rows(path, program._arguments.takes)), {}
-    items, reasons, splitter = dict[int, Any](), dict[int, str](), LineSplitter()
+    items, reasons = dict[int, Any](), dict[int, str]()
     try:
         with path.open("rb") as file:
-            pieces = iter(partial(file.read, READ_BYTES), b"")
-            for number, _, line in itertools.chain(
-                itertools.chain.from_iterable(map(splitter.feed, pieces)), splitter.end()
-            ):
-                assert line is not None  # there is no limit
+            for index, line in enumerate(file):
+                line = line.rstrip(b"\r\n")
                 if not line.strip():
                     continue
                 try:
-                    items[number - 1] = parse_json_line(line)
+                    items[index] = parse_json_line(line)
                 except ValueError as error:
-                    items[number - 1] = line.rstrip(b"\r").decode("utf-8", "backslashreplace")[:MAX_SHOWN_INPUT]
-                    reasons[number - 1] = str(error)
+                    items[index] = line.decode("utf-8", "backslashreplace")[:MAX_SHOWN_INPUT]
+                    reasons[index] = str(error)
     except OSError as error:
         raise InputError(f"the input cannot be read: {error}") from None
     return items, reasons

@@ -6,7 +6,7 @@ import enum
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from plait.runtime.results.json_lines import encode_json_line
 from plait.runtime.results.result_file import NotAResult, ResultFile, read_written, replacing
 
 if TYPE_CHECKING:
+    from plait.lang.core.execution import Execution
     from plait.runtime.client.client import Client
 
 TABLE_SUFFIX = ".parquet"
@@ -44,7 +45,7 @@ class OutputFile:
         self.done: dict[int, dict[str, Any]] = {}
         self.refused: dict[int, str] = {}
         self.write_error: OSError | None = None
-        self.abort_items: Callable[[], object] = lambda: None  # called when a line cannot be written
+        self.running: Sequence[Execution] = ()  # aborted when a line cannot be written
         self._failed: dict[int, dict[str, Any]] = {}
         self._order: list[int] = []  # of the lines in the file
         self._open()
@@ -104,8 +105,8 @@ class OutputFile:
         if self._saved_identity == self._identity:
             return
         try:
-            with replacing(self._sidecar) as part:
-                part.write_bytes(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
+            with replacing(self._sidecar) as file:
+                file.write(encode_json_line({SIDECAR_NAME: SIDECAR_VERSION, **self._identity}))
         except OSError as error:
             raise InputError(f"the output cannot be written: {error}") from None
 
@@ -121,7 +122,8 @@ class OutputFile:
                 self._file.append(encode_json_line(row))
             except OSError as write_error:
                 self.write_error = self.write_error or write_error
-                self.abort_items()
+                for execution in self.running:
+                    execution.abort()
                 return
             self._order.append(index)
             (self.done if row["error"] is None else self._failed)[index] = row

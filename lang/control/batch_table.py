@@ -103,8 +103,8 @@ class TableOutput(OutputFile):
             table = table.append_column(name, column(values))
         saved = {METADATA: json.dumps({"input": self._digest, "failed": num_failed, **self._identity}).encode()}
         try:
-            with replacing(self._table_path) as part:
-                parquet.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | saved), part)
+            with replacing(self._table_path) as file:
+                parquet.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | saved), file)
         except (OSError, arrow.ArrowException) as error:
             raise InputError(f"the output cannot be written: {error}; the same command continues") from None
         if not num_failed:

@@ -20,8 +20,11 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from plait.kernels.private_file import PRIVATE_MODE, open_regular
+from plait.kernels.private_file import PRIVATE_MODE, PUBLIC_MODE, open_regular
+
+PART_SUFFIX = ".part"  # of a file that has not taken its place
 
 
 class NotAResult(ValueError):
@@ -117,13 +120,6 @@ class ResultFile:
             raise
         self.size += len(data)
 
-    def cut(self, size: int) -> None:
-        """Takes back the last lines, up to a former `size`. Raises OSError; the next `append` then does it."""
-        with self._lock:
-            self.size = self._cut_at = size
-        if self.path.exists():
-            self.begin()
-
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Replaces all lines, such as by the same ones in order: after a kill the old or the new ones are there.
 
@@ -136,11 +132,10 @@ class ResultFile:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         finally:
             os.close(descriptor)
-        with replacing(self.path) as part, part.open("wb") as file:
-            os.chmod(part, mode)
+        with replacing(self.path) as file:
+            os.fchmod(file.fileno(), mode)
             file.writelines(lines)
             file.flush()
-            os.fsync(file.fileno())
             info = os.fstat(file.fileno())
         self.size, self._place = info.st_size, (info.st_dev, info.st_ino)
 
@@ -171,17 +166,20 @@ def read_written(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new, empty file that takes the place of `path` at the end of the block.
+def replacing(path: Path, mode: int = PUBLIC_MODE) -> Iterator[BinaryIO]:
+    """Yields a new file that takes the place of `path` at the end of the block, durably.
 
     After a kill the old file or the new one is there. A link stays, and leads to the new file. Raises OSError.
     """
     target = path.resolve()
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
-        part.open("xb").close()
-        yield part
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, target)
+        sync_folder(target.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise

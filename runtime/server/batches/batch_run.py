@@ -4,7 +4,7 @@
     validating or in_progress -> cancelling -> cancelled
     validating -> failed (problems of the input);  any -> failed (a full disk, the key's quota, damaged results)
 
-After a kill the same steps are taken again: lines that have a result are skipped, files that were moved stay moved.
+After a kill the same steps are taken again: lines that have a result are skipped, files that were added stay added.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,24 +27,22 @@ from plait.runtime.server.batches.directory import (
     disk_problem,
     encode_record,
     remove,
+    run_to_end,
     write_record,
 )
 from plait.runtime.server.batches.file_store import QUOTA, FileStore, QuotaExceeded
-from plait.runtime.server.batches.input_file import (
-    CheckedInput,
-    InputChanged,
-    Line,
-    check_input,
-    read_line,
-    read_lines,
-    write_lines,
-)
+from plait.runtime.server.batches.input_file import Line, changed, check_input, read_line, read_lines, write_lines
 from plait.runtime.server.batches.line_runner import LineRunner
-from plait.runtime.server.batches.records import BatchProblem, BatchRecord, Ending, new_id
-from plait.runtime.server.batches.result_log import DamagedResults, ResultLine, ResultLog
-from plait.runtime.server.batches.result_writer import ResultWriter
-from plait.runtime.server.batches.slots import Slot, Slots
-from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.batches.records import (
+    BatchErrors,
+    BatchFailed,
+    BatchProblem,
+    BatchRecord,
+    Ending,
+    failure,
+    new_id,
+)
+from plait.runtime.server.batches.result_log import ResultLine, ResultLog
 
 NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -55,24 +55,33 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # before the end of a batch is stored ag
 log = logging.getLogger("plait.server")
 
 
+@dataclass
+class Turns:
+    """Held by the batch of a key whose input is checked, and by the one whose lines run."""
+
+    check: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lines: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class BatchRun:
-    """One batch of a server. `record` is its state; `run()` leads it to its end."""
+    """One batch of a server. `record` is its state; `run()` leads it to its end.
+
+    turns: of its key's batches. checks: bounds those of inputs over all keys.
+    """
 
     def __init__(
         self,
         record: BatchRecord,
         directory: StateDirectory,
         files: FileStore,
-        settings: ServerSettings,
-        slots: Slots,
-        checks: Slots,
-        turn: asyncio.Lock,
+        turns: Turns,
+        checks: asyncio.Semaphore,
         lines: LineRunner,
     ) -> None:
-        self.record = record
-        self._folder, self._files, self._settings = directory.batches, files, settings
-        self._index = directory.batches / f"{record.id}{INDEX_SUFFIX}"
-        self._slots, self._checks, self._turn, self._lines = slots, checks, turn, lines
+        self.record, self._files = record, files
+        self._path = directory.batches / f"{record.id}.json"
+        self._index = self._path.with_suffix(INDEX_SUFFIX)
+        self._turns, self._checks, self._lines = turns, checks, lines
         self._stop = asyncio.Event()
         self._saving = asyncio.Lock()
         if record.status == "cancelling":
@@ -80,136 +89,70 @@ class BatchRun:
 
     # -- state ------------------------------------------------------------------------------------
 
-    async def save(self, **changes: Any) -> None:
-        """Changes the record, first on disk: nobody sees a state that a crash takes back. Raises OSError."""
-        async with self._saving:
-            await self._save(changes)
+    async def save(self, was: Collection[str] | None = None, **changes: Any) -> bool:
+        """Changes the record, first on disk: nobody sees a state that a crash takes back. Raises OSError.
 
-    async def _save(self, changes: dict[str, Any]) -> None:
-        encoded = encode_record(msgspec.structs.replace(self.record, **changes))
-        await asyncio.to_thread(write_record, self._folder / f"{self.record.id}.json", encoded)
-        for name, value in changes.items():
-            setattr(self.record, name, value)
+        was: returns False, and changes nothing, if the status is another one.
+        """
+        async with self._saving:
+            if was is not None and self.record.status not in was:
+                return False
+            encoded = encode_record(msgspec.structs.replace(self.record, **changes))
+            await run_to_end(write_record, self._path, encoded)
+            for name, value in changes.items():
+                setattr(self.record, name, value)
+            return True
 
     async def cancel(self) -> bool:
         """Ends the batch: lines that run are stopped. Returns False if it ends already.
 
         Raises OSError if it cannot be stored.
         """
-        if self.record.status == "cancelling":
-            return True
-        async with self._saving:
-            if self.record.status in ("validating", "in_progress"):
-                await self._save({"status": "cancelling", "cancelling_at": int(time.time())})
-                self._stop.set()
-            return self._stop.is_set()
+        can_be, now = ("validating", "in_progress"), int(time.time())
+        if not self._stop.is_set() and await self.save(can_be, status="cancelling", cancelling_at=now):
+            self._stop.set()
+        return self._stop.is_set()
 
     async def run(self) -> None:
         """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
         try:
             await self._run()
+            return
+        except BatchFailed as error:
+            failed = error
         except QuotaExceeded as error:
-            await self._fail(QUOTA, str(error))
-        except DamagedResults as error:
-            await self._fail("damaged_results", f"{error}; the batch cannot be continued")
-        except InputChanged as error:
-            await self._fail("input_changed", f"the input has changed since it was checked: {error}")
+            failed = failure(QUOTA, str(error))
         except OSError as error:
-            await self._fail(*disk_problem(error))
+            failed = failure(*disk_problem(error))
         except Exception:
             log.exception("batch %s failed", self.record.id)
-            await self._fail("server_error", "the server failed on this batch; see its log")
+            failed = failure("server_error", "the server failed on this batch; see its log")
+        if self.record.in_progress_at is not None:
+            log.error("batch %s failed: %s", self.record.id, failed)
+        await self._end("failed", failed.problems)
 
     async def _run(self) -> None:
         record = self.record
-        if not record.is_sealed:
-            results = await asyncio.to_thread(self._open_results)
-            if not await self._check():
-                return
-            has_turn = await self._wait_for_turn()
-            try:
-                await self._run_lines(await asyncio.to_thread(read_lines, self._index), results)
-            finally:
-                if has_turn:
-                    self._turn.release()
+        results = await asyncio.to_thread(self._open_results)
+        if record.ending is None:
+            ending = await self._unless_stopped(asyncio.create_task(self._run_lines(results))) or "completed"
+            now = int(time.time())
+            if not await self.save(("in_progress",), ending=ending, status="finalizing", finalizing_at=now):
+                await self.save(ending=ending)  # cancelling, as with OpenAI, so that it can be cancelled a second time
         assert record.ending is not None
+        if record.ending in NOT_RUN and self._index.exists():
+            await self._add_lines_not_run(results, NOT_RUN[record.ending])
         await self._end(record.ending)
 
-    async def _check(self) -> bool:
-        """Checks the input, unless that was done. Returns False if the batch has ended before or by that."""
-        record = self.record
-        if record.in_progress_at is not None and self._index.exists():
-            return True
-        checking = asyncio.create_task(self._check_input())
-        ending = await self._unless_stopped(checking)
-        if ending is not None:
-            await self._end(ending)
-            return False
-        checked = checking.result()
-        if checked.problems:
-            if record.in_progress_at is not None:  # it was right when the batch began
-                raise InputChanged(checked.problems[0].message)
-            await self._end("failed", checked.problems)
-            return False
-        record.counts.total = len(checked.lines)
-        async with self._saving:
-            await asyncio.to_thread(write_lines, self._index, checked.lines)
-            if record.status == "validating":
-                await self._save({"status": "in_progress", "in_progress_at": int(time.time())})
-        return True
-
-    async def _check_input(self) -> CheckedInput:
-        record, settings = self.record, self._settings
-        slot = await self._checks.acquire(record.tenant)
-        try:
-            slot.set_calls(1)
-            path = self._files.content_path(record.input_file_id)
-            return await check_input(path, record.endpoint, settings.max_body_bytes, settings.max_batch_lines)
-        finally:
-            slot.release()
-
-    async def _wait_for_turn(self) -> bool:
-        """Waits for all earlier batches of the key. Returns False if the batch is cancelled or expires before."""
-        if self.record.ending is not None:
-            return False
-        self.record.ending = await self._unless_stopped(asyncio.create_task(self._turn.acquire()))
-        return self.record.ending is None
-
     def _open_results(self) -> ResultLog:
-        record = self.record
-        output, errors = (self._folder / f"{record.id}.{name}" for name in ("output", "errors"))
-        results = ResultLog(output, errors, lambda num_bytes: self._files.reserve(record.tenant, num_bytes))
-        results.counts.total = record.counts.total
-        record.counts, record.tokens = results.counts, results.tokens
+        record, files = self.record, self._files
+        paths = files.content_path(record.output_id), files.content_path(record.error_id)
+        results = ResultLog(*paths, partial(files.reserve, record.tenant))
+        results.counts.total = record.request_counts.total
+        record.request_counts, record.usage = results.counts, results.usage
         return results
 
-    async def _run_lines(self, lines: list[Line], results: ResultLog) -> None:
-        record, writer = self.record, ResultWriter(results)
-        record.counts.total = len(lines)
-        lines = [line for line in lines if line.id_digest not in results.done]
-        if record.ending is None:
-            record.ending = await self._execute(lines, writer)
-        if record.status != "finalizing":
-            await self._start_finalizing()
-        if record.ending in NOT_RUN:
-            await self._add_lines_not_run(lines, results, NOT_RUN[record.ending])
-        await self.save(is_sealed=True)
-
-    async def _start_finalizing(self) -> None:
-        """A cancelled batch stays cancelling, as with OpenAI, so that it can be cancelled a second time."""
-        is_cancelled = self.record.ending == "cancelled"
-        await self.save(**({} if is_cancelled else {"status": "finalizing", "finalizing_at": int(time.time())}))
-
-    # -- lines ------------------------------------------------------------------------------------
-
-    async def _execute(self, lines: list[Line], writer: ResultWriter) -> Ending:
-        """Runs lines until all have a result, the batch is cancelled, or its time is over. Returns how it ended."""
-        try:
-            return await self._unless_stopped(asyncio.create_task(self._run_all(lines, writer))) or "completed"
-        finally:
-            await writer.flush()
-
-    async def _unless_stopped(self, work: asyncio.Task[Any]) -> Ending | None:
+    async def _unless_stopped(self, work: asyncio.Task[None]) -> Ending | None:
         """Waits until `work` is done. Returns how the batch ends if it is cancelled or its time is over before."""
         stopped = asyncio.create_task(self._stop.wait())
         try:
@@ -224,48 +167,61 @@ class BatchRun:
             work.cancel()
             await asyncio.wait({work})  # its lines stop and store nothing more
 
-    async def _run_all(self, lines: list[Line], writer: ResultWriter) -> None:
-        """Runs the lines. Raises what the first failure raises."""
-        tasks: dict[asyncio.Task[None], Slot] = {}
-        try:
-            for line in lines:
-                for slot in tasks.values():
-                    await slot.wait_while_parked()
-                slot = await self._slots.acquire(self.record.tenant)
-                task = asyncio.create_task(self._lines.run(self.record, line, slot, writer))
-                task.add_done_callback(partial(_release, slot))  # also of a task that is cancelled before it begins
-                tasks[task] = slot
-                for ended in [task for task in tasks if task.done()]:
-                    del tasks[ended]
-                    ended.result()
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+    # -- lines ------------------------------------------------------------------------------------
 
-    async def _add_lines_not_run(self, lines: list[Line], results: ResultLog, error: tuple[str, str]) -> None:
+    async def _run_lines(self, results: ResultLog) -> None:
+        """Runs the lines that have no result, after all earlier batches of the key. Raises what a line raises."""
+        record = self.record
+        if record.in_progress_at is None or not self._index.exists():
+            await self._check()
+        async with self._turns.lines:
+            lines = await asyncio.to_thread(read_lines, self._index)
+            record.request_counts.total = len(lines)
+            await self._lines.run(record, [line for line in lines if line.id_digest not in results.done], results)
+
+    async def _check(self) -> None:
+        """Checks the input, and writes its index. Raises BatchFailed and OSError."""
+        record, settings = self.record, self._files.settings
+        path = self._files.content_path(record.input_file_id)
+        try:
+            async with self._turns.check, self._checks:
+                lines = await check_input(path, record.endpoint, settings.max_body_bytes, settings.max_batch_lines)
+        except BatchFailed as error:
+            if record.in_progress_at is None:
+                raise
+            raise changed(error.problems[0].message) from None  # it was right when the batch began
+        record.request_counts.total = len(lines)
+        await run_to_end(write_lines, self._index, lines)
+        await self.save(("validating",), status="in_progress", in_progress_at=int(time.time()))
+
+    async def _add_lines_not_run(self, results: ResultLog, error: tuple[str, str]) -> None:
         """Gives every line without a result its error."""
         path = self._files.content_path(self.record.input_file_id)
+        lines = await asyncio.to_thread(read_lines, self._index)
         missing = [line for line in lines if line.id_digest not in results.done]
+        self.record.request_counts.total = len(lines)
         for start in range(0, len(missing), LINES_AT_ONCE):
             part = missing[start : start + LINES_AT_ONCE]
-            await asyncio.to_thread(partial(_append_not_run, results, path, part, error))
+            await asyncio.to_thread(_append_not_run, results, path, part, error)
 
     # -- the end ----------------------------------------------------------------------------------
 
-    async def _end(self, ending: Ending, problems: list[BatchProblem] | None = None, has_results: bool = True) -> None:
-        """Ends the batch, with what is stored of its results as files of the key.
+    async def _end(self, ending: Ending, problems: Sequence[BatchProblem] = ()) -> None:
+        """Ends the batch, with what is stored of its results as files of the key, unless they are damaged.
 
         Tries until that is on disk: a batch that has ended does not run again after a restart.
         """
         record, pause_s = self.record, FIRST_PAUSE_S
-        changes = {"status": ending, "ending": ending, "problems": problems or [], f"{ending}_at": int(time.time())}
+        has_results = not any(problem.code == "damaged_results" for problem in problems)
+        changes: dict[str, Any] = {
+            "status": ending,
+            "ending": ending,
+            "errors": BatchErrors(list(problems)) if problems else None,
+            f"{ending}_at": int(time.time()),
+        }
         while True:
             try:
-                if has_results:
-                    await asyncio.to_thread(self._add_results)
+                changes |= await asyncio.to_thread(self._add_results) if has_results else {}
                 await self.save(**changes)
                 break
             except OSError as error:
@@ -274,30 +230,21 @@ class BatchRun:
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
         with contextlib.suppress(OSError):  # the next start removes it
             await asyncio.to_thread(remove, self._index)
-        self._files.release(record.tenant, num_files=NUM_RESULT_FILES - record.has_output - record.has_errors)
+        num_files = (record.output_file_id is not None) + (record.error_file_id is not None)
+        self._files.reserve(record.tenant, num_files=num_files - NUM_RESULT_FILES)
 
-    def _add_results(self) -> None:
-        """Makes files of the results. Those that were moved or added before a crash are left as they are."""
-        record = self.record
-        for name, file_id in (("output", record.output_id), ("errors", record.error_id)):
-            path, filename = self._folder / f"{record.id}.{name}", f"{record.id}_{name}.jsonl"
-            is_there = _is_filled(path) or _is_filled(self._files.content_path(file_id))
-            setattr(record, f"has_{name}", is_there)
-            if is_there:
-                self._files.add_results(path, file_id, record.tenant, filename, record.results_expire_s)
-
-    async def _fail(self, code: str, text: str) -> None:
-        """Ends the batch with an error of the server."""
-        log.error("batch %s failed: %s", self.record.id, text)
-        await self._end("failed", [BatchProblem(code=code, message=text)], has_results=code != "damaged_results")
-
-
-def _is_filled(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def _release(slot: Slot, task: asyncio.Task[None]) -> None:
-    slot.release()
+    def _add_results(self) -> dict[str, str]:
+        """Makes files of the results that have a line. Returns the fields of the record that name them."""
+        record, found = self.record, dict[str, str]()
+        for name, suffix, file_id in (("output", "output", record.output_id), ("error", "errors", record.error_id)):
+            path = self._files.content_path(file_id)
+            if path.exists() and path.stat().st_size:
+                filename = f"{record.id}_{suffix}.jsonl"
+                self._files.add(file_id, record.tenant, "batch_output", filename, record.results_expire_s)
+                found[f"{name}_file_id"] = file_id
+            else:
+                self._files.remove_unused(file_id)
+        return found
 
 
 def _append_not_run(results: ResultLog, path: Path, lines: list[Line], error: tuple[str, str]) -> None:

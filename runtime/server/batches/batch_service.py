@@ -8,14 +8,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun
-from plait.runtime.server.batches.directory import StateDirectory, read_records, remove, remove_unfinished
-from plait.runtime.server.batches.file_store import FileStore, Quota
+from msgspec import UNSET
+
+from plait.runtime.server.batches.batch_run import NUM_RESULT_FILES, BatchRun, Turns
+from plait.runtime.server.batches.directory import (
+    INDEX_SUFFIX,
+    StateDirectory,
+    read_records,
+    remove,
+    remove_unfinished,
+)
+from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.line_runner import Ask, LineRunner
-from plait.runtime.server.batches.records import DAY_S, BatchRecord, Endpoint, new_id
+from plait.runtime.server.batches.records import DAY_S, BatchRecord, BatchUsage, Counts, Endpoint, new_id
 from plait.runtime.server.batches.slots import Slots
 from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid
 from plait.runtime.server.settings import ServerSettings
@@ -46,29 +53,23 @@ class BatchService:
         is_draining: Callable[[], bool],
     ) -> None:
         self._directory, self._settings = directory, settings
-        quota = Quota(settings.max_file_bytes, settings.max_stored_bytes_per_key, settings.max_files_per_key)
-        self.files = FileStore(directory, quota)
-        self.files.user_of = self._unfinished_with_input
+        self.files = FileStore(directory, settings)
+        self.files.user_of = self._user_of
         self._records = {record.id: record for record in read_records(directory.batches, BatchRecord)}
         for record in self._unfinished():
-            self._count_results(record)
+            self.files.expect(record.tenant, record.output_id)
+            self.files.expect(record.tenant, record.error_id)
         self._slots = Slots(
             settings.max_batch_calls or settings.max_running,
             lambda: may_start() and not is_draining(),
             settings.key_weights,
         )
-        self._checks = Slots(MAX_CHECKS, lambda: True, settings.key_weights, max_per_key=1)
-        self._lines = LineRunner(self.files, ask, is_draining)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
+        self._lines = LineRunner(self.files, self._slots, ask, is_draining)
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._housekeeping: asyncio.Task[None] | None = None
-
-    def _count_results(self, record: BatchRecord) -> None:
-        """Counts the result files that a batch will have, and their bytes so far."""
-        ids = [file_id for file_id in (record.output_id, record.error_id) if not self.files.has(file_id)]
-        paths = [self._path(record, "output"), self._path(record, "errors"), *map(self.files.content_path, ids)]
-        self.files.count(record.tenant, sum(path.stat().st_size for path in paths if path.exists()), len(ids))
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -80,14 +81,14 @@ class BatchService:
         if self._housekeeping is not None and not self._housekeeping.done():
             return
         unfinished = sorted(self._unfinished(), key=lambda record: (record.created_at, record.id))
-        results = {file_id for record in unfinished for file_id in (record.output_id, record.error_id)}
+        results = {file_id for record in self._records.values() for file_id in (record.output_id, record.error_id)}
         self.files.remove_leftovers(expected=results)
         remove_unfinished(self._directory.batches, running={record.id for record in unfinished})
         self._housekeeping = asyncio.create_task(self._keep_house())
         for record in unfinished:
             if record.tenant in (self._settings.api_keys or ("",)):
                 log.info("batch %s is continued: %s", record.id, record.status)
-                self._run(record)
+                self._start(self._new_run(record))
             else:
                 log.warning("batch %s is not continued: there is no API key named %r", record.id, record.tenant)
 
@@ -101,20 +102,15 @@ class BatchService:
         self._directory.close()
 
     def _new_run(self, record: BatchRecord) -> BatchRun:
-        turn = self._turns[record.tenant]
-        return BatchRun(
-            record, self._directory, self.files, self._settings, self._slots, self._checks, turn, self._lines
-        )
+        turns = self._turns[record.tenant]
+        return BatchRun(record, self._directory, self.files, turns, self._checks, self._lines)
 
-    def _run(self, record: BatchRecord) -> None:
-        run = self._runs[record.id] = self._new_run(record)
+    def _start(self, run: BatchRun) -> None:
+        self._runs[run.record.id] = run
         task = asyncio.create_task(run.run())
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._on_end(record, task))
-
-    def _on_end(self, record: BatchRecord, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._runs.pop(record.id, None)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._runs.pop(run.record.id))
 
     async def _keep_house(self) -> None:
         """Removes what has expired, now and every minute."""
@@ -142,11 +138,10 @@ class BatchService:
     def _remove_files(self, *records: BatchRecord) -> None:
         """Removes all of batches that are forgotten, in a thread. Raises OSError."""
         for record in records:
-            for name in ("output", "errors", "lines", "json"):
-                remove(self._path(record, name))
-
-    def _path(self, record: BatchRecord, name: str) -> Path:
-        return self._directory.batches / f"{record.id}.{name}"
+            for file_id in (record.output_id, record.error_id):
+                self.files.remove_unused(file_id)
+            for suffix in (INDEX_SUFFIX, ".json"):
+                remove(self._directory.batches / f"{record.id}{suffix}")
 
     # -- requests of clients ----------------------------------------------------------------------
 
@@ -174,20 +169,24 @@ class BatchService:
             results_expire_s=results_expire_s,
             created_at=now,
             expires_at=now + COMPLETION_WINDOW_S,
+            status="validating",
+            request_counts=Counts(),
+            usage=BatchUsage(),
             metadata=metadata,
-            model=model,
+            model=model or UNSET,
         )
+        run = self._new_run(record)
         self._records[record.id] = record  # before the first wait, so that its input is not deleted meanwhile
         try:
             ended = [other for other in self.of_tenant(tenant) if other.has_ended]
             surplus = [self._records.pop(other.id) for other in ended[KEPT_PER_KEY - 1 :]]
             await asyncio.to_thread(self._remove_files, *surplus)
-            await self._new_run(record).save()
+            await run.save()
         except BaseException:
             del self._records[record.id]
-            self.files.release(tenant, num_files=NUM_RESULT_FILES)
+            self.files.reserve(tenant, num_files=-NUM_RESULT_FILES)
             raise
-        self._run(record)
+        self._start(run)
         return record
 
     def get(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -213,10 +212,10 @@ class BatchService:
         return record
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
-        """Deletes a file. Raises ApiError 404, and 409 for the input of a batch that has not ended."""
+        """Deletes a file. Raises ApiError 404, and 409 for the input or results of a batch that has not ended."""
         record = self.files.get(tenant, file_id)
-        if (batch_id := self._unfinished_with_input(file_id)) is not None:
-            text = f"the file is the input of {batch_id}, which has not ended; cancel the batch first"
+        if (batch_id := self._user_of(file_id)) is not None:
+            text = f"the file is used by {batch_id}, which has not ended; cancel the batch first"
             raise ApiError(409, text, code="file_in_use")
         self.files.hide(record)
         await asyncio.to_thread(self.files.delete, record)
@@ -224,5 +223,9 @@ class BatchService:
     def _unfinished(self) -> list[BatchRecord]:
         return [record for record in self._records.values() if not record.has_ended]
 
-    def _unfinished_with_input(self, file_id: str) -> str | None:
-        return next((record.id for record in self._unfinished() if record.input_file_id == file_id), None)
+    def _user_of(self, file_id: str) -> str | None:
+        """The id of a batch that reads or writes this file."""
+        for record in self._unfinished():
+            if file_id in (record.input_file_id, record.output_id, record.error_id):
+                return record.id
+        return None

@@ -1,11 +1,11 @@
 """The directory of files and batches on disk, and the writes that survive a kill and a power cut.
 
     DIR/lock              held by the server that uses the directory
-    DIR/files/ID.json     a file's record;  DIR/files/ID.content its bytes;  ID.part an upload that has not ended
-    DIR/batches/ID.json   a batch's record; ID.output and ID.errors its results, one line appended for each;
-                          ID.lines where the lines of its input are, once they are checked
+    DIR/files/ID.json     a file's record; DIR/files/ID.content its bytes, which are there before the record
+    DIR/batches/ID.json   a batch's record; ID.lines where the lines of its input are, once they are checked
 
-Both folders have mode 0700, all files 0600. A record is replaced as a whole; results are appended and fsynced.
+Both folders have mode 0700, all files 0600. A record is replaced as a whole. The results of a batch are the bytes of
+the two files that it will have: lines are appended and fsynced, and the records follow at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from plait.kernels.private_file import PRIVATE_MODE, open_private, open_regular
 from plait.runtime.errors import InputError
-from plait.runtime.results.result_file import sync_folder, write_all
+from plait.runtime.results.result_file import PART_SUFFIX, replacing
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -99,15 +99,8 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 def write_record(path: Path, encoded: bytes) -> None:
     """Replaces a record: after a crash at any moment the old one or the new one is there. Raises OSError."""
-    unfinished = path.with_suffix(".tmp")
-    descriptor = open_new(unfinished)
-    try:
-        write_all(descriptor, encoded)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(unfinished, path)
-    sync_folder(path.parent)
+    with replacing(path, PRIVATE_MODE) as file:
+        file.write(encoded)
 
 
 def read_records(folder: Path, kind: type[T]) -> list[T]:
@@ -145,14 +138,6 @@ def read_stored(path: Path) -> bytes:
         return file.read()
 
 
-def move(source: Path, target: Path) -> None:
-    """Moves a file, durably. Raises OSError."""
-    os.replace(source, target)
-    sync_folder(target.parent)
-    if source.parent != target.parent:
-        sync_folder(source.parent)
-
-
 async def run_to_end(function: Callable[..., R], *arguments: Any) -> R:
     """Returns the value of a function that runs in a thread, and waits for its end also if this task is cancelled.
 
@@ -171,7 +156,7 @@ async def run_to_end(function: Callable[..., R], *arguments: Any) -> R:
 def remove_unfinished(folder: Path, running: Collection[str]) -> None:
     """Removes records whose writing a kill interrupted, and indexes of batches other than `running`. Raises OSError."""
     for path in folder.iterdir():
-        if path.suffix == ".tmp" or (path.suffix == INDEX_SUFFIX and path.stem not in running):
+        if path.suffix == PART_SUFFIX or (path.suffix == INDEX_SUFFIX and path.stem not in running):
             remove(path)
 
 

@@ -8,14 +8,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from plait.runtime.results.result_file import sync_folder
 from plait.runtime.server.batches.directory import (
     StateDirectory,
     encode_record,
-    move,
     open_new,
     read_records,
     remove,
@@ -23,6 +21,7 @@ from plait.runtime.server.batches.directory import (
 )
 from plait.runtime.server.batches.records import FileRecord, Purpose, new_id
 from plait.runtime.server.errors import NOT_FOUND, ApiError
+from plait.runtime.server.settings import ServerSettings
 
 QUOTA = "storage_quota_exceeded"
 
@@ -31,26 +30,20 @@ class QuotaExceeded(Exception):
     """A key would store more than it may."""
 
 
-@dataclass(frozen=True)
-class Quota:
-    """What one key may store: bytes in all, and files. `max_file_bytes`: of one uploaded file."""
-
-    max_file_bytes: int
-    max_bytes: int
-    max_files: int
-
-
 class FileStore:
-    """The files in a `StateDirectory`. Methods that write are for threads; the event loop may call all others."""
+    """The files in a `StateDirectory`. settings: what one key may store.
 
-    def __init__(self, directory: StateDirectory, quota: Quota) -> None:
-        self._folder, self.quota = directory.files, quota
+    Methods that write are for threads; the event loop may call all others.
+    """
+
+    def __init__(self, directory: StateDirectory, settings: ServerSettings) -> None:
+        self._folder, self.settings = directory.files, settings
         self._lock = threading.Lock()  # of the two mappings, which threads change while the event loop reads them
         self._files = {record.id: record for record in read_records(directory.files, FileRecord)}
         self._num_bytes: Counter[str] = Counter()  # by key, with uploads and results that are still written
         self._num_files: Counter[str] = Counter()  # likewise
         for record in self._files.values():
-            self.count(record.tenant, record.bytes, 1)
+            self._count(record.tenant, record.bytes, 1)
         self.user_of: Callable[[str], str | None] = lambda file_id: None  # -> the id of a batch that reads the file
 
     # -- reading ----------------------------------------------------------------------------------
@@ -80,6 +73,9 @@ class FileStore:
         """Where the bytes of a file are; `file_id` is that of a record, never a client's text."""
         return self._folder / f"{file_id}.content"
 
+    def _record_path(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
     def has(self, file_id: str) -> bool:
         """Whether a file with this id is stored."""
         return file_id in self._files
@@ -87,85 +83,72 @@ class FileStore:
     # -- quotas -----------------------------------------------------------------------------------
 
     def reserve(self, tenant: str, num_bytes: int = 0, num_files: int = 0) -> None:
-        """Counts what is about to be written. Raises QuotaExceeded, having counted nothing."""
+        """Counts what is about to be written. Raises QuotaExceeded, having counted nothing. Negative: takes back."""
         with self._lock:
-            bytes_after, files_after = self._num_bytes[tenant] + num_bytes, self._num_files[tenant] + num_files
-            if num_bytes > 0 and bytes_after > self.quota.max_bytes:
-                raise QuotaExceeded(
-                    f"the stored files of this key may have {self.quota.max_bytes} bytes in all, results included; "
-                    "delete some, or ask the server's operator for more"
-                )
-            if num_files > 0 and files_after > self.quota.max_files:
-                text = f"this key may store {self.quota.max_files} files, those of batches that run included"
+            max_bytes, max_files = self.settings.max_stored_bytes_per_key, self.settings.max_files_per_key
+            if num_bytes > 0 and self._num_bytes[tenant] + num_bytes > max_bytes:
+                text = f"the stored files of this key may have {max_bytes} bytes in all, results included"
+                raise QuotaExceeded(f"{text}; delete some, or ask the server's operator for more")
+            if num_files > 0 and self._num_files[tenant] + num_files > max_files:
+                text = f"this key may store {max_files} files, those of batches that run included"
                 raise QuotaExceeded(f"{text}; delete some")
-            self._num_bytes[tenant], self._num_files[tenant] = bytes_after, files_after
+            self._count(tenant, num_bytes, num_files)
 
-    def count(self, tenant: str, num_bytes: int, num_files: int = 0) -> None:
-        """Counts what is on disk already, or was promised before."""
-        with self._lock:
-            self._num_bytes[tenant] += num_bytes
-            self._num_files[tenant] += num_files
+    def _count(self, tenant: str, num_bytes: int, num_files: int) -> None:
+        self._num_bytes[tenant] += num_bytes
+        self._num_files[tenant] += num_files
 
-    def release(self, tenant: str, num_bytes: int = 0, num_files: int = 0) -> None:
-        """Takes back a reservation."""
-        self.count(tenant, -num_bytes, -num_files)
+    def expect(self, tenant: str, file_id: str) -> None:
+        """Counts, at the start, a file of results that a batch will add, with the bytes that it has so far."""
+        path = self.content_path(file_id)
+        if not self.has(file_id):
+            self._count(tenant, path.stat().st_size if path.exists() else 0, 1)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def remove_leftovers(self, expected: Collection[str]) -> None:
-        """Removes what a killed server left: uploads that had not ended, and bytes without a record.
+        """Removes what a killed server left: uploads that had not ended, and records that were not complete.
 
-        `expected`: ids of results that are about to be added.
+        `expected`: ids of the results of batches.
         """
         for path in self._folder.iterdir():
-            is_content = path.suffix == ".content" and (path.stem in self._files or path.stem in expected)
+            is_content = path.suffix == ".content" and (self.has(path.stem) or path.stem in expected)
             if path.suffix != ".json" and not is_content:
                 remove(path)
 
     @contextlib.contextmanager
     def new_upload(self) -> Iterator[tuple[str, int]]:
-        """Opens a new file. Yields its id and descriptor; closes it, and removes it unless `keep_upload` kept it."""
+        """Yields the id and the descriptor of a new file; closes it, and removes it unless it was added."""
         file_id = new_id("file-")
-        path = self._folder / f"{file_id}.part"
-        descriptor = open_new(path)
+        descriptor = open_new(self.content_path(file_id))
         try:
             yield file_id, descriptor
         finally:
             os.close(descriptor)
-            remove(path)
+            self.remove_unused(file_id)
 
-    def keep_upload(self, file_id: str, descriptor: int, tenant: str, filename: str, lifetime_s: int) -> FileRecord:
-        """Makes an upload a file, durably. It and its bytes have been reserved. Raises OSError."""
-        os.fsync(descriptor)
-        move(self._folder / f"{file_id}.part", self.content_path(file_id))
-        size = self.content_path(file_id).stat().st_size
-        return self._add(file_id, tenant, "batch", filename, size, lifetime_s)
-
-    def add_results(self, path: Path, file_id: str, tenant: str, filename: str, lifetime_s: int) -> None:
-        """Moves a file of results here, durably, if that has not been done. It and its bytes have been reserved."""
+    def add(self, file_id: str, tenant: str, purpose: Purpose, filename: str, lifetime_s: int) -> FileRecord:
+        """Makes bytes on disk a file, durably, if that has not been done. It and its bytes have been reserved."""
         if self.has(file_id):
-            return
-        if path.exists():
-            move(path, self.content_path(file_id))
-        size = self.content_path(file_id).stat().st_size
-        self._add(file_id, tenant, "batch_output", filename, size, lifetime_s)
-
-    def _add(
-        self, file_id: str, tenant: str, purpose: Purpose, filename: str, size: int, lifetime_s: int
-    ) -> FileRecord:
+            return self._files[file_id]
         now = int(time.time())
         record = FileRecord(
             id=file_id,
             tenant=tenant,
             purpose=purpose,
             filename=filename,
-            bytes=size,
+            bytes=self.content_path(file_id).stat().st_size,
             created_at=now,
             expires_at=now + lifetime_s,
         )
-        write_record(self._folder / f"{file_id}.json", encode_record(record))
+        write_record(self._record_path(file_id), encode_record(record))
         self._show(record)
         return record
+
+    def remove_unused(self, file_id: str) -> None:
+        """Removes bytes that did not become a file. Raises OSError."""
+        if not self._record_path(file_id).exists():
+            remove(self.content_path(file_id))
 
     def _show(self, record: FileRecord) -> None:
         with self._lock:
@@ -182,11 +165,11 @@ class FileStore:
         Raises OSError; the file is known again if its record is still there.
         """
         try:
-            remove(self._folder / f"{record.id}.json")
+            remove(self._record_path(record.id))
         except OSError:
             self._show(record)
             raise
-        self.release(record.tenant, record.bytes, 1)
+        self.reserve(record.tenant, -record.bytes, -1)
         sync_folder(self._folder)
         remove(self.content_path(record.id))
 

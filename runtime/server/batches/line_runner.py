@@ -1,4 +1,4 @@
-"""Runs one line of a batch: reads it, asks the endpoint, repeats what failed for no fault of the line, stores it.
+"""Runs the lines of batches: asks the endpoint, repeats what failed for no fault of the line, stores the answer.
 
 A server that shuts down leaves a line without a result; the next server on the same directory runs it again.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,9 +17,8 @@ from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.input_file import Line, read_line
 from plait.runtime.server.batches.line_request import LineAnswer, SetCalls
 from plait.runtime.server.batches.records import BatchRecord, new_id
-from plait.runtime.server.batches.result_log import ResultLine
-from plait.runtime.server.batches.result_writer import ResultWriter
-from plait.runtime.server.batches.slots import Slot
+from plait.runtime.server.batches.result_log import ResultLine, ResultLog
+from plait.runtime.server.batches.slots import Slot, Slots
 
 MAX_RUNS = 5  # of a line that is refused for lack of capacity or fails with the server
 MAX_RUNS_WITH_LOST_RUNTIME = 2  # it may be the cause; the second run was alone
@@ -29,33 +30,40 @@ Ask = Callable[[str, bytes, str, str, SetCalls], Awaitable[LineAnswer]]
 """(path, body, tenant, label, set_calls) -> the response."""
 
 
-class _ErrorCode(msgspec.Struct):
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorCode
-
-
 class LineRunner:
-    """Runs the lines of all batches of a server. is_draining(): whether the server shuts down."""
+    """Runs the lines of all batches of a server in `slots`. is_draining(): whether the server shuts down."""
 
-    def __init__(self, files: FileStore, ask: Ask, is_draining: Callable[[], bool]) -> None:
-        self._files, self._ask, self._is_draining = files, ask, is_draining
+    def __init__(self, files: FileStore, slots: Slots, ask: Ask, is_draining: Callable[[], bool]) -> None:
+        self._files, self.slots, self._ask, self._is_draining = files, slots, ask, is_draining
         self._alone = asyncio.Lock()  # held by a line that may have ended a runtime
 
-    async def run(self, record: BatchRecord, line: Line, slot: Slot, writer: ResultWriter) -> None:
-        """Gives the line its result. The caller releases the slot. Raises OSError and QuotaExceeded."""
-        path = self._files.content_path(record.input_file_id)
-        request = await asyncio.to_thread(read_line, path, line)
-        label = f"{record.id}:{line.number}"
-        answer = await self._answer(record, bytes(request.body), label, slot)
-        response = {
-            "status_code": answer.status,
-            "request_id": answer.request_id,
-            "body": msgspec.Raw(answer.body),
-        }
-        await writer.put(ResultLine(new_id("batch_req_"), request.custom_id, response, None))
+    async def run(self, record: BatchRecord, lines: Sequence[Line], results: ResultLog) -> None:
+        """Gives each line its result. Raises what the first failure raises: OSError, QuotaExceeded, BatchFailed."""
+        tasks: dict[asyncio.Task[None], Slot] = {}
+        try:
+            for line in lines:
+                for slot in tasks.values():
+                    await slot.wait_while_parked()
+                slot = await self.slots.acquire(record.tenant)
+                task = asyncio.create_task(self._run_line(record, line, slot, results))
+                task.add_done_callback(slot.release)  # also of a task that is cancelled before it begins
+                tasks[task] = slot
+                for ended in [task for task in tasks if task.done()]:
+                    del tasks[ended]
+                    ended.result()
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            await results.flush()
+
+    async def _run_line(self, record: BatchRecord, line: Line, slot: Slot, results: ResultLog) -> None:
+        request = await asyncio.to_thread(read_line, self._files.content_path(record.input_file_id), line)
+        answer = await self._answer(record, bytes(request.body), f"{record.id}:{line.number}", slot)
+        response = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(answer.body)}
+        await results.put(ResultLine(new_id("batch_req_"), request.custom_id, response, None))
 
     async def _answer(self, record: BatchRecord, body: bytes, label: str, slot: Slot) -> LineAnswer:
         """The response to a line, from the first run that may count."""
@@ -81,8 +89,8 @@ class LineRunner:
             await asyncio.get_running_loop().create_future()
 
 
-def _error_code(answer: LineAnswer) -> str | None:
+def _error_code(answer: LineAnswer) -> Any:
     try:
-        return msgspec.json.decode(answer.body, type=_ErrorBody).error.code
-    except msgspec.MsgspecError:
+        return json.loads(answer.body)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
         return None

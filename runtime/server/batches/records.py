@@ -1,11 +1,14 @@
-"""What is stored about each file and each batch, and their ids."""
+"""What is stored about each file and each batch: OpenAI's objects, and what their clients do not see."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 Purpose = Literal["batch", "batch_output"]
@@ -15,19 +18,26 @@ ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 DAY_S = 86_400
 
 
-class FileRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A stored file. Times are Unix seconds. `filename` is the client's, a label only; `tenant`: the API key's name."""
+class FileObject(msgspec.Struct, kw_only=True):
+    """A stored file. `filename` is the client's. `purpose`: batch of an upload, batch_output of results."""
 
     id: str
-    tenant: str
-    purpose: Purpose
-    filename: str
     bytes: int
     created_at: int
     expires_at: int
+    filename: str
+    purpose: Purpose
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
 
 
-class BatchProblem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class FileRecord(FileObject, kw_only=True, forbid_unknown_fields=True):
+    """A `FileObject` as it is stored. Times are Unix seconds. `tenant`: the API key's name."""
+
+    tenant: str
+
+
+class BatchProblem(msgspec.Struct, kw_only=True):
     """Why a batch failed. `line`: of its input, from 1."""
 
     code: str
@@ -36,7 +46,25 @@ class BatchProblem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     param: str | None = None
 
 
-class Counts(msgspec.Struct, forbid_unknown_fields=True):
+class BatchFailed(Exception):
+    """The batch cannot be continued, or its input is wrong."""
+
+    def __init__(self, *problems: BatchProblem) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems
+
+
+def failure(code: str, text: str) -> BatchFailed:
+    """Returns the error of a batch that fails for one reason."""
+    return BatchFailed(BatchProblem(code=code, message=text))
+
+
+class BatchErrors(msgspec.Struct):
+    data: list[BatchProblem]
+    object: Literal["list"] = "list"
+
+
+class Counts(msgspec.Struct):
     """Lines of a batch: all, those answered with status 200, and those with an error."""
 
     total: int = 0
@@ -44,53 +72,72 @@ class Counts(msgspec.Struct, forbid_unknown_fields=True):
     failed: int = 0
 
 
-class TokenCounts(msgspec.Struct, forbid_unknown_fields=True):
-    """Tokens of all answered lines."""
-
-    input: int = 0
-    cached: int = 0
-    output: int = 0
-    reasoning: int = 0
+class InputDetails(msgspec.Struct):
+    cached_tokens: int = 0
 
 
-class BatchRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A batch. `ending`: how it ends, known from the start of finalizing.
+class OutputDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
 
-    output_id, error_id: ids that its two result files will have. results_expire_s: their lifetime. is_sealed: the
-    results are complete. has_output, has_errors: which of the two files there are, known at the end.
-    """
+
+class BatchUsage(msgspec.Struct):
+    """Tokens of all lines with an answer."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputDetails = msgspec.field(default_factory=InputDetails)
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
+    total_tokens: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch. The ids of its result files are there once it has ended, if they have a line. Times: Unix seconds."""
 
     id: str
-    tenant: str
     endpoint: Endpoint
+    errors: BatchErrors | None = None
     input_file_id: str
-    output_id: str
-    error_id: str
-    results_expire_s: int
+    status: Status
+    output_file_id: str | None = None
+    error_file_id: str | None = None
     created_at: int
-    expires_at: int
-    status: Status = "validating"
-    ending: Ending | None = None
-    metadata: dict[str, str] | None = None
-    model: str | None = None
-    problems: list[BatchProblem] = []
-    counts: Counts = msgspec.field(default_factory=Counts)
-    tokens: TokenCounts = msgspec.field(default_factory=TokenCounts)
-    is_sealed: bool = False
-    has_output: bool = False
-    has_errors: bool = False
     in_progress_at: int | None = None
+    expires_at: int
     finalizing_at: int | None = None
     completed_at: int | None = None
     failed_at: int | None = None
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
+    request_counts: Counts
+    metadata: dict[str, str] | None = None
+    usage: BatchUsage
+    model: str | UnsetType = UNSET
+    completion_window: Literal["24h"] = "24h"
+    object: Literal["batch"] = "batch"
+
+
+class BatchRecord(Batch, kw_only=True, forbid_unknown_fields=True):
+    """A `Batch` as it is stored. `tenant`: the API key's name. `ending`: how it ends, known once no line runs any more.
+
+    output_id, error_id: ids that its two result files will have. results_expire_s: their lifetime.
+    """
+
+    tenant: str
+    output_id: str
+    error_id: str
+    results_expire_s: int
+    ending: Ending | None = None
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing of the batch is left to do."""
         return self.status in ENDED
+
+
+def shown(record: msgspec.Struct, kind: type[T]) -> T:
+    """Returns what a client sees of a record: its fields of a base class."""
+    return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 
 def new_id(prefix: str) -> str:

@@ -6,7 +6,7 @@ computed again. Any other line that cannot be read is damage.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,46 +15,13 @@ from typing import Any
 import msgspec
 
 from plait.runtime.results.result_file import NotAResult, ResultFile
-from plait.runtime.server.batches.records import Counts, TokenCounts
+from plait.runtime.server.batches.records import BatchUsage, Counts, failure
 
 LINE_START = b'{"id":"'
 
 
-class DamagedResults(Exception):
-    """A file of results has a line that cannot be read."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = 0
-    reasoning_tokens: int | None = 0
-
-
-class _Usage(msgspec.Struct):
-    """The usage of chat completions, completions and embeddings, or that of responses."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-    def add_to(self, tokens: TokenCounts) -> None:
-        """Adds these counts to `tokens`."""
-        tokens.input += self.prompt_tokens + self.input_tokens
-        tokens.output += self.completion_tokens + self.output_tokens
-        tokens.cached += _sum(self.prompt_tokens_details, self.input_tokens_details, "cached_tokens")
-        tokens.reasoning += _sum(self.completion_tokens_details, self.output_tokens_details, "reasoning_tokens")
-
-
-def _sum(first: _Details | None, second: _Details | None, name: str) -> int:
-    return sum(getattr(details, name) or 0 for details in (first, second) if details is not None)
-
-
 class _Body(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: dict[str, Any] | None = None
 
 
 class _Response(msgspec.Struct):
@@ -62,7 +29,7 @@ class _Response(msgspec.Struct):
     body: _Body
 
 
-class _ResultLine(msgspec.Struct):
+class _StoredLine(msgspec.Struct):
     custom_id: str
     response: _Response | None = None
 
@@ -80,10 +47,6 @@ class ResultLine(msgspec.Struct):
         """Whether the line belongs to the output file, not to the error file."""
         return self.response is not None and self.response["status_code"] == 200
 
-    def encode(self) -> bytes:
-        """Returns the line with its end."""
-        return msgspec.json.encode(self) + b"\n"
-
 
 def digest(custom_id: str) -> bytes:
     """Returns a short digest of a custom id, of which a batch holds one for each line."""
@@ -94,64 +57,94 @@ class ResultLog:
     """The two result files of a batch. `done`: digests of the custom ids that have a line.
 
     reserve(n): is called before n bytes are appended, and may raise; a negative n takes back. The bytes that are there
-    have been reserved. Opening raises DamagedResults and OSError.
+    have been reserved. Opening raises BatchFailed and OSError.
     """
 
     def __init__(self, output: Path, errors: Path, reserve: Callable[[int], None]) -> None:
         self._reserve = reserve
         self.done: set[bytes] = set()
-        self.counts, self.tokens = Counts(), TokenCounts()
+        self.counts, self.usage = Counts(), BatchUsage()
         self._files = {True: self._open(output), False: self._open(errors)}  # by `ResultLine.is_success`
-        for file in self._files.values():
-            self._cut_off(file)
+        self._pending: list[tuple[ResultLine, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
 
     def _open(self, path: Path) -> ResultFile:
+        num_bytes = path.stat().st_size if path.exists() else 0
         try:
-            return ResultFile(path, self._count, LINE_START, is_durable=True)
+            file = ResultFile(path, self._count, LINE_START, is_durable=True)
         except NotAResult as error:
             text = f"the results in {path.name!r} are damaged at line {error.number}: {error.reason}"
-            raise DamagedResults(text) from None
+            raise failure("damaged_results", f"{text}; the batch cannot be continued") from None
+        if num_bytes > file.size:
+            file.begin()
+            self._reserve(file.size - num_bytes)
+        return file
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    async def put(self, line: ResultLine) -> None:
+        """Stores a line, in a thread, also if the caller is cancelled. Lines that come while others are written are
+        written together, in their order. Raises what `append` raises."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((line, stored))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write())
+        await asyncio.shield(stored)
+
+    async def flush(self) -> None:
+        """Waits until all lines are written."""
+        while self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
+    async def _write(self) -> None:
+        while self._pending:
+            pending, self._pending = self._pending, []
+            try:
+                await asyncio.to_thread(self.append, [line for line, _ in pending])
+            except Exception as error:
+                for _, stored in pending:
+                    stored.set_exception(error)
+                    stored.exception()  # retrieved, also where nobody waits for it any more
+            else:
+                for _, stored in pending:
+                    stored.set_result(None)
 
     def append(self, lines: Sequence[ResultLine]) -> None:
-        """Appends lines, durably: all of them, or none if it raises OSError or what `reserve` raises."""
-        encoded = {is_success: [line.encode() for line in lines if line.is_success == is_success]
-                   for is_success in (True, False)}  # fmt: skip
-        sizes = {is_success: file.size for is_success, file in self._files.items()}
-        num_bytes = sum(map(len, encoded[True])) + sum(map(len, encoded[False]))
-        self._reserve(num_bytes)
-        try:
-            for is_success, data in encoded.items():
-                if data:
-                    self._files[is_success].append(b"".join(data))
-        except OSError:
-            self._reserve(-num_bytes)
-            for is_success, file in self._files.items():
-                with contextlib.suppress(OSError):  # else the next append cuts it
-                    file.cut(sizes[is_success])
-            raise
-        for line in (*encoded[True], *encoded[False]):
-            self._count(line)
-
-    def _cut_off(self, file: ResultFile) -> None:
-        """Removes the part of a last line, and a file that has no other."""
-        num_bytes = file.path.stat().st_size if file.path.exists() else 0
-        if file.size:
-            file.begin()
-        elif num_bytes:
-            file.remove()
-        if file.size != num_bytes:
-            self._reserve(file.size - num_bytes)
+        """Appends lines, durably. Raises OSError, and what `reserve` raises: those of one file may then be stored."""
+        for is_success, file in self._files.items():
+            encoded = [msgspec.json.encode(line) + b"\n" for line in lines if line.is_success == is_success]
+            data = b"".join(encoded)
+            if not data:
+                continue
+            self._reserve(len(data))
+            try:
+                file.append(data)
+            except OSError:
+                self._reserve(-len(data))
+                raise
+            for line in encoded:
+                self._count(line)
 
     def _count(self, line: bytes) -> None:
         try:
-            result = msgspec.json.decode(line, type=_ResultLine)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            result = msgspec.json.decode(line, type=_StoredLine)
+            response = result.response
+            if response is None or response.status_code != 200:
+                self.counts.failed += 1
+            else:
+                self.counts.completed += 1
+                add_usage(self.usage, response.body.usage or {})
+        except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, TypeError) as error:
             raise ValueError(str(error)) from None
         self.done.add(digest(result.custom_id))
-        response = result.response
-        if response is None or response.status_code != 200:
-            self.counts.failed += 1
-            return
-        self.counts.completed += 1
-        if response.body.usage is not None:
-            response.body.usage.add_to(self.tokens)
+
+
+def add_usage(total: BatchUsage, usage: dict[str, Any]) -> None:
+    """Adds the usage of chat completions, completions and embeddings, or that of responses."""
+    for inputs, outputs in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):
+        total.input_tokens += usage.get(inputs, 0)
+        total.output_tokens += usage.get(outputs, 0)
+        total.input_tokens_details.cached_tokens += (usage.get(f"{inputs}_details") or {}).get("cached_tokens") or 0
+        details = usage.get(f"{outputs}_details") or {}
+        total.output_tokens_details.reasoning_tokens += details.get("reasoning_tokens") or 0
+    total.total_tokens = total.input_tokens + total.output_tokens

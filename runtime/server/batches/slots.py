@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,7 +26,7 @@ class Slot:
         """
         self._set(num_calls, is_parked=num_calls == 0)
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         """Lets another line run. Idempotent."""
         self._set(0, is_parked=False)
 
@@ -62,9 +61,8 @@ class Slots:
         max_calls: int,
         may_start: Callable[[], bool],
         weights: Mapping[str, float],
-        max_per_key: float = math.inf,
     ) -> None:
-        self.max_calls, self._may_start, self._max_per_key = max_calls, may_start, max_per_key
+        self.max_calls, self._may_start = max_calls, may_start
         self.shares = TenantShares(weights)
         self.num_calls = 0
         self.starting: Slot | None = None  # whose calls are not known yet
@@ -105,10 +103,8 @@ class Slots:
         tenant = self._waiting.next_tenant(time.monotonic())
         if tenant is None or self.starting is not None:
             return False
-        num_own = self.shares.held(tenant)
         is_exceeded = self.num_calls > self.max_calls  # by a line with many calls, for which no other key waits
-        has_place = self.num_calls < self.max_calls or (is_exceeded and not num_own)
-        return has_place and num_own < self._max_per_key
+        return self.num_calls < self.max_calls or (is_exceeded and not self.shares.held(tenant))
 
     def _on_timer(self) -> None:
         self._timer = None

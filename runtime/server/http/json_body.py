@@ -110,10 +110,13 @@ def _json_problem(body: bytes, parser_text: str) -> str:
     return f"the body is not valid JSON: {parser_text[:200]}{hint}"
 
 
-def convert_json(value: Any, kind: type[T], path: str = "") -> T:
-    """Converts decoded JSON at `path` of a body to a `kind`. Raises ApiError 400 with the wrong field's path."""
+def convert_json(value: Any, kind: type[T], path: str = "", *, is_text: bool = False) -> T:
+    """Converts decoded JSON at `path` of a body to a `kind`. Raises ApiError 400 with the wrong field's path.
+
+    is_text: the values of a query or a form, whose numbers are text.
+    """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=not is_text)
     except msgspec.ValidationError as error:
         raise _validation_error(str(error), path, kind) from None
 

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.lang.cluster.job import Done, Job, Lost, Ready
-from plait.runtime.errors import InputError, ModelNotFound, RuntimeGone
+from plait.runtime.errors import ModelNotFound, RuntimeGone
+from plait.runtime.messages import PROTOCOL, Welcome
 
 KILLED = "killed while it starts"
 
@@ -17,7 +18,8 @@ KILLED = "killed while it starts"
 class SimulatedActors:
     """Actors that run one step at each `next_events`. Items in `deadly` end the actor that runs them."""
 
-    def __init__(self, seed=0, deadly=(), loss_rate=0.0, starts=lambda number: True):
+    def __init__(self, seed=0, deadly=(), loss_rate=0.0, starts=lambda number: True, fingerprint=lambda number: "a"):
+        self.fingerprint = fingerprint
         self.random, self.deadly, self.loss_rate, self.starts = random.Random(seed), set(deadly), loss_rate, starts
         self.starting, self.running, self.stopped = [], {}, []
         self.history = []  # (actor, item, what else ran there) of each submit
@@ -50,7 +52,8 @@ class SimulatedActors:
         for number in starting:
             started = self.starts(number)
             if started is True:
-                events.append(Ready(number, f"welcome {number}"))
+                model = Welcome(PROTOCOL, "model", 100, 1000, 1, model_fingerprint=self.fingerprint(number))
+                events.append(Ready(number, model))
             elif started is KILLED:
                 events.append(self.lose(number))
             elif started is None:
@@ -70,7 +73,7 @@ class SimulatedActors:
 
 def make_job(actors, **settings):
     defaults = {"num_actors": 3, "capacity": 4, "max_attempts": 3, "start_timeout_s": 60, "clock": lambda: actors.now}
-    return Job(actors, **defaults | settings)
+    return Job(actors, **{"on_lost": lambda reason: None} | defaults | settings)
 
 
 def run(actors, groups, **settings):
@@ -155,13 +158,10 @@ def test_actors_that_never_start_are_given_up():
 
 
 def test_an_actor_with_another_model_is_not_used():
-    def check(welcome):
-        if welcome == "welcome 2":
-            raise InputError("another model")
-
-    actors, lost = SimulatedActors(), []
-    assert run(actors, grouped(30, 3), check_welcome=check, on_lost=lost.append) == {}
-    assert {actor for actor, _, _ in actors.history} == {1, 3} and lost == ["another model"]
+    actors, lost = SimulatedActors(fingerprint=lambda number: "b" if number == 2 else "a"), []
+    assert run(actors, grouped(30, 3), on_lost=lost.append) == {}
+    assert {actor for actor, _, _ in actors.history} == {1, 3}
+    assert lost == ["an actor has another model than the first one: model, model"]
 
 
 def test_items_fail_when_no_actor_is_left():

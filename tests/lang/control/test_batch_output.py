@@ -46,7 +46,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, monkey
         return fake.num_done
 
     total = run_with_kill(0, 1_000_000)
-    assert total == 3  # the line; and the file in order, fsynced and replaced
+    assert total == 4  # the line; and the file in order: fsynced, replaced, and its name fsynced
     for number in range(1, total + 1):
         run_with_kill(number, number)
 

@@ -46,7 +46,7 @@ async def run_until_killed(path, file_id: str, fake: KilledOs) -> str | None:
         service.service.start()
         record = await service.service.create("", file_id, "/v1/completions", {"k": "v"}, "m", 3600)
         batch_id = record.id
-        while record.counts.completed + record.counts.failed < 4 and fake.num_left > 0:
+        while record.request_counts.completed + record.request_counts.failed < 4 and fake.num_left > 0:
             await asyncio.sleep(0)
         if fake.num_left > 0:
             await service.service.cancel("", batch_id)
@@ -73,11 +73,12 @@ async def complete(path, batch_id: str | None) -> None:
             results = service.results(record)
             assert record.status in ("completed", "cancelled") and record.metadata == {"k": "v"}
             assert set(results) == {item["custom_id"] for item in ITEMS}
-            assert (record.counts.total, record.counts.completed + record.counts.failed) == (5, 5)
+            counts = record.request_counts
+            assert (counts.total, counts.completed + counts.failed) == (5, 5)
             is_cancelled = results["slow"]["error"] is not None
             assert is_cancelled == (record.status == "cancelled")
-            assert record.counts.failed == 1 + is_cancelled
-            assert record.tokens.output == 2 * record.counts.completed
+            assert counts.failed == 1 + is_cancelled
+            assert record.usage.output_tokens == 2 * counts.completed
         stored = files.of_tenant("")
         assert len(stored) == 1 + 2 * len(records)
         assert files._num_bytes[""] == sum(file.bytes for file in stored) and files._num_files[""] == len(stored)
@@ -112,9 +113,9 @@ def test_a_kill_at_any_moment_loses_nothing_and_repeats_nothing(tmp_path, start,
 def test_a_killed_upload_leaves_nothing(tmp_path, monkeypatch) -> None:
     async def main() -> None:
         service = Service(tmp_path)
-        (tmp_path / "files" / "file-1.part").write_bytes(b"abc")
+        (tmp_path / "files" / ".file-1.json.0.part").write_bytes(b"abc")
         (tmp_path / "files" / "file-2.content").write_bytes(b"abc")
-        (tmp_path / "files" / "file-3.tmp").write_bytes(b"abc")
+        (tmp_path / "files" / "file-3.part").write_bytes(b"abc")
         service.service.start()
         assert not [*(tmp_path / "files").iterdir()]
         await service.service.stop()

@@ -12,7 +12,7 @@ from batch_services import Service, line
 
 from plait.kernels.private_file import OddFile
 from plait.runtime.errors import InputError
-from plait.runtime.server.batches.directory import StateDirectory, write_record
+from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.batches.input_file import read_lines
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
 
@@ -52,22 +52,12 @@ def test_a_batch_whose_input_or_index_is_no_file_fails(tmp_path, kind) -> None:
             odd_files.put(kind, path, b"content")
             may_start.set()
             await service.end_of(record)
-            assert (record.status, record.problems[0].code) == ("failed", "storage_error")
+            assert (record.status, record.errors.data[0].code) == ("failed", "storage_error")
 
     asyncio.run(main())
     odd_files.put(kind, state / "index.lines", b"")
     with pytest.raises(OddFile):
         read_lines(state / "index.lines")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
-def test_a_record_is_written_beside_what_a_kill_left(tmp_path, kind) -> None:
-    (tmp_path / "folder").mkdir()
-    odd_files.put(kind, tmp_path / "folder" / "one.tmp", b"content")
-    write_record(tmp_path / "folder" / "one.json", b"{}")
-    assert (tmp_path / "folder" / "one.json").read_bytes() == b"{}"
-    if kind == "link to a file":
-        assert (tmp_path / "target-one.tmp").read_bytes() == b"content"
 
 
 @pytest.mark.parametrize("kind", KINDS)

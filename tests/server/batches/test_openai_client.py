@@ -129,7 +129,7 @@ def test_a_batch_is_cancelled_and_listed(smollm) -> None:
     endless = {"prompt": "One,", "max_tokens": 4000, "ignore_eos": True}
     items = [line(str(number), "/v1/completions", **endless) for number in range(3)]
     batch = create(smollm, items, "/v1/completions")
-    with pytest.raises(openai.ConflictError, match="the input of batch_"):
+    with pytest.raises(openai.ConflictError, match="is used by batch_"):
         smollm.files.delete(batch.input_file_id)
     assert wait_until(lambda: smollm.batches.retrieve(batch.id).status == "in_progress")
     cancelled = smollm.batches.cancel(batch.id)

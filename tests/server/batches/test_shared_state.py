@@ -13,9 +13,10 @@ from batch_services import Service, echo, line
 
 from plait.runtime.server.batches import file_store
 from plait.runtime.server.batches.directory import StateDirectory, run_to_end
-from plait.runtime.server.batches.file_store import FileStore, Quota
+from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.settings import server_settings
 
 
 def open_results(path) -> list[str]:
@@ -42,7 +43,7 @@ def test_batches_that_wait_hold_no_lines_and_no_open_files(tmp_path) -> None:
             while any(record.status != "in_progress" for record in records):
                 await asyncio.sleep(0.001)
             assert open_results(tmp_path) == []
-            assert [record.counts.total for record in records] == [2] * 5
+            assert [record.request_counts.total for record in records] == [2] * 5
             await service.service.cancel("", records[3].id)
             await service.end_of(records[3])
             assert records[3].status == "cancelled" and len(service.results(records[3])) == 2
@@ -51,7 +52,7 @@ def test_batches_that_wait_hold_no_lines_and_no_open_files(tmp_path) -> None:
             for record in records:
                 await service.end_of(record)
             assert [record.status for record in records] == ["completed"] * 3 + ["cancelled", "failed"]
-            assert records[4].problems[0].code == "input_changed"
+            assert records[4].errors.data[0].code == "input_changed"
             assert asked[0::2] == asked[1::2] and set(asked) == {record.id for record in records[:3]}
 
     asyncio.run(main())
@@ -104,7 +105,7 @@ def test_a_file_that_is_being_removed_is_used_by_nothing(tmp_path, monkeypatch) 
 
 def test_bytes_that_a_full_disk_refused_are_not_counted(tmp_path, monkeypatch) -> None:
     directory = StateDirectory(tmp_path)
-    files = FileStore(directory, Quota(1 << 20, 1 << 20, 9))
+    files = FileStore(directory, server_settings())
     log = ResultLog(tmp_path / "o", tmp_path / "e", lambda num_bytes: files.reserve("", num_bytes))
     write = os.write
 
@@ -115,8 +116,14 @@ def test_bytes_that_a_full_disk_refused_are_not_counted(tmp_path, monkeypatch) -
 
     monkeypatch.setattr(os, "write", write_to_full_disk)
     with pytest.raises(OSError, match="space"):
-        log.append([ResultLine("1", "a", None, {"code": "x"}), ResultLine("2", "b", {"status_code": 200}, None)])
-    assert files._num_bytes[""] == 0 and (tmp_path / "o").read_bytes() == b""
+        log.append(
+            [ResultLine("1", "a", None, {"code": "x"}), ResultLine("2", "b", {"status_code": 200, "body": {}}, None)]
+        )
+    assert files._num_bytes[""] == (tmp_path / "o").stat().st_size > 0 and (
+        log.counts.completed,
+        log.counts.failed,
+    ) == (1, 0)
+    assert (tmp_path / "e").read_bytes() == b""
     directory.close()
 
 
@@ -138,10 +145,10 @@ def test_a_line_that_waits_for_its_model_stops_no_other_batch(tmp_path) -> None:
                 await asyncio.sleep(0.001)
             other = await service.create([line("a"), line("b"), line("c")], tenant="runs")
             await service.end_of(other)
-            assert other.counts.completed == 3 and 1 <= asked.count("waits") <= 2
+            assert other.request_counts.completed == 3 and 1 <= asked.count("waits") <= 2
             is_loaded.set()
             await service.end_of(waiting)
-            assert waiting.counts.completed == 20 and service.service._slots.num_calls == 0
+            assert waiting.request_counts.completed == 20 and service.service._slots.num_calls == 0
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ import asyncio
 
 from batch_services import Service, echo, line
 
-from plait.runtime.server.batches import batch_run
+from plait.runtime.server.batches import batch_run, batch_service
 from plait.runtime.server.batches.slots import Slots
 
 KEYS = {name: str(number) * 64 for number, name in enumerate("abc")}
@@ -39,7 +39,10 @@ def test_inputs_of_one_key_are_checked_one_at_a_time_and_delay_no_other(tmp_path
                 await service.service.cancel("a", record.id)
                 await service.end_of(record)
             assert {record.status for record in many} == {"cancelled"} and begun == ["a", "b"]
-            assert service.service._checks.num_calls == 0 and service.service.files._num_files["a"] == 30
+            assert (
+                service.service._checks._value == batch_service.MAX_CHECKS
+                and service.service.files._num_files["a"] == 30
+            )
             may_end.set()
             last = await service.end_of(await service.create([line(str(i)) for i in range(9)], tenant="a"))
             assert last.status == "completed" and begun == ["a", "b", "a"]
@@ -62,7 +65,7 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_ends_at_once(tmp_path, mo
                 await begun.wait()
                 await service.service.cancel("", record.id)
                 await service.end_of(record)
-                assert (record.status, record.counts.total, service.results(record)) == ("cancelled", 0, {})
+                assert (record.status, record.request_counts.total, service.results(record)) == ("cancelled", 0, {})
                 left = await service.create([line("b")])
         async with Service(tmp_path) as service:
             assert service.service.get("", record.id).status == "cancelled"
@@ -148,8 +151,8 @@ def test_lines_of_a_key_with_one_batch_run_beside_those_of_a_key_with_many(tmp_p
             await until(lambda: len(asked) > 8)
             other = await service.end_of(await service.create([line(str(i)) for i in range(10)], tenant="b"))
             beside = asked[asked.index("b") : len(asked) - asked[::-1].index("b")]  # while b has lines that wait
-            assert other.counts.completed == 10 and beside.count("a") <= 30, beside
+            assert other.request_counts.completed == 10 and beside.count("a") <= 30, beside
             for record in many:
-                assert (await service.end_of(record)).counts.completed == 40
+                assert (await service.end_of(record)).request_counts.completed == 40
 
     asyncio.run(main())

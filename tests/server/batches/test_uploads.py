@@ -117,7 +117,9 @@ def test_uploads_at_once_keep_to_the_number_of_files(files, monkeypatch) -> None
     monkeypatch.setattr(upload_module, "write_all", write_late)
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(post, address) for _ in range(6)]
-        assert wait_until(lambda: sum(answer.done() for answer in answers) == 3 or len([*folder.glob("*.part")]) == 6)
+        assert wait_until(
+            lambda: sum(answer.done() for answer in answers) == 3 or len([*folder.glob("*.content")]) == 6
+        )
         has_all.set()
         assert sorted(answer.result().status_code for answer in answers) == [200] * 3 + [403] * 3
     ids = [item["id"] for item in httpx.get(f"{address}/v1/files", headers=ANN).json()["data"]]

@@ -68,7 +68,7 @@ class Service:
         files.reserve(tenant, len(data), 1)
         with files.new_upload() as (file_id, descriptor):
             os.write(descriptor, data)
-            return files.keep_upload(file_id, descriptor, tenant, "in.jsonl", 3600).id
+            return files.add(file_id, tenant, "batch", "in.jsonl", 3600).id
 
     async def create(self, items: list[Any], tenant: str = "", **options: Any) -> BatchRecord:
         options = {"endpoint": URL, "metadata": None, "model": "m", "results_expire_s": 3600} | options
@@ -84,13 +84,13 @@ class Service:
     def results(self, record: BatchRecord) -> dict[str, dict[str, Any]]:
         """The lines of both result files by custom id, each of which is there once."""
         lines = []
-        for has_file, file_id in ((record.has_output, record.output_id), (record.has_errors, record.error_id)):
-            if has_file:
+        for file_id in (record.output_file_id, record.error_file_id):
+            if file_id is not None:
                 content = self.service.files.content_path(file_id).read_bytes()
                 found = [json.loads(text) for text in content.splitlines()]
                 for result in found:
                     is_success = (result["response"] or {}).get("status_code") == 200
-                    assert is_success == (file_id == record.output_id)
+                    assert is_success == (file_id == record.output_file_id)
                 lines += found
         names = Counter(result["custom_id"] for result in lines)
         assert not [name for name, count in names.items() if count > 1]

@@ -12,13 +12,12 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.batches.records import Batch, shown
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.batches.disk_errors import disk_errors
-from plait.runtime.server.protocols.batches.pages import no_query, page, read_query, service_of
-from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, Batch, BatchList, CreateBatch
-from plait.runtime.server.protocols.shared import StrictStruct
+from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
+from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, BatchList, CreateBatch
 
 router = APIRouter()
 
@@ -26,10 +25,9 @@ READ_ERRORS = (400, 401, 403, 404, 500)
 CHANGE_ERRORS = (*READ_ERRORS, 408, 409, 413, 415, 429, 503, 507)
 
 
-class BatchQuery(StrictStruct):
+class BatchQuery(Paging):
     """Query parameters of a list of batches, which begins with the newest."""
 
-    after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
@@ -47,24 +45,22 @@ async def create_batch(request: Request) -> Response:
             model.last_name if (model := state_of(request).only_model) is not None else None,
             DEFAULT_LIFETIME_S if expiry is None else expiry.seconds,
         )
-    return json_response(Batch.of(record))
+    return json_response(shown(record, Batch))
 
 
 @router.get("/v1/batches", **documented(answer=BatchList, errors=READ_ERRORS, query=BatchQuery))
 async def list_batches(request: Request) -> Response:
     """The batches of the caller's key, the newest first."""
     query = read_query(request, BatchQuery)
-    records, has_more = page(service_of(request).of_tenant(tenant_of(request)), query.after, query.limit)
-    data = [Batch.of(record) for record in records]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(BatchList(data, has_more, first, last))
+    records = service_of(request).of_tenant(tenant_of(request))
+    return page([(record.id, shown(record, Batch)) for record in records], query, BatchList)
 
 
 @router.get("/v1/batches/{batch_id}", **documented(answer=Batch, errors=READ_ERRORS))
 async def get_batch(request: Request, batch_id: str) -> Response:
     """One batch."""
     no_query(request)
-    return json_response(Batch.of(service_of(request).get(tenant_of(request), batch_id)))
+    return json_response(shown(service_of(request).get(tenant_of(request), batch_id), Batch))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", **documented(answer=Batch, errors=CHANGE_ERRORS))
@@ -73,4 +69,4 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
     no_query(request)
     with disk_errors():
         record = await service_of(request).cancel(tenant_of(request), batch_id)
-    return json_response(Batch.of(record))
+    return json_response(shown(record, Batch))

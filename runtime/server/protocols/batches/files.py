@@ -15,25 +15,22 @@ from starlette.types import Receive, Scope, Send
 
 from plait.runtime.server.app_state import tenant_of
 from plait.runtime.server.batches.directory import open_stored, run_to_end
-from plait.runtime.server.batches.records import Purpose
+from plait.runtime.server.batches.records import FileObject, Purpose, shown
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.batches.batches import CHANGE_ERRORS, READ_ERRORS
-from plait.runtime.server.protocols.batches.disk_errors import disk_errors
-from plait.runtime.server.protocols.batches.pages import no_query, page, read_query, service_of
-from plait.runtime.server.protocols.batches.types import DeletedFile, FileList, FileObject, FileUpload
+from plait.runtime.server.protocols.batches.pages import Paging, disk_errors, no_query, page, read_query, service_of
+from plait.runtime.server.protocols.batches.types import DeletedFile, FileList, FileUpload
 from plait.runtime.server.protocols.batches.upload import receive_upload
-from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 
 SENT_BYTES = 1 << 18  # at once
 
 
-class FileQuery(StrictStruct):
+class FileQuery(Paging):
     """Query parameters of a list of files, which begins with the newest unless `order` is asc."""
 
-    after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
     order: Literal["asc", "desc"] = "desc"
     purpose: Purpose | None = None
@@ -45,29 +42,23 @@ class FileQuery(StrictStruct):
 async def upload_file(request: Request) -> Response:
     """Stores a file of requests for a batch."""
     with disk_errors():
-        return json_response(FileObject.of(await receive_upload(request, service_of(request).files)))
+        return json_response(shown(await receive_upload(request, service_of(request).files), FileObject))
 
 
 @router.get("/v1/files", **documented(answer=FileList, errors=READ_ERRORS, query=FileQuery))
 async def list_files(request: Request) -> Response:
     """The files of the caller's key."""
     query = read_query(request, FileQuery)
-    records = [
-        record
-        for record in service_of(request).files.of_tenant(tenant_of(request))
-        if query.purpose in (None, record.purpose)
-    ]
-    shown, has_more = page(records if query.order == "asc" else records[::-1], query.after, query.limit)
-    data = [FileObject.of(record) for record in shown]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(FileList(data, has_more, first, last))
+    records = service_of(request).files.of_tenant(tenant_of(request))
+    items = [(record.id, shown(record, FileObject)) for record in records if query.purpose in (None, record.purpose)]
+    return page(items if query.order == "asc" else items[::-1], query, FileList)
 
 
 @router.get("/v1/files/{file_id}", **documented(answer=FileObject, errors=READ_ERRORS))
 async def get_file(request: Request, file_id: str) -> Response:
     """What is known about one file."""
     no_query(request)
-    return json_response(FileObject.of(service_of(request).files.get(tenant_of(request), file_id)))
+    return json_response(shown(service_of(request).files.get(tenant_of(request), file_id), FileObject))
 
 
 @router.get(

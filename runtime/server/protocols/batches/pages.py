@@ -1,28 +1,35 @@
-"""Query parameters, and the pages of lists: `after`, `limit` and `order`."""
+"""What the routes of files and of batches share: query parameters, pages of lists, errors of the disk and of quotas."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.batches.batch_service import BatchService
-from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid
+from plait.runtime.server.batches.directory import disk_problem
+from plait.runtime.server.batches.file_store import QUOTA, QuotaExceeded
+from plait.runtime.server.errors import INTERNAL, NOT_FOUND, ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
+from plait.runtime.server.http.response import json_response
+from plait.runtime.server.protocols.shared import StrictStruct
 
 
-class HasId(Protocol):
-    """An item of a list."""
+class Paging(StrictStruct):
+    """Query parameters of a list."""
 
-    @property
-    def id(self) -> str: ...
+    after: str | None = None
+    limit: int = 20
 
 
-T = TypeVar("T", bound=HasId)
-Q = TypeVar("Q", bound=msgspec.Struct)
+T = TypeVar("T", bound=msgspec.Struct)
+log = logging.getLogger("plait.server")
 
 
 def service_of(request: Request) -> BatchService:
@@ -35,20 +42,9 @@ def service_of(request: Request) -> BatchService:
     return service
 
 
-def read_query(request: Request, kind: type[Q]) -> Q:
+def read_query(request: Request, kind: type[T]) -> T:
     """Returns the query parameters as a struct. Raises ApiError 400 for one that is unknown or wrong."""
-    items: Mapping[str, Any] = request.query_params
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in items.items():
-        values[name] = as_integer(value) if "int" in str(fields.get(name)) else value
-    return convert_json(values, kind)
-
-
-def as_integer(text: str) -> int | str:
-    """Returns an integer of a query or a form; any other text as it is, for the error that names its field."""
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 1000 else text
+    return convert_json(dict(request.query_params), kind, is_text=True)
 
 
 def no_query(request: Request) -> None:
@@ -57,12 +53,29 @@ def no_query(request: Request) -> None:
         raise invalid(f"unknown parameter: '{name[:100]}'", name[:100], "unknown_parameter")
 
 
-def page(items: Sequence[T], after: str | None, limit: int) -> tuple[list[T], bool]:
-    """Returns the items behind `after`, at most `limit`, and whether more follow. Raises ApiError 404."""
-    start = 0
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item.id == after]
-        if not places:
-            raise ApiError(404, f"there is nothing with the id {after[:100]!r}", type=NOT_FOUND, param="after")
-        start = places[0] + 1
-    return list(items[start : start + limit]), start + limit < len(items)
+def page(items: Sequence[tuple[str, Any]], query: Paging, kind: Callable[..., msgspec.Struct]) -> Response:
+    """Returns the items, (id, what is shown), behind `query.after`, at most `query.limit`. Raises ApiError 404."""
+    ids, start = [item_id for item_id, _ in items], 0
+    if query.after is not None:
+        if query.after not in ids:
+            raise ApiError(404, f"there is nothing with the id {query.after[:100]!r}", type=NOT_FOUND, param="after")
+        start = ids.index(query.after) + 1
+    end = start + query.limit
+    first, last = (ids[start], ids[:end][-1]) if ids[start:] else (None, None)
+    return json_response(kind([shown for _, shown in items[start:end]], end < len(items), first, last))
+
+
+@contextlib.contextmanager
+def disk_errors(*, is_reading: bool = False) -> Iterator[None]:
+    """Raises ApiError 507 in place of an OSError of the block, 500 if it reads, and 403 in place of QuotaExceeded."""
+    try:
+        yield
+    except QuotaExceeded as error:
+        raise ApiError(403, str(error), code=QUOTA) from None
+    except OSError as error:
+        log.error("the server cannot %s a file or a batch: %s", "read" if is_reading else "store", error)
+        if is_reading:
+            text = "the server cannot read this file; see its log"
+            raise ApiError(500, text, type=INTERNAL, code="storage_error") from error
+        code, text = disk_problem(error)
+        raise ApiError(507, text, type=INTERNAL, code=code) from error

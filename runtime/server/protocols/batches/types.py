@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-from plait.runtime.server.batches.records import (
-    DAY_S,
-    BatchProblem,
-    BatchRecord,
-    Counts,
-    Endpoint,
-    FileRecord,
-    Purpose,
-    Status,
-)
+from plait.runtime.server.batches.records import DAY_S, Batch, Endpoint, FileObject
 from plait.runtime.server.protocols.shared import StrictStruct
 
 DEFAULT_LIFETIME_S = 30 * DAY_S
@@ -39,24 +30,6 @@ class FileUpload(StrictStruct):
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]
     expires_after: ExpiresAfter | None = None
-
-
-class FileObject(msgspec.Struct):
-    """A stored file. `filename` is the client's. `purpose`: batch of an upload, batch_output of results."""
-
-    id: str
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
-    purpose: Purpose
-    object: Literal["file"] = "file"
-    status: Literal["processed"] = "processed"
-
-    @classmethod
-    def of(cls, record: FileRecord) -> FileObject:
-        """Returns what a client sees of a stored file."""
-        return msgspec.convert(record, cls, from_attributes=True)
 
 
 class FileList(msgspec.Struct):
@@ -90,82 +63,6 @@ class CreateBatch(StrictStruct):
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
-
-
-class BatchErrors(msgspec.Struct):
-    data: list[BatchProblem]
-    object: Literal["list"] = "list"
-
-
-class InputDetails(msgspec.Struct):
-    cached_tokens: int
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: int
-
-
-class BatchUsage(msgspec.Struct):
-    """Tokens of all lines with an answer."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class Batch(msgspec.Struct):
-    """A batch. The ids of its result files are there once it has ended, if they have a line. Times: Unix seconds."""
-
-    id: str
-    endpoint: Endpoint
-    errors: BatchErrors | None
-    input_file_id: str
-    status: Status
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    request_counts: Counts
-    metadata: dict[str, str] | None
-    usage: BatchUsage
-    model: str | UnsetType = UNSET
-    completion_window: Literal["24h"] = "24h"
-    object: Literal["batch"] = "batch"
-
-    @classmethod
-    def of(cls, record: BatchRecord) -> Batch:
-        """Returns what a client sees of a batch."""
-        times = {name: getattr(record, name) for name in cls.__struct_fields__ if name.endswith("_at")}
-        tokens = record.tokens
-        return cls(
-            id=record.id,
-            endpoint=record.endpoint,
-            errors=BatchErrors(record.problems) if record.problems else None,
-            input_file_id=record.input_file_id,
-            status=record.status,
-            output_file_id=record.output_id if record.has_ended and record.has_output else None,
-            error_file_id=record.error_id if record.has_ended and record.has_errors else None,
-            request_counts=record.counts,
-            metadata=record.metadata,
-            usage=BatchUsage(
-                tokens.input,
-                InputDetails(tokens.cached),
-                tokens.output,
-                OutputDetails(tokens.reasoning),
-                tokens.input + tokens.output,
-            ),
-            model=record.model or UNSET,
-            **times,
-        )
 
 
 class BatchList(msgspec.Struct):

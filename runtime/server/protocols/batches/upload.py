@@ -5,6 +5,7 @@ Nothing of the request becomes a path: the file gets an id of the server's, the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,14 +15,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from plait.runtime.results.result_file import write_all
-from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.app_state import tenant_of
 from plait.runtime.server.batches.directory import run_to_end
 from plait.runtime.server.batches.file_store import FileStore
 from plait.runtime.server.batches.records import FileRecord
 from plait.runtime.server.errors import ApiError, invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.http.response import ClientDisconnected
-from plait.runtime.server.protocols.batches.pages import as_integer
 from plait.runtime.server.protocols.batches.types import DEFAULT_LIFETIME_S, FileUpload
 
 FORM_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
@@ -37,14 +37,14 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
     """
     tenant = tenant_of(request)
     form = _Form(_boundary(request))
-    max_lines = state_of(request).settings.max_batch_lines
+    max_bytes, max_lines = files.settings.max_file_bytes, files.settings.max_batch_lines
     num_bytes = 0
     with files.new_upload() as (file_id, descriptor):
         files.reserve(tenant, num_files=1)
         try:
             async for piece in _pieces(request, form):
-                if num_bytes + len(piece) > files.quota.max_file_bytes:
-                    text = f"the file is larger than {files.quota.max_file_bytes} bytes"
+                if num_bytes + len(piece) > max_bytes:
+                    text = f"the file is larger than {max_bytes} bytes"
                     raise ApiError(413, text, param="file", code="file_too_large", headers={"Connection": "close"})
                 files.reserve(tenant, len(piece))
                 num_bytes += len(piece)
@@ -54,10 +54,11 @@ async def receive_upload(request: Request, files: FileStore) -> FileRecord:
                 await run_to_end(write_all, descriptor, piece)
             upload = form.checked()
             lifetime_s = DEFAULT_LIFETIME_S if upload.expires_after is None else upload.expires_after.seconds
-            record = await run_to_end(files.keep_upload, file_id, descriptor, tenant, form.filename, lifetime_s)
+            await run_to_end(os.fsync, descriptor)
+            record = await run_to_end(files.add, file_id, tenant, "batch", form.filename, lifetime_s)
         finally:
             if not files.has(file_id):
-                files.release(tenant, num_bytes, 1)
+                files.reserve(tenant, -num_bytes, -1)
     return record
 
 
@@ -132,12 +133,11 @@ class _Form:
         for name, data in self.fields.items():
             text = data.decode("utf-8", "replace")
             outer, _, inner = name.partition("[")
-            value: Any = as_integer(text) if name.endswith("[seconds]") else text
             if inner:
-                values.setdefault(outer, {})[inner.rstrip("]")] = value
+                values.setdefault(outer, {})[inner.rstrip("]")] = text
             else:
-                values[name] = value
-        return convert_json(values, FileUpload)
+                values[name] = text
+        return convert_json(values, FileUpload, is_text=True)
 
     # -- the parser's callbacks -------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.batches.pages import no_query, page, read_query
+from plait.runtime.server.protocols.batches.pages import Paging, no_query, page, read_query
 from plait.runtime.server.protocols.openai.responses.kept import store_of, stored_response
 from plait.runtime.server.protocols.openai.responses.response_object import ResponseBody
 from plait.runtime.server.protocols.shared import StrictStruct
@@ -31,19 +31,11 @@ class ResponseQuery(StrictStruct):
     include_obfuscation: Literal["false"] | None = None
 
 
-class ItemsQuery(StrictStruct):
+class ItemsQuery(Paging):
     """Query parameters of a list of items, which begins with the newest unless `order` is asc."""
 
-    after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
-
-
-class StoredItem(msgspec.Struct):
-    """An item as it was sent."""
-
-    id: str
-    fields: dict[str, Any]
 
 
 class ItemList(msgspec.Struct):
@@ -85,7 +77,5 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that a stored response answers, those of the responses before it included."""
     query = read_query(request, ItemsQuery)
     *lists, _ = stored_response(request, response_id).items.conversation()  # without its own output
-    items = [StoredItem(item["id"], item) for data in lists for item in msgspec.json.decode(data)]
-    shown, has_more = page(items if query.order == "asc" else items[::-1], query.after, query.limit)
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return json_response(ItemList([item.fields for item in shown], has_more, first, last))
+    items = [(item["id"], item) for data in lists for item in msgspec.json.decode(data)]
+    return page(items if query.order == "asc" else items[::-1], query, ItemList)
