@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from plait.constrained.specs.call_contents import NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords, PythonForm
+from plait.constrained.specs.call_contents import NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords, Notation, PythonForm
 from plait.constrained.specs.checks import SchemaSource
 from plait.constrained.specs.errors import CompileQueueFull, GrammarError
 from plait.constrained.specs.reasoning import MAX_REASONING_TOKENS, Reasoning, ValueSpec
@@ -41,6 +41,7 @@ __all__ = [
     "MAX_NUMBERED",
     "MAX_REASONING_TOKENS",
     "NAME_PLACE",
+    "Notation",
     "PythonForm",
     "Reasoning",
     "Regex",

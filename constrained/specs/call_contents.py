@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -83,3 +83,26 @@ class JsonString(msgspec.Struct, frozen=True, tag="json_string"):
     """
 
     of: Regex | Lark
+
+
+class Notation(msgspec.Struct, frozen=True, tag="notation"):
+    """An object that matches `schema` in a notation without quotes: `{a:1,b:[true,None],c:{d:<|"|>text<|"|>}}`.
+
+    A string is any text without `quote` between two of them. A name is a text without ":", ",", quotes, brackets and
+    white space; names that the schema does not list are as in Elements. `null` is the text of null, and with
+    `is_sorted` members stand in the order of their names, whatever their case. For Trigger only.
+
+    >>> Notation({"type": "object"}, '<|"|>').null
+    'null'
+    """
+
+    whitespace: ClassVar[bool] = False
+    compact: ClassVar[bool] = True
+    schema: SchemaSource
+    quote: str
+    null: str = "null"
+    is_sorted: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        check_tags(self, ("quote", "null"), ())

@@ -22,6 +22,7 @@ from plait.constrained.specs import (
     JsonString,
     Keywords,
     Lark,
+    Notation,
     Regex,
     Structural,
     Trigger,
@@ -29,6 +30,7 @@ from plait.constrained.specs import (
 from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
 from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
+from plait.constrained.structural.notation import notation_rules
 from plait.constrained.structural.raw_text import element_value, ended_text, has_text, typed_value
 
 IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
@@ -78,6 +80,10 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
     if isinstance(content, JsonString):
         return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
+    if isinstance(content, Notation):
+        rules = notation_rules(content, json_spec(str(content.schema), spec), name, marks)
+        text = CallText(b"", b"", quote=marks.spelled(content.quote))
+        return ContentRules(f"{name} {marks.literal(trigger.end, with_id=True)}", *rules, text)
     assert isinstance(content, Elements | Keywords)
     return _elements(content, trigger, name, spec, marks)
 

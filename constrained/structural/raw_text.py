@@ -58,7 +58,7 @@ def element_value(
     if not cases:
         return None
     read_as = _READ_AS_PYTHON if content.python else _READ_AS
-    strings = [text for case in cases if (text := _string(case)) is not None]
+    strings = [text for case in cases if (text := string_body(case)) is not None]
     if not strings and not (has_literals and any(_LITERALS & {*case_kinds(case)} for case in cases)):
         wholes = [case[0] for case in cases]
         whole = wholes[0] if len(wholes) == 1 else {"anyOf": wholes}
@@ -122,7 +122,7 @@ def _json_rules(
     return f"{name} {marks.literal(content.close)}", rules
 
 
-def _string(case: list[dict[str, Any]]) -> str | None:
+def string_body(case: list[dict[str, Any]]) -> str | None:
     """Returns the expression of the strings of one case, as part of a terminal; None if there are none."""
     if "string" not in kinds_of(case):
         return None

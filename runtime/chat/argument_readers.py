@@ -15,6 +15,7 @@ from plait.runtime.chat.formats.call_format import (
     ArgumentsForm,
     ElementArguments,
     JsonArguments,
+    NotationArguments,
     json_type,
 )
 from plait.runtime.tokenizer.json_text import json_text
@@ -48,7 +49,7 @@ def arguments_reader(form: ArgumentsForm, schema: Mapping[str, Any], follower: s
         return JsonReader()
     if isinstance(form, ElementArguments):
         return ElementsReader(form, schema, follower)
-    return KeywordsReader(follower)
+    return NotationReader(form) if isinstance(form, NotationArguments) else KeywordsReader(follower)
 
 
 def find_types(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> None:
@@ -265,6 +266,73 @@ _PYTHON_SCALARS = {"True": "true", "False": "false", "None": "null"}
 
 def _literal_as_json(match: re.Match[str]) -> str:
     return _PYTHON_SCALARS.get(match[0], match[0])
+
+
+_BARE_NAME = re.compile(r"([^:]*):")
+_BARE_SCALAR = re.compile(r"([^,}\]]+)(?=[,}\]])")
+_BARE_LITERALS = {"None": "null", "none": "null", "True": "true", "False": "false"}
+
+
+class NotationReader:
+    """One object. Strings are passed on as they arrive, numbers and names when they are complete.
+
+    >>> NotationReader(NotationArguments("'", "None")).read("{a:'x',b:[None,{}]}</call>")
+    ReadArguments(json='{"a": "x", "b": [null, {}]}', rest='</call>', is_done=True)
+    """
+
+    def __init__(self, form: NotationArguments) -> None:
+        self._form = form
+        self._open: list[str] = []  # the brackets around what comes next
+        self._in_string = False
+        self._before_name = False
+
+    def read(self, text: str) -> ReadArguments:
+        """See ArgumentsReader."""
+        pieces: list[str] = []
+        while text and (step := self._in_text(text) if self._in_string else self._between(text)) is not None:
+            piece, size = step
+            pieces.append(piece)
+            text = text[size:]
+            if not self._open:
+                return ReadArguments("".join(pieces), text, True)
+        return ReadArguments("".join(pieces), text, False)
+
+    def _in_text(self, text: str) -> tuple[str, int] | None:
+        """Within a string: (the JSON of what is certain of it, its length); None if more text is needed."""
+        end = text.find(self._form.quote)
+        size = end if end >= 0 else len(text) - partial_match_length(text, [self._form.quote])
+        if end < 0 and not size:
+            return None
+        self._in_string = end < 0
+        piece = json.dumps(text[:size], ensure_ascii=False)[1:-1]
+        return (piece, size) if end < 0 else (f'{piece}"', size + len(self._form.quote))
+
+    def _between(self, text: str) -> tuple[str, int] | None:
+        """The same at a bracket, a separator, a name, a scalar or the beginning of a string."""
+        first = text[0]
+        if first in "]}":
+            del self._open[-1:]
+            self._before_name = False
+            return first, 1
+        if first == ",":
+            self._before_name = self._open[-1:] == ["{"]
+            return ", ", 1
+        if self._before_name:
+            name = _BARE_NAME.match(text)
+            self._before_name = name is None
+            return None if name is None else (f"{json.dumps(name[1], ensure_ascii=False)}: ", name.end())
+        if first in "[{":
+            self._open.append(first)
+            self._before_name = first == "{"
+            return first, 1
+        if text.startswith(self._form.quote):
+            self._in_string = True
+            return '"', len(self._form.quote)
+        scalar = None if self._form.quote.startswith(text) else _BARE_SCALAR.match(text)
+        if scalar is None:
+            return None
+        value = "null" if scalar[1] == self._form.null else _BARE_LITERALS.get(scalar[1], scalar[1])
+        return value, scalar.end()
 
 
 def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:

@@ -82,7 +82,31 @@ class KeywordArguments:
         return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
 
 
-ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments
+@dataclass(frozen=True)
+class NotationArguments:
+    """An object in a notation without quotes, see `constrained.specs.Notation`: {a:1,b:<|"|>text<|"|>}."""
+
+    quote: str
+    null: str = "null"
+    is_sorted: bool = False
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of the arguments."""
+        return self.text(arguments)
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        if isinstance(value, Mapping):
+            names = sorted(value, key=str.lower) if self.is_sorted else value
+            return "{" + ",".join(f"{name}:{self.text(value[name])}" for name in names) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self.text, value)) + "]"
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        return self.null if value is None else json_text(value)
+
+
+ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments | NotationArguments
 
 
 @dataclass(frozen=True)
@@ -176,6 +200,8 @@ class CallFormat:
         yield from (self.begin, self.head, self.tail, self.separator, self.end, *self.other_heads)
         if isinstance(self.arguments, ElementArguments):
             yield from (self.arguments.open, self.arguments.close, self.arguments.separator)
+        if isinstance(self.arguments, NotationArguments):
+            yield self.arguments.quote
 
     def describe(self) -> str:
         """Returns the format as one line: its texts around the form of the arguments.
@@ -188,6 +214,8 @@ class CallFormat:
             text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
         elif isinstance(form, KeywordArguments):
             text = "{keywords}"
+        elif isinstance(form, NotationArguments):
+            text = f"{{notation {form.quote}text{form.quote}, {form.null}{', sorted' if form.is_sorted else ''}}}"
         else:
             value = f"{{value in python: {form.python}}}" if form.python else "{value}"
             text = f"{{{form.open}{value}{form.close}{form.separator}}}"

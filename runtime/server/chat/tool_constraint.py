@@ -15,12 +15,13 @@ from plait.constrained.specs import (
     JsonString,
     Keywords,
     Lark,
+    Notation,
     Regex,
     Structural,
     Trigger,
 )
 from plait.constrained.tool_arguments import closed_arguments
-from plait.runtime.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments
+from plait.runtime.chat.formats.call_format import CallFormat, ElementArguments, JsonArguments, NotationArguments
 from plait.runtime.server.chat.conversation import INPUT, Conversation, ToolDefinition
 from plait.runtime.server.errors import ToolParams, invalid
 
@@ -128,4 +129,6 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
         if form.style == "spaced":
             return schema
         return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
+    if isinstance(form, NotationArguments):
+        return Notation(schema, form.quote, form.null, form.is_sorted)
     return Keywords(schema)

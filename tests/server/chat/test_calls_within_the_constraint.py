@@ -28,7 +28,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 KINDS = (
     *("json in tags", "list with ids", "elements", "keys and values", "typed elements"),
-    *("elements that python writes", "keywords", "counted calls"),
+    *("elements that python writes", "keywords", "counted calls", "notation", "notation in the given order"),
 )
 TEMPLATES = [ChatTemplate(CALL_TEMPLATES[kind].source, "", "") for kind in KINDS]
 FORMATS = [formats_of(kind).calls for kind in KINDS]

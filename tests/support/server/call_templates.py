@@ -42,6 +42,16 @@ def _items(one: str) -> str:
     return "{% for k, v in c.function.arguments.items() %}" + one + "{% endfor %}"
 
 
+def _notation(quote: str, members: str, null: str) -> str:
+    """A macro of values whose names stand bare and whose strings stand between quotes."""
+    return (
+        "{%- macro put(v) -%}{% if v is string %}@{{ v }}@{% elif v is none %}" + null + "{% elif v is mapping %}{{ '{' }}"
+        "{% for k, x in " + members + " %}{{ k }}:{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}}"
+        "{% elif v is sequence %}[{% for x in v %}{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}]"
+        "{% else %}{{ v | tojson }}{% endif %}{%- endmacro -%}"
+    ).replace("@", quote)
+
+
 NAME, ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
 CALL_TEMPLATES = {
     "json in tags": CallTemplate(
@@ -169,6 +179,16 @@ CALL_TEMPLATES = {
             "]</calls>",
         ),
         r"<calls>[({name}({keywords}))*, ]</calls>",
+    ),
+    "notation": CallTemplate(
+        _notation('<|"|>', "v | dictsort", "None")
+        + _each("<call>call:" + NAME + "{{ put(c.function.arguments) }}</call>"),
+        r'<call>call:{name}{notation <|"|>text<|"|>, None, sorted}</call>',
+    ),
+    "notation in the given order": CallTemplate(
+        _notation("<q>", "v.items()", "null")
+        + _list("<calls>", NAME + "{{ put(c.function.arguments) }}", ";", "</calls>"),
+        r"<calls>({name}{notation <q>text<q>, null})*;</calls>",
     ),
     "elements that python writes": CallTemplate(
         _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
