@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plait.constrained.specs import GrammarError, PythonForm
+from plait.constrained.specs import CDATA_BEGIN, CDATA_END, GrammarError, PythonForm
 from plait.constrained.tool_arguments import parameter_kinds
 from plait.runtime.chat.formats.call_format import (
-    CDATA_BEGIN,
-    CDATA_END,
     ArgumentsForm,
     ElementArguments,
     JsonArguments,

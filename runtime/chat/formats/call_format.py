@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from plait.constrained.specs import PythonForm
+from plait.constrained.specs import CDATA_BEGIN, CDATA_END, PythonForm
 from plait.runtime.tokenizer.json_text import json_text
 
-CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
 # Stands before the text of a control token that the parser is shown. It is random, so that no text can forge one.
 CONTROL = f"\ufdd0{secrets.token_hex(8)}"
 IdSource = Literal["", "client", "counter"]
@@ -41,7 +40,7 @@ class ElementArguments:
     """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
 
     Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
-    has_cdata: a value with markup or a line's end stands in a CDATA section. python: the values that are written as
+    has_cdata: a string with markup or a line's end stands in a CDATA section. python: the values that are written as
     Python's literals, see `constrained.specs.Elements`.
     """
 
@@ -55,7 +54,7 @@ class ElementArguments:
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
         return self.separator.join(
-            f"{self.opening(name, json_type(value))}{self._escaped(self.text(value))}{self.close}"
+            f"{self.opening(name, json_type(value))}{self._escaped(value)}{self.close}"
             for name, value in arguments.items()
         )
 
@@ -68,8 +67,9 @@ class ElementArguments:
         is_literal = self.python == "values" or (self.python == "scalars" and isinstance(value, bool | None))
         return python_literal(value) if is_literal and not isinstance(value, str) else element_text(value)
 
-    def _escaped(self, text: str) -> str:
-        return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
+    def _escaped(self, value: Any) -> str:
+        has_markup = self.has_cdata and isinstance(value, str) and re.search(r"[<&\n]", value)
+        return f"{CDATA_BEGIN}{value}{CDATA_END}" if has_markup else self.text(value)
 
 
 @dataclass(frozen=True)

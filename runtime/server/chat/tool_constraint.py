@@ -124,7 +124,15 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        return Elements(schema, form.open, form.close, form.separator, types=form.types, python=form.python)
+        return Elements(
+            schema,
+            form.open,
+            form.close,
+            form.separator,
+            types=form.types,
+            python=form.python,
+            has_cdata=form.has_cdata,
+        )
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema
