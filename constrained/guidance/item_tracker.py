@@ -102,7 +102,7 @@ class ItemTracker:
         at, end = state.length, len(text)
         if state.escaped:
             return state._replace(length=at + 1, escaped=False)
-        quote = text.find(b'"', at)
+        quote = text.find(text[state.start : state.start + 1], at)
         quote = end if quote < 0 else quote
         slash = text.find(b"\\", at, quote)
         if slash >= 0:
@@ -145,7 +145,7 @@ class ItemTracker:
             nodes = self._inner_nodes(state, frame)
             seen = () if byte == b"[" and self._paths.is_unique(nodes) else None
             return state.at(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
-        return state.at(STRING if byte == self.quote_of(state)[:1] else SCALAR, frame, at + 1, start=at)
+        return state.at(STRING if byte in (self.quote_of(state)[:1], b"'") else SCALAR, frame, at + 1, start=at)
 
     def _inner_nodes(self, state: State, frame: Frame | None) -> Nodes:
         if frame is None:

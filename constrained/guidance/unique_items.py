@@ -220,8 +220,8 @@ class UniqueItems:
         quote = self._tracker.quote_of(state)
         if quote != JSON_QUOTE:
             ends = known.with_byte(quote[-1]) if state.mode == STRING else known.ends | known.with_byte(quote[-1])
-            ending = {*_tokens_of(bits & (ends | known.repeats)), *self._control_texts}
-            return ending if has_many else ending | self._beginnings(rests)
+            suspects = {*_tokens_of(bits & (ends | known.repeats)), *self._control_texts}
+            return suspects if has_many else suspects | self._beginnings(rests)
         if has_many and state.mode == STRING and state.start == frame.start:  # the item is this string
             repeating = _tokens_of(bits & known.repeats & known.quotes)
             return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}

@@ -176,9 +176,7 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
     return JsonRules(start, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)
 
 
-def schema_rules(
-    schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None = None
-) -> list[str]:
+def schema_rules(schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None = None) -> list[str]:
     """Returns the Lark rules of the values of a rewritten schema, from the rule `start`.
 
     spelling: of values that are not JSON; by default that of the style. Raises GrammarError.

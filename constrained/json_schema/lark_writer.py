@@ -39,6 +39,7 @@ _PREFIX = "#/$defs/"
 _ANY = ""  # the name of the rule of any value of Python
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
+_LITERALS = frozenset(("null", "boolean"))
 _ZEROS = r"/\.0+/"  # behind an integer
 _PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
@@ -164,7 +165,7 @@ class _Writer:
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
         if self._spelling is not None:
-            return not _is_as_json(schema, self._spelling)
+            return not self._spelling.is_json(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
             for part in _parts(schema)
@@ -257,8 +258,7 @@ class _Writer:
 
     def _spelled(self, spelling: Spelling, parts: list[dict[str, Any]], kinds: list[str]) -> list[str | None]:
         """Returns the expressions of the scalars among `kinds` that are not written as in JSON."""
-        literals = {"null": _text(spelling.null), "boolean": f"/{spelling.true}|{spelling.false}/"}
-        options: list[str | None] = [self._terminal(literals[kind]) for kind in kinds if kind in literals]
+        options: list[str | None] = [self._terminal(spelling.literals[kind]) for kind in kinds if kind in _LITERALS]
         if "string" in kinds and "string" not in spelling.kinds_as_json:
             found = spelling.strings(parts, f"S{len(self._rules)}")
             if found is not None:
@@ -416,14 +416,6 @@ def _simple_terminal(schema: dict[str, Any]) -> str | None:
         return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
     kinds = kinds_of([schema])
     return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
-
-
-def _is_as_json(schema: Schema, spelling: Spelling) -> bool:
-    """Returns whether a schema allows only scalars that are written as in JSON, without listing."""
-    if not isinstance(schema, dict) or not schema.keys().isdisjoint(("$ref", "anyOf")):
-        return schema is False
-    parts = [schema, *schema.get("allOf", ())]
-    return spelling.kinds_as_json.issuperset(kinds_of(parts)) and all("enum" not in part for part in parts)
 
 
 def _is_bounded_number(schema: dict[str, Any]) -> bool:

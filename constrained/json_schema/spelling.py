@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-SCALARS = frozenset(("string", "number", "integer"))
+from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.rewrite.document import Schema
 
 
 class Spelling:
@@ -16,8 +17,20 @@ class Spelling:
     """
 
     null, true, false = "None", "True", "False"
-    kinds_as_json = SCALARS  # the types of which no value is written otherwise
+    kinds_as_json = frozenset(("string", "number", "integer"))  # the types of which no value is written otherwise
     has_sorted_names = False  # members are written in the order of their names, whatever their case
+
+    @property
+    def literals(self) -> dict[str, str]:
+        """The terminals of all values of null and of booleans."""
+        return {"null": _text(self.null), "boolean": f"/{self.true}|{self.false}/"}
+
+    def is_json(self, schema: Schema) -> bool:
+        """Returns whether a rewritten schema allows only scalars that are written as in JSON, without listing."""
+        if not isinstance(schema, dict) or not schema.keys().isdisjoint(("$ref", "anyOf")):
+            return schema is False
+        parts = [schema, *schema.get("allOf", ())]
+        return self.kinds_as_json.issuperset(kinds_of(parts)) and all("enum" not in part for part in parts)
 
     def scalar(self, value: Any) -> str | None:
         """Returns the expression of a listed scalar; None if it cannot be written."""

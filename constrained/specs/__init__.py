@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from plait.constrained.specs.call_contents import CDATA_BEGIN, CDATA_END, NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords, Notation, PythonForm
+from plait.constrained.specs.call_contents import (
+    CDATA_BEGIN,
+    CDATA_END,
+    NAME_PLACE,
+    TYPE_PLACE,
+    Elements,
+    JsonString,
+    Keywords,
+    Notation,
+    PythonForm,
+)
 from plait.constrained.specs.checks import SchemaSource
 from plait.constrained.specs.errors import CompileQueueFull, GrammarError
 from plait.constrained.specs.reasoning import MAX_REASONING_TOKENS, Reasoning, ValueSpec

@@ -15,10 +15,11 @@ MAX_TRIGGERS = 128
 MAX_CONTROL_TOKENS = 64
 
 
+ContentSpec: TypeAlias = JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords | Notation
 if TYPE_CHECKING:
-    Content: TypeAlias = SchemaSource | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords | Notation
+    Content: TypeAlias = SchemaSource | ContentSpec
 else:
-    Content = str | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords | Notation
+    Content = str | ContentSpec
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class Trigger(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.content, JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords | Notation):
+        if not isinstance(self.content, ContentSpec):
             msgspec.structs.force_setattr(self, "content", schema_text(self.content))
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.json_schema.bundling import bundled
-from plait.constrained.json_schema.compiler import rewritten_schema, schema_rules
+from plait.constrained.json_schema.compiler import JsonRules, rewritten_schema, schema_rules
 from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.spelling import Spelling
 from plait.constrained.json_schema.unique_paths import extract_unique_items
@@ -61,14 +61,13 @@ class NotationSpelling(Spelling):
         return (f"{self._marks.literal(self._quote)} {expression}", rules) if has_text(rules) else None
 
 
-def notation_rules(
-    content: Notation, spec: JsonSchema, name: str, marks: Marks
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], dict[str, Any] | None]:
-    """Returns the rules of an object, from the rule `name`, and what else ContentRules has. Raises GrammarError."""
+def notation_rules(content: Notation, spec: JsonSchema, name: str, marks: Marks) -> JsonRules:
+    """Returns the rules of an object, from the rule `name`. Raises GrammarError."""
     rewritten = rewritten_schema(bundled(spec))
-    schema, unique = rewritten.schema, extract_unique_items(rewritten.schema)
-    if kinds_of([schema]) != ["object"] or "anyOf" in schema or "allOf" in schema or "$ref" in schema:
-        definitions = schema.pop("$defs", {})
-        schema = {"type": ["object"], "allOf": [schema], "$defs": definitions}
+    schema = rewritten.schema
+    unique = extract_unique_items(schema)
+    if kinds_of([schema]) != ["object"] or not schema.keys().isdisjoint(("$ref", "anyOf", "allOf")):
+        rest = {name: value for name, value in schema.items() if name != "$defs"}
+        schema = {"type": ["object"], "allOf": [rest], "$defs": schema.get("$defs", {})}
     rules = schema_rules(schema, content, name, NotationSpelling(content, marks))
-    return tuple(rules), rewritten.unchecked, rewritten.warnings, unique
+    return JsonRules(name, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)

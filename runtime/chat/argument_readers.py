@@ -247,15 +247,23 @@ class KeywordsReader:
                 pieces.append("}" if self._num_read else "{}")
                 return ReadArguments("".join(pieces), text, True)
             match = self._NAME.match(text)
-            end = None if match is None else self._value.end_in(text[match.end() :])
+            end = None if match is None else self._end_of_value(text[match.end() :])
             if match is None or end is None:
                 break
             self._value = _GrowingValue()
             value = text[match.end() : match.end() + end]
+            if value[0] == "'":  # nothing in it is escaped
+                value = json.dumps(value[1:-1], ensure_ascii=False)
             beginning = f"{', ' if self._num_read else '{'}{json.dumps(match[2], ensure_ascii=False)}: "
             pieces.append(beginning + _LITERAL.sub(_literal_as_json, value))
             self._num_read, text = self._num_read + 1, text[match.end() + end :]
         return ReadArguments("".join(pieces), text, False)
+
+    def _end_of_value(self, text: str) -> int | None:
+        """Returns the length of the value with which a text begins, or None if the text ends within it."""
+        if text[:1] == "'":
+            return text.find("'", 1) + 1 or None
+        return self._value.end_in(text)
 
 
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|True|False|None')
@@ -338,7 +346,7 @@ def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     value = text.strip()
     if python and value in _PYTHON_SCALARS.values() and "string" in types:
         return json.dumps(text, ensure_ascii=False)  # Python writes it otherwise
-    if python == "values":
+    if python == "values" or "string" not in types:  # in either spelling where it is no text
         value = _LITERAL.sub(_literal_as_json, value)
     elif python:
         value = _PYTHON_SCALARS.get(value, value)

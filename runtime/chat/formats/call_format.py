@@ -40,7 +40,7 @@ class ElementArguments:
     """One element for each argument: `open` with {name}, the value, `close`; `separator` between two elements.
 
     Strings stand raw, other values as JSON. types: (JSON type, what {type} in `open` is for values of it).
-    has_cdata: a string with markup or a line's end stands in a CDATA section. python: the values that are written as
+    has_cdata: a value with markup or a line's end stands in a CDATA section. python: the values that are written as
     Python's literals, see `constrained.specs.Elements`.
     """
 
@@ -54,7 +54,7 @@ class ElementArguments:
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
         return self.separator.join(
-            f"{self.opening(name, json_type(value))}{self._escaped(value)}{self.close}"
+            f"{self.opening(name, json_type(value))}{self._escaped(self.text(value))}{self.close}"
             for name, value in arguments.items()
         )
 
@@ -67,19 +67,25 @@ class ElementArguments:
         is_literal = self.python == "values" or (self.python == "scalars" and isinstance(value, bool | None))
         return python_literal(value) if is_literal and not isinstance(value, str) else element_text(value)
 
-    def _escaped(self, value: Any) -> str:
-        has_markup = self.has_cdata and isinstance(value, str) and re.search(r"[<&\n]", value)
-        return f"{CDATA_BEGIN}{value}{CDATA_END}" if has_markup else self.text(value)
+    def _escaped(self, text: str) -> str:
+        return f"{CDATA_BEGIN}{text}{CDATA_END}" if self.has_cdata and re.search(r"[<&\n]", text) else text
 
 
 @dataclass(frozen=True)
 class KeywordArguments:
     """Python's keyword arguments: `name=value, name=value` with Python literals; strings are written as in JSON, which
-    Python reads alike."""
+    Python reads alike. single_quotes: see `constrained.specs.Keywords`."""
+
+    single_quotes: bool = False
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
-        return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
+        return ", ".join(f"{name}={self.text(value)}" for name, value in arguments.items())
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        is_single = self.single_quotes and isinstance(value, str) and not re.search(r"['\\\x00-\x1f]", value)
+        return f"'{value}'" if is_single else python_literal(value)
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ class CallFormat:
         if isinstance(form, JsonArguments):
             text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
         elif isinstance(form, KeywordArguments):
-            text = "{keywords}"
+            text = "{keywords in single quotes}" if form.single_quotes else "{keywords}"
         elif isinstance(form, NotationArguments):
             text = f"{{notation {form.quote}text{form.quote}, {form.null}{', sorted' if form.is_sorted else ''}}}"
         else:

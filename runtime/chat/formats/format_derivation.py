@@ -334,10 +334,12 @@ def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
 
 
 def _find_keywords(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
-    form = KeywordArguments()
-    written = form.render(arguments)
-    start = text.replace("'", '"').find(written)  # Python's quotes
-    return None if start < 0 else _Arguments(start, start + len(written), form)
+    for form in (KeywordArguments(single_quotes=True), KeywordArguments()):
+        written = form.render(arguments)
+        start = text.find(written)
+        if start >= 0:
+            return _Arguments(start, start + len(written), form)
+    return None
 
 
 def _find_notation(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:

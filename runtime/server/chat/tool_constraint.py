@@ -139,4 +139,4 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
         return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
     if isinstance(form, NotationArguments):
         return Notation(schema, form.quote, form.null, form.is_sorted)
-    return Keywords(schema)
+    return Keywords(schema, single_quotes=form.single_quotes)

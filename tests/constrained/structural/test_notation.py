@@ -186,7 +186,10 @@ def test_arguments_are_an_object(schema: Any) -> None:
 
 def test_an_item_that_only_repeats_is_not_begun() -> None:
     """The quote of a text is a token that leads to it."""
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"enum": ["x", 1]}}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"enum": ["x", 1]}}},
+    }
     matcher = compile_in_process(spec_of(schema, is_control=True), VOCABULARY).matcher()
     for token in (*VOCABULARY.encode("f{a:["), CONTROL, 1 + ord("x"), CONTROL, 1 + ord(",")):
         assert matcher.accept(token)

@@ -45,7 +45,9 @@ def _items(one: str) -> str:
 def _notation(quote: str, members: str, null: str) -> str:
     """A macro of values whose names stand bare and whose strings stand between quotes."""
     return (
-        "{%- macro put(v) -%}{% if v is string %}@{{ v }}@{% elif v is none %}" + null + "{% elif v is mapping %}{{ '{' }}"
+        "{%- macro put(v) -%}{% if v is string %}@{{ v }}@{% elif v is none %}"
+        + null
+        + "{% elif v is mapping %}{{ '{' }}"
         "{% for k, x in " + members + " %}{{ k }}:{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}}"
         "{% elif v is sequence %}[{% for x in v %}{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}]"
         "{% else %}{{ v | tojson }}{% endif %}{%- endmacro -%}"
@@ -179,6 +181,30 @@ CALL_TEMPLATES = {
             "]</calls>",
         ),
         r"<calls>[({name}({keywords}))*, ]</calls>",
+    ),
+    "keywords in single quotes": CallTemplate(
+        _list(
+            "<calls>[",
+            NAME
+            + '({% for k, v in c.function.arguments.items() %}{{ k }}={{ "\'" + v + "\'" if v is string else v }}'
+            + "{% if not loop.last %}, {% endif %}{% endfor %})",
+            ", ",
+            "]</calls>",
+        ),
+        r"<calls>[({name}({keywords in single quotes}))*, ]</calls>",
+    ),
+    "elements with sections": CallTemplate(
+        _each(
+            '<f name="'
+            + NAME
+            + '">'
+            + _items(
+                "<p name=\"{{ k }}\">{% if v is string and ('<' in v or '&' in v or '\\n' in v) %}<![CDATA[{{ v }}]]>"
+                "{% else %}" + _VALUE + "{% endif %}</p>"
+            )
+            + "</f>"
+        ),
+        r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
     ),
     "notation": CallTemplate(
         _notation('<|"|>', "v | dictsort", "None")
