@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
-from plait.constrained.json_schema.lark_sequences import Member, Sequences
+from plait.constrained.json_schema.lark_sequences import Member, Sequences, within_counts
 from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import (
@@ -376,7 +376,13 @@ class _Writer:
                 return None
         low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
         if (low > 0 or high is not None) and len(members) > len(required):
-            raise NotWritten
+            chosen = within_counts([member.is_required for member in members], low + len(required), high)
+            if self._spelling is None or chosen is None:
+                raise NotWritten
+            kept = zip(members, chosen, strict=True)
+            members, low = [Member(one.expression, must) for one, must in kept if must is not None], 0
+            if high is not None:
+                return members
         most = None if high is None else high - len(required)
         other = self._other_member(schema, list(named))
         if (most is not None and most < max(low, 0)) or (other is None and low > 0):

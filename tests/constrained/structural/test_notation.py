@@ -47,17 +47,28 @@ VALUES = st.sampled_from(
         {},
     ]
 )
-NAMES = ["a", "B", "long_name", "c.d", "e:f"]
-OBJECTS = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3).flatmap(
-    lambda properties: st.builds(
-        lambda required, is_open: {
-            **{"type": "object", "properties": properties, "required": required, "additionalProperties": is_open},
-            "$defs": {"t": TREE},
-        },
-        st.lists(st.sampled_from(sorted(properties)), unique=True) if properties else st.just([]),
-        st.booleans(),
-    )
+COUNTED = st.sampled_from(
+    [
+        {"type": "object", "properties": {"b": {}, "a": {}, "c": {}}, "minProperties": 2, "required": ["c"]},
+        {"type": "object", "properties": {"b": {}, "a": {}}, "maxProperties": 1},
+    ]
 )
+NAMES = ["a", "B", "long_name", "c.d", "e:f"]
+
+
+def objects(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(NAMES), values, max_size=3).flatmap(
+        lambda properties: st.builds(
+            lambda required, is_open: {
+                **{"type": "object", "properties": properties, "required": required, "additionalProperties": is_open},
+                "$defs": {"t": TREE},
+            },
+            st.lists(st.sampled_from(sorted(properties)), unique=True) if properties else st.just([]),
+            st.booleans(),
+        )
+    )
+
+
 ARGUMENTS = st.sampled_from(
     ["", "a", "b<", "red", "None", "a\nb", "]}", None, True, False, 3, -1, 2.5, [], [None], ["a", 1], [1, 1]]
     + [["a", "a"], ["<q", "<"], {}, {"b": "x"}, {"a": [None], "b": "x"}, {"l": {"K": False}}, {"x": True}, {"x_1": 3}]
@@ -114,7 +125,7 @@ def written(value: Any, is_sorted: bool, quote: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@given(OBJECTS, st.booleans(), st.booleans(), st.integers(0, 1 << 30))
+@given(objects(VALUES | COUNTED), st.booleans(), st.booleans(), st.integers(0, 1 << 30))
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_masks_allow_reads_back(schema: Any, is_sorted: bool, is_control: bool, seed: int) -> None:
     if not is_possible(schema):
@@ -143,7 +154,7 @@ def test_what_masks_allow_reads_back(schema: Any, is_sorted: bool, is_control: b
 
 
 @given(
-    OBJECTS,
+    objects(VALUES),
     st.booleans(),
     st.booleans(),
     st.dictionaries(st.sampled_from(["a", "B", "long_name", "c.d", "new"]), ARGUMENTS, max_size=3),
@@ -194,3 +205,11 @@ def test_an_item_that_only_repeats_is_not_begun() -> None:
     for token in (*VOCABULARY.encode("f{a:["), CONTROL, 1 + ord("x"), CONTROL, 1 + ord(",")):
         assert matcher.accept(token)
     assert allowed_tokens(matcher, VOCABULARY) == [1 + ord("1")]
+
+
+def test_counts_choose_members() -> None:
+    """Some objects with enough members are left out, and none with too few or too many is written."""
+    three = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}, "c": {}}, "required": ["c"]}
+    least, most = spec_of(three | {"minProperties": 2}), spec_of(three | {"maxProperties": 2})
+    assert accepts(least, "f{a:1,c:1};", "f{a:1,b:1,c:1};", "f{c:1};") == [True, True, False]
+    assert accepts(most, "f{a:1,c:1};", "f{c:1};", "f{a:1,b:1,c:1};", "f{c:1,d:1,e:1};") == [True, True, False, False]
