@@ -227,6 +227,12 @@ CONTROL_TEMPLATE = CallTemplate(
     r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
 )
 
+CONTROL_NOTATION = CallTemplate(
+    _notation("<jupyter_text>", "v | dictsort", "None")
+    + _each("<repo_name>call:" + NAME + "{{ put(c.function.arguments) }}<filename>"),
+    r"<repo_name>call:{name}{notation <jupyter_text>text<jupyter_text>, None, sorted}<filename>",
+)
+
 
 @functools.cache  # several files ask for all of them when they are collected
 def formats_of(kind: str) -> ModelFormats:
