@@ -213,3 +213,10 @@ def test_counts_choose_members() -> None:
     least, most = spec_of(three | {"minProperties": 2}), spec_of(three | {"maxProperties": 2})
     assert accepts(least, "f{a:1,c:1};", "f{a:1,b:1,c:1};", "f{c:1};") == [True, True, False]
     assert accepts(most, "f{a:1,c:1};", "f{c:1};", "f{a:1,b:1,c:1};", "f{c:1,d:1,e:1};") == [True, True, False, False]
+
+
+def test_items_are_not_repeated() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    texts = ["[1,1]", "[1,2]", "[<q>x<q>,<q>x<q>]", "[<q>x<q>,<q>y<q>]", "[{a:1,b:2},{b:2,a:1}]", "[<q>,<q>,1]"]
+    expected = [False, True, False, True, False, True]
+    assert accepts(spec_of(schema), *(f"f{{a:{text}}};" for text in texts)) == expected
