@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from plait.constrained.guidance.item_tracker import AFTER, OUTSIDE, VALUE, ItemTracker, State
+from plait.constrained.guidance.item_tracker import AFTER, JSON_QUOTE, OUTSIDE, VALUE, ItemTracker, State
 from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
 
 MAX_ID_BYTES = 200  # of an id of a call within a marker
@@ -42,7 +42,8 @@ class ElementText(msgspec.Struct, frozen=True):
 class CallText(msgspec.Struct, frozen=True):
     """A kind of call: patterns of its beginning and end, and a schema that leads to unique arrays ("": none).
 
-    Its content is JSON, or `elements`, each ended by `close` and divided by `separator`; or another text (`is_other`).
+    Its content is JSON, with strings between `quote`s and bare names if these are not JSON's, or `elements`, each ended
+    by `close` and divided by `separator`; or another text (`is_other`).
     """
 
     begin: bytes
@@ -52,6 +53,7 @@ class CallText(msgspec.Struct, frozen=True):
     close: bytes = b""
     separator: bytes = b""
     is_other: bool = False
+    quote: bytes = JSON_QUOTE
 
 
 class CallTexts(msgspec.Struct, frozen=True):
@@ -86,13 +88,14 @@ class Node:
 class _Value(NamedTuple):
     """JSON within a call: what is known of its arrays, and the nodes behind it and behind another text.
 
-    begins: the bytes with which JSON begins that is followed.
+    begins: the bytes with which JSON begins that is followed. quote: of its strings.
     """
 
     nodes: Nodes
     behind: int
     behind_other: int
     begins: tuple[bytes, ...]
+    quote: bytes = JSON_QUOTE
 
 
 class CallTracker(ItemTracker):
@@ -138,8 +141,15 @@ class CallTracker(ItemTracker):
     def _start_of(self, unique: str) -> Nodes:
         return self._paths.add(json.loads(unique)) if unique else ()
 
-    def _value(self, nodes: Nodes, behind: int, behind_other: int, begins: tuple[bytes, ...] = BEGINS) -> State:
-        self._values.append(_Value(nodes, behind, behind_other, begins))
+    def _value(
+        self,
+        nodes: Nodes,
+        behind: int,
+        behind_other: int,
+        begins: tuple[bytes, ...] = BEGINS,
+        quote: bytes = JSON_QUOTE,
+    ) -> State:
+        self._values.append(_Value(nodes, behind, behind_other, begins, quote))
         return State(VALUE, node=len(self._values) - 1)
 
     def _entry(self, call: CallText, behind: int) -> State:
@@ -149,7 +159,8 @@ class CallTracker(ItemTracker):
             found = self._set(self._reserve(), [(call.end, ended)], is_search=True)
             if call.is_other:
                 return State(OUTSIDE, node=found)
-            return self._value(self._start_of(call.unique), self._set(self._reserve(), [(call.end, ended)]), found)
+            behind_value = self._set(self._reserve(), [(call.end, ended)])
+            return self._value(self._start_of(call.unique), behind_value, found, quote=call.quote)
         after, found, start = self._reserve(), self._reserve(), self._start_of(call.unique)
         values = [
             self._value(self._paths.property(start, element.name), after, found, element.begins)
@@ -169,6 +180,10 @@ class CallTracker(ItemTracker):
 
     def _first_nodes(self, state: State) -> Nodes:
         return self._values[state.node].nodes
+
+    def quote_of(self, state: State) -> bytes:
+        """See ItemTracker."""
+        return self._values[state.node].quote if self._values and state.mode != OUTSIDE else JSON_QUOTE
 
     def _step(self, state: State, text: bytes) -> State | None:
         if state.mode == OUTSIDE:

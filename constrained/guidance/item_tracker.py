@@ -17,6 +17,7 @@ from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
 from plait.constrained.specs import GrammarError
 
 VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER, OUTSIDE = range(8)
+JSON_QUOTE = b'"'
 _SPACES = b" \t\r\n"
 _LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
 _STRING_OR_PYTHON = re.compile(rb'"(?:\\.|[^"\\])*"|True|False|None')
@@ -76,14 +77,32 @@ class ItemTracker:
             after = self._step(after, text)
         return after
 
+    def quote_of(self, state: State) -> bytes:
+        """Returns what stands around strings; where it is not that of JSON, names stand bare and nothing is escaped."""
+        return JSON_QUOTE
+
     def _step(self, state: State, text: bytes) -> State | None:
-        return self._string(state, text) if state.mode in (STRING, NAME) else self._byte(state, text)
+        if state.mode not in (STRING, NAME):
+            return self._byte(state, text)
+        quote = self.quote_of(state)
+        return self._string(state, text) if quote == JSON_QUOTE else self._raw_string(state, text, quote)
+
+    def _raw_string(self, state: State, text: bytes, quote: bytes) -> State | None:
+        """A string without escapes, or a bare name."""
+        mark, first = (b":", state.start) if state.mode == NAME else (quote, state.start + len(quote))
+        end = text.find(mark, max(first, state.length - len(mark) + 1))
+        if end < 0:
+            return state._replace(length=len(text))
+        if state.mode == STRING:
+            return self._end_value(state, state.frame, text, end + len(mark))
+        assert state.frame is not None
+        return state.at(VALUE, state.frame._replace(name=text[first:end].decode()), end + 1)
 
     def _string(self, state: State, text: bytes) -> State | None:
         at, end = state.length, len(text)
         if state.escaped:
             return state._replace(length=at + 1, escaped=False)
-        quote = text.find(b'"', at)
+        quote = text.find(text[state.start : state.start + 1], at)
         quote = end if quote < 0 else quote
         slash = text.find(b"\\", at, quote)
         if slash >= 0:
@@ -126,7 +145,7 @@ class ItemTracker:
             nodes = self._inner_nodes(state, frame)
             seen = () if byte == b"[" and self._paths.is_unique(nodes) else None
             return state.at(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
-        return state.at(STRING if byte == b'"' else SCALAR, frame, at + 1, start=at)
+        return state.at(STRING if byte in (self.quote_of(state)[:1], b"'") else SCALAR, frame, at + 1, start=at)
 
     def _inner_nodes(self, state: State, frame: Frame | None) -> Nodes:
         if frame is None:
@@ -143,7 +162,7 @@ class ItemTracker:
         if frame is not None and frame.seen is not None:
             item = text[frame.start : end]
             try:
-                value = comparable(json.loads(_as_json(item), parse_int=float))
+                value = comparable(json.loads(_as_json(item, self.quote_of(state)), parse_int=float))
             except RecursionError:
                 raise GrammarError("an item that may not be repeated is nested too deeply to be compared") from None
             if value in frame.values:
@@ -177,12 +196,23 @@ def rests_of_seen(state: State, text: bytes) -> list[bytes]:
     return rests
 
 
-def _as_json(item: bytes) -> bytes:
-    """Returns an item with the literals of JSON, if it has those of Python."""
+def _as_json(item: bytes, quote: bytes) -> bytes:
+    """Returns an item with the literals of JSON, if it has those of Python, and with its strings and names."""
+    if quote != JSON_QUOTE:
+        parts = re.compile(rb"%b(.*?)%b|([^,:{}\[\]]+)(:?)" % (re.escape(quote), re.escape(quote)), re.DOTALL)
+        return parts.sub(_raw_as_json, item)
     if not any(literal in item for literal in _LITERALS[3:]):
         return item
     as_json = {b"True": b"true", b"False": b"false", b"None": b"null"}
     return _STRING_OR_PYTHON.sub(lambda found: as_json.get(found[0], found[0]), item)
+
+
+def _raw_as_json(part: re.Match[bytes]) -> bytes:
+    if part[1] is not None:
+        return json.dumps(part[1].decode()).encode()
+    if part[3]:
+        return json.dumps(part[2].decode()).encode() + b":"
+    return part[2] if part[2][:1] in b"-0123456789tf" else b"null"
 
 
 def comparable(value: object) -> object:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
 from plait.constrained.guidance.item_tracker import (
+    JSON_QUOTE,
     OUTSIDE,
     SCALAR,
     STRING,
@@ -48,7 +49,15 @@ class ItemTokens:
         self.ends = _mask_of([token for token, data in spelled if _can_end(data)], size)
         self.spaces = _mask_of([token for token, data in spelled if data[:1].isspace()], size)
         self.repeats = _mask_of([token for token, data in spelled if _can_repeat(data)], size)
+        self._spelled, self._size = spelled, size
+        self._with_byte: dict[int, Bits] = {}
         self._with_quotes = sorted((data, token) for token, data in spelled if b'"' in data)
+
+    def with_byte(self, byte: int) -> Bits:
+        """Returns the tokens that have a byte, as a mask."""
+        if byte not in self._with_byte:
+            self._with_byte[byte] = _mask_of([token for token, data in self._spelled if byte in data], self._size)
+        return self._with_byte[byte]
 
     def with_quotes(self, beginning: bytes) -> list[int]:
         """Returns the tokens that begin with a text in which there is a quote."""
@@ -208,6 +217,11 @@ class UniqueItems:
         if has_many and not _has_seen(state):
             return _tokens_of(bits & known.repeats)
         rests = rests_of_seen(state, self._text)
+        quote = self._tracker.quote_of(state)
+        if quote != JSON_QUOTE:
+            ends = known.with_byte(quote[-1]) if state.mode == STRING else known.ends | known.with_byte(quote[-1])
+            suspects = {*_tokens_of(bits & (ends | known.repeats)), *self._control_texts}
+            return suspects if has_many else suspects | self._beginnings(rests)
         if has_many and state.mode == STRING and state.start == frame.start:  # the item is this string
             repeating = _tokens_of(bits & known.repeats & known.quotes)
             return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}

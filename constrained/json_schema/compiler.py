@@ -25,11 +25,12 @@ from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bo
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.spelling import PYTHON, Spelling
 from plait.constrained.json_schema.unique_paths import extract_unique_items
-from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords
+from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.vocabulary import Vocabulary
 
-Style: TypeAlias = JsonSchema | JsonObject | Elements | Keywords
+Style: TypeAlias = JsonSchema | JsonObject | Elements | Keywords | Notation
 """A spec that says how JSON is written."""
 
 _ESCAPES = 'nrbtf\\"'
@@ -175,26 +176,32 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
     return JsonRules(start, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)
 
 
-def schema_rules(schema: dict[str, Any], style: Style, start: str) -> list[str]:
-    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`. Raises GrammarError."""
+def schema_rules(schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None = None) -> list[str]:
+    """Returns the Lark rules of the values of a rewritten schema, from the rule `start`.
+
+    spelling: of values that are not JSON; by default that of the style. Raises GrammarError.
+    """
+    spelling = PYTHON if spelling is None and _is_python(style) else spelling
     reason = ""
     with_cases = any(name in json.dumps(schema) for name in ('"anyOf"', '"allOf"'))
     if not (with_cases and is_large(schema)):
-        rules, reason = _first_valid(schema, style, start)
+        rules, reason = _first_valid(schema, style, start, spelling)
         if rules is not None:
             return rules
         if not reason.startswith(_NOT_COMBINED):
             raise GrammarError(reason)
-    rules, refusal = _first_valid(combine_conjunctions(schema), style, start)
+    rules, refusal = _first_valid(combine_conjunctions(schema), style, start, spelling)
     if rules is None:
         raise GrammarError(reason or refusal)
     return rules
 
 
-def _first_valid(schema: dict[str, Any], style: Style, start: str) -> tuple[list[str] | None, str]:
+def _first_valid(
+    schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None
+) -> tuple[list[str] | None, str]:
     """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
-    reason = "it has no form as literals of Python"
-    for form in _forms(schema, style):
+    reason = "it has no form as literals of Python" if spelling is PYTHON else "it has no form in the model's notation"
+    for form in _forms(schema, style, spelling):
         body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
         text = "\n".join(["start: value", f"value: {body[0]}", *body[1:]])
         reason = _short_refusal(text) if len(text) < _SHORT else _refusal(text)
@@ -233,7 +240,9 @@ def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator
             yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(form, spec))))
 
 
-def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str, Any]]:
+def _forms(
+    schema: dict[str, Any], spec: Style, spelling: Spelling | None = None
+) -> Iterator[list[str] | dict[str, Any]]:
     """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile."""
     for combine in (dict[str, Any], combine_conjunctions):
         try:
@@ -243,7 +252,7 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
                 partial(with_options, spec=spec),
                 (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
                 has_space=spec.whitespace,
-                in_python=_is_python(spec),
+                spelling=spelling,
             )
         except (NotWritten, GrammarError):
             continue
@@ -251,7 +260,7 @@ def _forms(schema: dict[str, Any], spec: Style) -> Iterator[list[str] | dict[str
         if rules is None:
             return
         break
-    if not _is_python(spec):
+    if spelling is None:
         yield with_closed_bounds(schema)
 
 

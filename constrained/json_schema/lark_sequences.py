@@ -21,6 +21,27 @@ class Member:
     is_required: bool
 
 
+def within_counts(are_required: list[bool], low: int, high: int | None) -> list[bool | None] | None:
+    """Returns for each member whether it must occur, None for never, so that any selection of them has `low` to `high`.
+
+    None if no selection has.
+
+    >>> within_counts([False, True, False], 2, None), within_counts([False, True, False], 0, 1)
+    ([True, True, False], [None, True, None])
+    """
+    num_required = sum(are_required)
+    missing, room = low - num_required, (len(are_required) if high is None else high) - num_required
+    if room < 0 or missing > min(room, len(are_required) - num_required):
+        return None
+    chosen: list[bool | None] = []
+    for is_required in are_required:
+        must = not is_required and missing > 0
+        chosen.append(None if not is_required and room == 0 else is_required or must)
+        room -= not is_required and room > 0
+        missing -= must
+    return chosen
+
+
 class Sequences:
     """Writes sequences. separator: the expression between two items. add_rule: names an expression.
 

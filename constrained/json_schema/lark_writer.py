@@ -8,14 +8,14 @@ schema in them stays a JSON schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
 from llguidance import regex_to_lark
 
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
-from plait.constrained.json_schema.lark_sequences import Member, Sequences
+from plait.constrained.json_schema.lark_sequences import Member, Sequences, within_counts
 from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import (
@@ -27,6 +27,7 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
+from plait.constrained.json_schema.spelling import Spelling
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 MAX_CHARS = 4 << 20  # of a grammar
@@ -38,6 +39,7 @@ _PREFIX = "#/$defs/"
 _ANY = ""  # the name of the rule of any value of Python
 _STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
+_LITERALS = frozenset(("null", "boolean"))
 _ZEROS = r"/\.0+/"  # behind an integer
 _PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
 _SIMPLE = {
@@ -60,22 +62,22 @@ def write_lark(
     *,
     has_space: bool = False,
     wide_from: int = WIDE_FROM,
-    in_python: bool = False,
+    spelling: Spelling | None = None,
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
     with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
     array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
-    wide_from: the number of optional properties from which an object is wide. in_python: null, true and false are
-    written as None, True and False. Raises NotWritten.
+    wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
+    is not that of JSON. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
     only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
     """
-    writer = _Writer(schema, with_options, separators, has_space, wide_from, in_python)
-    return writer.rules() if writer.is_needed or in_python else None
+    writer = _Writer(schema, with_options, separators, has_space, wide_from, spelling)
+    return writer.rules() if writer.is_needed or spelling else None
 
 
 def with_closed_bounds(schema: Any) -> Any:
@@ -119,11 +121,11 @@ class _Writer:
         separators: tuple[str, str],
         has_space: bool,
         wide_from: int,
-        in_python: bool,
+        spelling: Spelling | None,
     ) -> None:
         self._definitions: dict[str, Schema] = schema.get("$defs", {})
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
-        self._with_options, self._wide_from, self._in_python = with_options, wide_from, in_python
+        self._with_options, self._wide_from, self._spelling = with_options, wide_from, spelling
         self._gap = " SPACE? " if has_space else ""
         self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
         self._sequences = Sequences(self._separator, self._rule)
@@ -162,8 +164,8 @@ class _Writer:
 
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
-        if self._in_python:
-            return not _is_json_and_python(schema)
+        if self._spelling is not None:
+            return not self._spelling.is_json(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
             for part in _parts(schema)
@@ -192,7 +194,7 @@ class _Writer:
             if key not in self._numbers:
                 self._numbers[key] = self._number([schema], is_integer=schema["type"] in ("integer", ["integer"]))
             return self._numbers[key]
-        if self._in_python and (schema is True or schema == {}):
+        if self._spelling is not None and (schema is True or schema == {}):
             return self._definition(_ANY)
         if schema is True or not self._leads(schema):
             return self._leaf(schema)
@@ -234,20 +236,19 @@ class _Writer:
         options: list[str | None] = []
         if any("enum" in part for part in parts):
             listed = _listed(schema, parts)
-            return self._leaf(listed) if not self._in_python else self._literals(listed)
+            return self._leaf(listed) if self._spelling is None else self._literals(listed, self._spelling)
         number = next((kind for kind in rest if kind in ("integer", "number")), None)
         if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
             options.append(self._number(parts, is_integer=number == "integer"))
             rest.remove(number)
         for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
             about = {name: schema[name] for name in names if name in schema}
-            if kind in rest and (self._in_python or self._is_wide(schema) or self._leads(about)):
+            if kind in rest and (self._spelling or self._is_wide(schema) or self._leads(about)):
                 options.append(write(about))
                 rest.remove(kind)
-        for kind, texts in (("null", '"None"'), ("boolean", "/True|False/")) if self._in_python else ():
-            if kind in rest:
-                options.append(self._terminal(texts))
-                rest.remove(kind)
+        if self._spelling is not None:
+            options += self._spelled(self._spelling, parts, rest)
+            rest = [kind for kind in rest if kind in self._spelling.kinds_as_json]
         if rest:
             left = {k: v for k, v in schema.items() if not (k in _OF_OBJECTS and "object" not in rest)}
             left = {k: v for k, v in left.items() if not (k in _OF_ARRAYS and "array" not in rest)}
@@ -255,21 +256,45 @@ class _Writer:
             options.append(self._leaf({**left, "type": rest}))
         return self._choice(options)
 
-    def _literals(self, schema: Schema) -> str | None:
-        """Returns the expression of listed values as literals of Python."""
+    def _spelled(self, spelling: Spelling, parts: list[dict[str, Any]], kinds: list[str]) -> list[str | None]:
+        """Returns the expressions of the scalars among `kinds` that are not written as in JSON."""
+        options: list[str | None] = [self._terminal(spelling.literals[kind]) for kind in kinds if kind in _LITERALS]
+        if "string" in kinds and "string" not in spelling.kinds_as_json:
+            found = spelling.strings(parts, f"S{len(self._rules)}")
+            if found is not None:
+                options.append(self._rule(found[0]))
+                self._rules += found[1]
+        return options
+
+    def _literals(self, schema: Schema, spelling: Spelling) -> str | None:
+        """Returns the expression of listed values that are not written as in JSON."""
         if not isinstance(schema, dict):
             return None
         if schema.keys() - {"enum", "allOf", "type"} or schema.get("allOf"):
             raise NotWritten
-        return self._choice([self._literal(value) for value in schema["enum"]])
+        return self._choice([self._literal(value, spelling) for value in schema["enum"]])
 
-    def _literal(self, value: Any) -> str:
+    def _literal(self, value: Any, spelling: Spelling) -> str | None:
         if isinstance(value, dict):
-            members = [f"{_text(_text(name))} {self._colon} {self._literal(inner)}" for name, inner in value.items()]
-            return f'"{{" {self._gap} {f" {self._separator} ".join(members)} {self._gap} "}}"'
-        if isinstance(value, list):
-            return f'"[" {self._gap} {f" {self._separator} ".join(map(self._literal, value))} {self._gap} "]"'
-        return _text(repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False))
+            listed = [(spelling.name(name), self._literal(value[name], spelling)) for name in self._ordered(value)]
+            inner: list[str | None] = [name and one and f"{name} {self._colon} {one}" for name, one in listed]
+        elif isinstance(value, list):
+            inner = [self._literal(one, spelling) for one in value]
+        else:
+            return spelling.scalar(value)
+        if not all(inner):
+            return None
+        begin, end = ('"{"', '"}"') if isinstance(value, dict) else ('"["', '"]"')
+        return f"{begin} {self._gap} {f' {self._separator} '.join(map(str, inner))} {self._gap} {end}"
+
+    def _ordered(self, names: Iterable[str]) -> list[str]:
+        """Returns the names of members in the order in which they are written."""
+        is_sorted = self._spelling is not None and self._spelling.has_sorted_names
+        return sorted(names, key=str.lower) if is_sorted else list(names)
+
+    def _name(self, name: str) -> str | None:
+        """Returns the expression of a member's name; None if it cannot be written."""
+        return _text(_text(name)) if self._spelling is None else self._spelling.name(name)
 
     def _leaf(self, schema: Schema) -> str | None:
         """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
@@ -343,15 +368,21 @@ class _Writer:
         required = dict.fromkeys(schema.get("required", ()))
         named = dict.fromkeys((*schema.get("properties", ()), *required))
         members: list[Member] = []
-        for name in named:
-            value = self._schema(property_schema(schema, name))
-            if value is not None:
-                members.append(Member(f"{_text(_text(name))} {self._colon} {value}", name in required))
+        for name in self._ordered(named):
+            value, written = self._schema(property_schema(schema, name)), self._name(name)
+            if value is not None and written is not None:
+                members.append(Member(f"{written} {self._colon} {value}", name in required))
             elif name in required:
                 return None
         low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
         if (low > 0 or high is not None) and len(members) > len(required):
-            raise NotWritten
+            chosen = within_counts([member.is_required for member in members], low + len(required), high)
+            if self._spelling is None or chosen is None:
+                raise NotWritten
+            kept = zip(members, chosen, strict=True)
+            members, low = [Member(one.expression, must) for one, must in kept if must is not None], 0
+            if high is not None:
+                return members
         most = None if high is None else high - len(required)
         other = self._other_member(schema, list(named))
         if (most is not None and most < max(low, 0)) or (other is None and low > 0):
@@ -373,6 +404,9 @@ class _Writer:
         listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
         any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"/ & ~/({listed})/'
         matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
+        other = self._spelling and self._spelling.other_name(names, list(patterns))
+        if other:
+            any_name, matching = other[0], dict(zip(other[1], patterns.values(), strict=True))
         others = "".join(f" & ~{name}" for name in matching)
         terminals = [(f"{any_name} & {name}", inner) for name, inner in matching.items()]
         terminals.append((f"{any_name}{others}", schema.get("additionalProperties", True)))
@@ -388,14 +422,6 @@ def _simple_terminal(schema: dict[str, Any]) -> str | None:
         return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
     kinds = kinds_of([schema])
     return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
-
-
-def _is_json_and_python(schema: Schema) -> bool:
-    """Returns whether a schema allows only strings and numbers, which JSON and Python write alike, without listing."""
-    if not isinstance(schema, dict) or not schema.keys().isdisjoint(("$ref", "anyOf")):
-        return schema is False
-    parts = [schema, *schema.get("allOf", ())]
-    return {"string", "number", "integer"}.issuperset(kinds_of(parts)) and all("enum" not in part for part in parts)
 
 
 def _is_bounded_number(schema: dict[str, Any]) -> bool:

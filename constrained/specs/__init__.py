@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from plait.constrained.specs.call_contents import NAME_PLACE, TYPE_PLACE, Elements, JsonString, Keywords, PythonForm
+from plait.constrained.specs.call_contents import (
+    CDATA_BEGIN,
+    CDATA_END,
+    NAME_PLACE,
+    TYPE_PLACE,
+    Elements,
+    JsonString,
+    Keywords,
+    Notation,
+    PythonForm,
+)
 from plait.constrained.specs.checks import SchemaSource
 from plait.constrained.specs.errors import CompileQueueFull, GrammarError
 from plait.constrained.specs.reasoning import MAX_REASONING_TOKENS, Reasoning, ValueSpec
@@ -23,6 +33,8 @@ from plait.constrained.specs.values import (
 )
 
 __all__ = [
+    "CDATA_BEGIN",
+    "CDATA_END",
     "Choices",
     "CompileQueueFull",
     "Content",
@@ -41,6 +53,7 @@ __all__ = [
     "MAX_NUMBERED",
     "MAX_REASONING_TOKENS",
     "NAME_PLACE",
+    "Notation",
     "PythonForm",
     "Reasoning",
     "Regex",

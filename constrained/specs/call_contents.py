@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ TYPE_PLACE = "{type}"  # of a value in the mark of an element
 
 PythonForm: TypeAlias = Literal["", "scalars", "values"]  # which values are written as Python does
 PYTHON_FORMS = ("", "scalars", "values")
+CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
 
 
 class Elements(msgspec.Struct, frozen=True, tag="elements"):
@@ -27,7 +28,7 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
 
     `types`: pairs of a JSON type and a text; {type} in `open`, behind {name}, stands for the text of the value's type.
     `python`: "values" that are no strings are Python's literals, as in Keywords; with "scalars" only None, True and
-    False that are a whole value.
+    False that are a whole value. `has_cdata`: a string with "<", "&" or a line's end stands in a CDATA section.
 
     >>> Elements({"type": "object"}, "<parameter={name}>", "</parameter>").separator
     ''
@@ -41,6 +42,7 @@ class Elements(msgspec.Struct, frozen=True, tag="elements"):
     compact: bool = False
     types: tuple[tuple[str, str], ...] = ()
     python: PythonForm = ""
+    has_cdata: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
@@ -58,8 +60,8 @@ class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
     """The properties of an object that matches `schema` as keyword arguments of Python: `a=1, b="x", c=None`.
 
     Order and names as in Elements; only names that are identifiers of ASCII letters, digits and "_". The values are
-    literals: JSON with True, False and None. `whitespace` and `compact` as in JsonSchema, for containers. For Trigger
-    only.
+    literals: JSON with True, False and None. With `single_quotes` a string that is a whole value stands between these
+    if nothing in it is escaped there. `whitespace` and `compact` as in JsonSchema, for containers. For Trigger only.
 
     >>> Keywords({"type": "object"}).schema
     '{"type":"object"}'
@@ -68,6 +70,7 @@ class Keywords(msgspec.Struct, frozen=True, tag="keywords"):
     schema: SchemaSource
     whitespace: bool = False
     compact: bool = False
+    single_quotes: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
@@ -83,3 +86,26 @@ class JsonString(msgspec.Struct, frozen=True, tag="json_string"):
     """
 
     of: Regex | Lark
+
+
+class Notation(msgspec.Struct, frozen=True, tag="notation"):
+    """An object that matches `schema` in a notation without quotes: `{a:1,b:[true,None],c:{d:<|"|>text<|"|>}}`.
+
+    A string is any text without `quote` between two of them. A name is a text without ":", ",", quotes, brackets and
+    white space; names that the schema does not list are as in Elements. `null` is the text of null, and with
+    `is_sorted` members stand in the order of their names, whatever their case. For Trigger only.
+
+    >>> Notation({"type": "object"}, '<|"|>').null
+    'null'
+    """
+
+    whitespace: ClassVar[bool] = False
+    compact: ClassVar[bool] = True
+    schema: SchemaSource
+    quote: str
+    null: str = "null"
+    is_sorted: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        check_tags(self, ("quote", "null"), ())

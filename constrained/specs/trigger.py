@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from plait.constrained.specs.call_contents import Elements, JsonString, Keywords
+from plait.constrained.specs.call_contents import Elements, JsonString, Keywords, Notation
 from plait.constrained.specs.checks import MAX_TAG_BYTES, SchemaSource, schema_text, utf8_length
 from plait.constrained.specs.errors import GrammarError
 from plait.constrained.specs.values import JsonObject, JsonSchema, Lark, Regex
@@ -15,17 +15,18 @@ MAX_TRIGGERS = 128
 MAX_CONTROL_TOKENS = 64
 
 
+ContentSpec: TypeAlias = JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords | Notation
 if TYPE_CHECKING:
-    Content: TypeAlias = SchemaSource | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords
+    Content: TypeAlias = SchemaSource | ContentSpec
 else:
-    Content = str | JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords
+    Content = str | ContentSpec
 
 
 class Trigger(msgspec.Struct, frozen=True):
     """A call: `content` between the texts `begin` and `end`. `name`: of the tool, if it has one.
 
     `content` is a JSON schema, for JSON in the style of the Structural, or a spec of its own. `end` may be empty behind
-    JSON. A text of Regex or Elements does not contain what ends it; a text of a grammar may.
+    JSON and Notation. A text of Regex or Elements does not contain what ends it; a text of a grammar may.
 
     >>> Trigger("<call>", {"type": "object"}, "</call>").content
     '{"type":"object"}'
@@ -37,7 +38,7 @@ class Trigger(msgspec.Struct, frozen=True):
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.content, JsonSchema | JsonObject | Regex | Lark | JsonString | Elements | Keywords):
+        if not isinstance(self.content, ContentSpec):
             msgspec.structs.force_setattr(self, "content", schema_text(self.content))
 
     @property
@@ -60,7 +61,7 @@ def checked_triggers(given: object) -> tuple[Trigger, ...]:
             if not isinstance(item, tuple | list) or len(item) != 3:
                 raise GrammarError("a trigger is a triple of begin, content and end", index)
             item = Trigger(*item)
-        is_json = isinstance(item.content, str | JsonSchema | JsonObject)
+        is_json = isinstance(item.content, str | JsonSchema | JsonObject | Notation)
         for text, least in ((item.begin, 1), (item.end, int(not is_json)), (item.name, 0)):
             if not least <= utf8_length(text, "a tag", index) <= MAX_TAG_BYTES:
                 raise GrammarError(f"a tag must have {least} to {MAX_TAG_BYTES} bytes", index)

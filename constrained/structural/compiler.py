@@ -29,6 +29,7 @@ from plait.constrained.specs import (
     JsonObject,
     JsonSchema,
     Keywords,
+    Notation,
     Structural,
     Trigger,
 )
@@ -104,6 +105,7 @@ def _marks(spec: Structural) -> tuple[str, ...]:
     for call in spec.calls:
         if isinstance(call.content, Elements):
             found += [call.content.close, call.content.open.split(NAME_PLACE)[1]]
+        found += [call.content.quote] if isinstance(call.content, Notation) else []
     found += [call.end for call in spec.calls if not _is_json(call)]
     if spec.is_section:  # another call or the end: each may begin alike
         found += [spec.end, *(_rest_of(spec.end, spec.separator + call.begin) for call in spec.calls)]

@@ -9,9 +9,8 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_compiler import check_lark
-from plait.constrained.guidance.call_tracker import BEGINS, CallText
-from plait.constrained.json_schema.compiler import json_rules, schema_rules
-from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.guidance.call_tracker import CallText
+from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import (
     TYPE_PLACE,
@@ -22,16 +21,18 @@ from plait.constrained.specs import (
     JsonString,
     Keywords,
     Lark,
+    Notation,
     Regex,
     Structural,
     Trigger,
 )
-from plait.constrained.structural.elements import ElementForm, ElementRules, ElementValue, WriteValue
+from plait.constrained.structural.elements import ElementForm, ElementRules, WriteValue
 from plait.constrained.structural.json_string import grammar_in_json, pattern_in_json
 from plait.constrained.structural.marks import Marks
+from plait.constrained.structural.notation import notation_rules
+from plait.constrained.structural.python_literals import IDENTIFIER, literal_value
 from plait.constrained.structural.raw_text import element_value, ended_text, has_text, typed_value
 
-IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 _JSON = CallText(b"", b"")
 _OTHER = CallText(b"", b"", is_other=True)
 
@@ -78,6 +79,10 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
     if isinstance(content, JsonString):
         return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
+    if isinstance(content, Notation):
+        found = notation_rules(content, json_spec(str(content.schema), spec), name, marks)
+        end, text = marks.literal(trigger.end, with_id=True), CallText(b"", b"", quote=marks.spelled(content.quote))
+        return ContentRules(f"{name} {end}", found.rules, found.unchecked, found.warnings, found.unique, text)
     assert isinstance(content, Elements | Keywords)
     return _elements(content, trigger, name, spec, marks)
 
@@ -92,7 +97,7 @@ def _elements(
         value: WriteValue = partial(write, content=content, marks=marks)
     else:
         form = ElementForm("{name}=", "", ", ", trigger.end, IDENTIFIER, only_such_names=True)
-        value = partial(_literal_value, content=content)
+        value = partial(literal_value, content=content)
     found = ElementRules(json_spec(str(content.schema), spec), form, name, marks, value)
     return ContentRules(
         found.expression, tuple(found.rules), found.unchecked, found.warnings, found.unique, found.text()
@@ -107,15 +112,6 @@ def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[s
     check_lark(content.of.grammar)
     rules = (f"{name}: %lark {{", grammar_in_json(content.of.grammar), "}")
     return f'"\\"" {name} "\\"" {end}', rules
-
-
-def _literal_value(
-    schema: Schema, definitions: dict[str, Any], name: str, kinds: frozenset[str], content: Keywords
-) -> ElementValue | None:
-    if schema is False:
-        return None
-    whole = {**({} if schema is True else schema), **({"$defs": definitions} if definitions else {})}
-    return ElementValue(name, schema_rules(whole, content, name), ((b"", BEGINS),))
 
 
 def json_spec(schema: str, spec: Structural) -> JsonSchema:

@@ -21,6 +21,7 @@ from plait.constrained.guidance.call_tracker import CallText, ElementText
 from plait.constrained.json_schema.compiler import rewritten_schema
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.lark_sequences import within_counts
 from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
 from plait.constrained.json_schema.unique_paths import extract_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
@@ -179,26 +180,11 @@ class ElementRules:
             elif name in required:
                 self._unwritable = name
                 return None
-        return self._within_counts(case, members)
-
-    def _within_counts(
-        self, case: dict[str, Any], members: list[tuple[str, ElementValue, bool]]
-    ) -> list[tuple[str, ElementValue, bool]] | None:
-        """Returns the members so that any selection of them has as many as `minProperties` and `maxProperties` say."""
-        num_required = sum(is_required for *_, is_required in members)
-        missing = case.get("minProperties", 0) - num_required
-        room = case.get("maxProperties", len(members)) - num_required
-        if room < 0 or missing > min(room, len(members) - num_required):
+        are_required = [is_required for *_, is_required in members]
+        chosen = within_counts(are_required, case.get("minProperties", 0), case.get("maxProperties"))
+        if chosen is None:
             return None
-        kept: list[tuple[str, ElementValue, bool]] = []
-        for name, value, is_required in members:
-            if not is_required and room == 0:
-                continue
-            room -= not is_required
-            must = not is_required and missing > 0
-            missing -= must
-            kept.append((name, value, is_required or must))
-        return kept
+        return [(name, value, must) for (name, value, _), must in zip(members, chosen, strict=True) if must is not None]
 
     def _further(self, case: dict[str, Any]) -> tuple[str, str] | None:
         """Returns the expressions of a parameter that is not listed, as the first element and behind another one."""

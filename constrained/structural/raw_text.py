@@ -13,7 +13,7 @@ from plait.constrained.json_schema.compiler import schema_rules
 from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import number_range
-from plait.constrained.specs import TYPE_PLACE, Elements, GrammarError
+from plait.constrained.specs import CDATA_BEGIN, CDATA_END, TYPE_PLACE, Elements, GrammarError
 from plait.constrained.structural.elements import ElementValue
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.structural.value_kinds import case_kinds, is_of_kind, value_cases
@@ -25,6 +25,7 @@ _READ_AS_PYTHON = _READ_AS | {"null": "None", "boolean": "True|False"}
 _LITERALS = frozenset(("null", "boolean"))  # which Python writes otherwise than JSON
 _CONTAINERS = ("array", "object")
 _ANY_TEXT = "(/(?s:.*)/)"
+_MARKUP = r"/(?s:.*)[<&\n](?s:.*)/"
 
 
 def ended_text(body: str, end: str, name: str, marks: Marks) -> tuple[str, tuple[str, ...]]:
@@ -58,18 +59,26 @@ def element_value(
     if not cases:
         return None
     read_as = _READ_AS_PYTHON if content.python else _READ_AS
-    strings = [text for case in cases if (text := _string(case)) is not None]
+    strings = [text for case in cases if (text := string_body(case)) is not None]
     if not strings and not (has_literals and any(_LITERALS & {*case_kinds(case)} for case in cases)):
         wholes = [case[0] for case in cases]
         whole = wholes[0] if len(wholes) == 1 else {"anyOf": wholes}
         inner = _json_rules(whole, definitions, name, content, marks)
         return None if inner is None else ElementValue(*inner, readings)
     kinds = expected - {"string"}
-    bodies = [f"{name.upper()}S" + (f" & ~/{_read_as(kinds, read_as)}/" if kinds else "")] if strings else []
+    string = f"{name.upper()}S" + (f" & ~/{_read_as(kinds, read_as)}/" if kinds else "")
+    bodies = [f"{string} & ~{_MARKUP}" if content.has_cdata else string] if strings else []
     bodies += [scalar for case in cases for scalar in _scalars(case, read_as)]
     expression, rules = ended_text(" | ".join(bodies), content.close, name.upper(), marks)
-    rules = (f"{name.upper()}S: {' | '.join(strings)}", *rules) if strings else rules
-    is_possible = _ANY_TEXT in strings or has_text(rules)
+    first = [f"{name.upper()}S: {' | '.join(strings)}"] if strings else []
+    is_possible = _ANY_TEXT in strings or has_text((*first, *rules))
+    if strings and content.has_cdata:
+        section, more = _section(string, content, f"{name.upper()}D", marks)
+        if has_text((*first, *more)):
+            expression = f"({expression} | {section})" if is_possible else section
+            rules = (*rules, *more) if is_possible else more
+            is_possible = True
+    rules = (*first, *rules)
     others = [
         {**case[0], "type": kept}
         for case in cases
@@ -82,6 +91,16 @@ def element_value(
         if inner is not None:
             return ElementValue(f"({expression} | {inner[0]})", [*rules, *inner[1]], readings)
     return ElementValue(expression, list(rules), readings) if is_possible else None
+
+
+def _section(string: str, content: Elements, name: str, marks: Marks) -> tuple[str, tuple[str, ...]]:
+    """Returns the expression of a string with markup in a CDATA section, and the close of its element.
+
+    The string does not have that close, so a reader may search for it.
+    """
+    body = f"{string} & {_MARKUP} & ~/(?s:.*){regex_literal(content.close)}(?s:.*)/"
+    expression, rules = ended_text(body, CDATA_END + content.close, name, marks)
+    return f"{marks.literal(CDATA_BEGIN)} {expression}", rules
 
 
 def has_text(terminals: tuple[str, ...]) -> bool:
@@ -122,7 +141,7 @@ def _json_rules(
     return f"{name} {marks.literal(content.close)}", rules
 
 
-def _string(case: list[dict[str, Any]]) -> str | None:
+def string_body(case: list[dict[str, Any]]) -> str | None:
     """Returns the expression of the strings of one case, as part of a terminal; None if there are none."""
     if "string" not in kinds_of(case):
         return None

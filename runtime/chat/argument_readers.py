@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from plait.constrained.specs import GrammarError, PythonForm
+from plait.constrained.specs import CDATA_BEGIN, CDATA_END, GrammarError, PythonForm
 from plait.constrained.tool_arguments import parameter_kinds
 from plait.runtime.chat.formats.call_format import (
-    CDATA_BEGIN,
-    CDATA_END,
     ArgumentsForm,
     ElementArguments,
     JsonArguments,
+    NotationArguments,
     json_type,
 )
 from plait.runtime.tokenizer.json_text import json_text
@@ -48,7 +47,7 @@ def arguments_reader(form: ArgumentsForm, schema: Mapping[str, Any], follower: s
         return JsonReader()
     if isinstance(form, ElementArguments):
         return ElementsReader(form, schema, follower)
-    return KeywordsReader(follower)
+    return NotationReader(form) if isinstance(form, NotationArguments) else KeywordsReader(follower)
 
 
 def find_types(form: ArgumentsForm, schemas: Sequence[Mapping[str, Any]]) -> None:
@@ -248,15 +247,23 @@ class KeywordsReader:
                 pieces.append("}" if self._num_read else "{}")
                 return ReadArguments("".join(pieces), text, True)
             match = self._NAME.match(text)
-            end = None if match is None else self._value.end_in(text[match.end() :])
+            end = None if match is None else self._end_of_value(text[match.end() :])
             if match is None or end is None:
                 break
             self._value = _GrowingValue()
             value = text[match.end() : match.end() + end]
+            if value[0] == "'":  # nothing in it is escaped
+                value = json.dumps(value[1:-1], ensure_ascii=False)
             beginning = f"{', ' if self._num_read else '{'}{json.dumps(match[2], ensure_ascii=False)}: "
             pieces.append(beginning + _LITERAL.sub(_literal_as_json, value))
             self._num_read, text = self._num_read + 1, text[match.end() + end :]
         return ReadArguments("".join(pieces), text, False)
+
+    def _end_of_value(self, text: str) -> int | None:
+        """Returns the length of the value with which a text begins, or None if the text ends within it."""
+        if text[:1] == "'":
+            return text.find("'", 1) + 1 or None
+        return self._value.end_in(text)
 
 
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|True|False|None')
@@ -267,12 +274,79 @@ def _literal_as_json(match: re.Match[str]) -> str:
     return _PYTHON_SCALARS.get(match[0], match[0])
 
 
+_BARE_NAME = re.compile(r"([^:]*):")
+_BARE_SCALAR = re.compile(r"([^,}\]]+)(?=[,}\]])")
+_BARE_LITERALS = {"None": "null", "none": "null", "True": "true", "False": "false"}
+
+
+class NotationReader:
+    """One object. Strings are passed on as they arrive, numbers and names when they are complete.
+
+    >>> NotationReader(NotationArguments("'", "None")).read("{a:'x',b:[None,{}]}</call>")
+    ReadArguments(json='{"a": "x", "b": [null, {}]}', rest='</call>', is_done=True)
+    """
+
+    def __init__(self, form: NotationArguments) -> None:
+        self._form = form
+        self._open: list[str] = []  # the brackets around what comes next
+        self._in_string = False
+        self._before_name = False
+
+    def read(self, text: str) -> ReadArguments:
+        """See ArgumentsReader."""
+        pieces: list[str] = []
+        while text and (step := self._in_text(text) if self._in_string else self._between(text)) is not None:
+            piece, size = step
+            pieces.append(piece)
+            text = text[size:]
+            if not self._open:
+                return ReadArguments("".join(pieces), text, True)
+        return ReadArguments("".join(pieces), text, False)
+
+    def _in_text(self, text: str) -> tuple[str, int] | None:
+        """Within a string: (the JSON of what is certain of it, its length); None if more text is needed."""
+        end = text.find(self._form.quote)
+        size = end if end >= 0 else len(text) - partial_match_length(text, [self._form.quote])
+        if end < 0 and not size:
+            return None
+        self._in_string = end < 0
+        piece = json.dumps(text[:size], ensure_ascii=False)[1:-1]
+        return (piece, size) if end < 0 else (f'{piece}"', size + len(self._form.quote))
+
+    def _between(self, text: str) -> tuple[str, int] | None:
+        """The same at a bracket, a separator, a name, a scalar or the beginning of a string."""
+        first = text[0]
+        if first in "]}":
+            del self._open[-1:]
+            self._before_name = False
+            return first, 1
+        if first == ",":
+            self._before_name = self._open[-1:] == ["{"]
+            return ", ", 1
+        if self._before_name:
+            name = _BARE_NAME.match(text)
+            self._before_name = name is None
+            return None if name is None else (f"{json.dumps(name[1], ensure_ascii=False)}: ", name.end())
+        if first in "[{":
+            self._open.append(first)
+            self._before_name = first == "{"
+            return first, 1
+        if text.startswith(self._form.quote):
+            self._in_string = True
+            return '"', len(self._form.quote)
+        scalar = None if self._form.quote.startswith(text) else _BARE_SCALAR.match(text)
+        if scalar is None:
+            return None
+        value = "null" if scalar[1] == self._form.null else _BARE_LITERALS.get(scalar[1], scalar[1])
+        return value, scalar.end()
+
+
 def _json_of(text: str, types: frozenset[str], python: PythonForm) -> str:
     """Returns the JSON of an element's value that is no plain string: JSON of one of its other types, or a string."""
     value = text.strip()
     if python and value in _PYTHON_SCALARS.values() and "string" in types:
         return json.dumps(text, ensure_ascii=False)  # Python writes it otherwise
-    if python == "values":
+    if python == "values" or "string" not in types:  # in either spelling where it is no text
         value = _LITERAL.sub(_literal_as_json, value)
     elif python:
         value = _PYTHON_SCALARS.get(value, value)

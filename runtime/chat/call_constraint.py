@@ -15,6 +15,7 @@ from plait.constrained.specs import (
     JsonString,
     Keywords,
     Lark,
+    Notation,
     Regex,
     Structural,
     Trigger,
@@ -26,6 +27,7 @@ from plait.runtime.chat.formats.call_format import (
     ElementArguments,
     JsonArguments,
     KeywordArguments,
+    NotationArguments,
 )
 
 INPUT = "input"  # the only argument of a tool with freeform input
@@ -130,12 +132,22 @@ def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:
     """Returns the constraint on a call's arguments."""
     form = call_format.arguments
     if isinstance(form, ElementArguments):
-        return Elements(schema, form.open, form.close, form.separator, types=form.types, python=form.python)
+        return Elements(
+            schema,
+            form.open,
+            form.close,
+            form.separator,
+            types=form.types,
+            python=form.python,
+            has_cdata=form.has_cdata,
+        )
     if isinstance(form, JsonArguments):
         if form.style == "spaced":
             return schema
         return JsonSchema(schema, compact=form.style == "compact", whitespace=form.style == "any")
-    return Keywords(schema)
+    if isinstance(form, NotationArguments):
+        return Notation(schema, form.quote, form.null, form.is_sorted)
+    return Keywords(schema, single_quotes=form.single_quotes)
 
 
 def arguments_form(content: Content) -> ArgumentsForm:
@@ -143,9 +155,11 @@ def arguments_form(content: Content) -> ArgumentsForm:
     match content:
         case Elements():
             form = content
-            return ElementArguments(form.open, form.close, form.separator, form.types, python=form.python)
+            return ElementArguments(form.open, form.close, form.separator, form.types, form.has_cdata, form.python)
         case Keywords():
-            return KeywordArguments()
+            return KeywordArguments(content.single_quotes)
+        case Notation():
+            return NotationArguments(content.quote, content.null, content.is_sorted)
         case JsonSchema(compact=True):
             return JsonArguments("compact")
     return JsonArguments()

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from plait.constrained.specs import PythonForm
+from plait.constrained.specs import CDATA_BEGIN, CDATA_END, PythonForm
 from plait.runtime.tokenizer.json_text import json_text
 
-CDATA_BEGIN, CDATA_END = "<![CDATA[", "]]>"
 # Stands before the text of a control token that the parser is shown. It is random, so that no text can forge one.
 CONTROL = f"\ufdd0{secrets.token_hex(8)}"
 IdSource = Literal["", "client", "counter"]
@@ -75,14 +74,45 @@ class ElementArguments:
 @dataclass(frozen=True)
 class KeywordArguments:
     """Python's keyword arguments: `name=value, name=value` with Python literals; strings are written as in JSON, which
-    Python reads alike."""
+    Python reads alike. single_quotes: see `constrained.specs.Keywords`."""
+
+    single_quotes: bool = False
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """Returns the text of the arguments."""
-        return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
+        return ", ".join(f"{name}={self.text(value)}" for name, value in arguments.items())
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        is_single = self.single_quotes and isinstance(value, str) and not re.search(r"['\\\x00-\x1f]", value)
+        return f"'{value}'" if is_single else python_literal(value)
 
 
-ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments
+@dataclass(frozen=True)
+class NotationArguments:
+    """An object in a notation without quotes, see `constrained.specs.Notation`: {a:1,b:<|"|>text<|"|>}."""
+
+    quote: str
+    null: str = "null"
+    is_sorted: bool = False
+
+    def render(self, arguments: Mapping[str, Any]) -> str:
+        """Returns the text of the arguments."""
+        return self.text(arguments)
+
+    def text(self, value: Any) -> str:
+        """Returns the text of a value."""
+        if isinstance(value, Mapping):
+            names = sorted(value, key=str.lower) if self.is_sorted else value
+            return "{" + ",".join(f"{name}:{self.text(value[name])}" for name in names) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join(map(self.text, value)) + "]"
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        return self.null if value is None else json_text(value)
+
+
+ArgumentsForm: TypeAlias = JsonArguments | ElementArguments | KeywordArguments | NotationArguments
 
 
 @dataclass(frozen=True)
@@ -176,6 +206,8 @@ class CallFormat:
         yield from (self.begin, self.head, self.tail, self.separator, self.end, *self.other_heads)
         if isinstance(self.arguments, ElementArguments):
             yield from (self.arguments.open, self.arguments.close, self.arguments.separator)
+        if isinstance(self.arguments, NotationArguments):
+            yield self.arguments.quote
 
     def describe(self) -> str:
         """Returns the format as one line: its texts around the form of the arguments.
@@ -187,7 +219,9 @@ class CallFormat:
         if isinstance(form, JsonArguments):
             text = "{json}" if form.style == "spaced" else f"{{json {form.style}}}"
         elif isinstance(form, KeywordArguments):
-            text = "{keywords}"
+            text = "{keywords in single quotes}" if form.single_quotes else "{keywords}"
+        elif isinstance(form, NotationArguments):
+            text = f"{{notation {form.quote}text{form.quote}, {form.null}{', sorted' if form.is_sorted else ''}}}"
         else:
             value = f"{{value in python: {form.python}}}" if form.python else "{value}"
             text = f"{{{form.open}{value}{form.close}{form.separator}}}"

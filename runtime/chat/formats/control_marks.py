@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 
 from plait.constrained.vocabulary import Vocabulary
-from plait.runtime.chat.formats.call_format import CONTROL, CallFormat, ElementArguments
+from plait.runtime.chat.formats.call_format import CONTROL, CallFormat, ElementArguments, NotationArguments
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
@@ -69,6 +69,8 @@ class ControlMarks:
         form = call_format.arguments
         if isinstance(form, ElementArguments):
             form = replace(form, open=self.mark(form.open), close=self.mark(form.close))
+        elif isinstance(form, NotationArguments):
+            form = replace(form, quote=self.mark(form.quote))
         return replace(
             call_format,
             arguments=form,

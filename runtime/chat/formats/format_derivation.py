@@ -19,6 +19,7 @@ from plait.runtime.chat.formats.call_format import (
     IdSource,
     JsonArguments,
     KeywordArguments,
+    NotationArguments,
     element_text,
     formed_ids,
 )
@@ -137,7 +138,7 @@ class Derivation:
         between = None if two is None else self._between(two, arguments)
         if between is not None:
             common = self._of_several(common, first, between, last)
-        return _checked(self._with_element_details(common))
+        return _checked(self._with_details(common))
 
     def _of_several(self, common: CallFormat, first: str, between: str, last: str) -> CallFormat:
         """Returns the format of a template that writes several calls."""
@@ -233,6 +234,17 @@ class Derivation:
         second = _find_arguments(two[first.end :], arguments)
         return None if second is None else self._masked(two[first.end : first.end + second.start])
 
+    def _with_details(self, derived: CallFormat) -> CallFormat:
+        """Adds what one text as an argument does not show."""
+        form = derived.arguments
+        if isinstance(form, NotationArguments):
+            text = self._probe.calls([self._call(0, {KEYS[1]: 0, KEYS[0]: None})]) or ""
+            null = re.search(f"{KEYS[0]}:(\\w+)", text)
+            is_sorted = text.find(KEYS[0]) < text.find(KEYS[1])
+            form = replace(form, null=null[1] if null else form.null, is_sorted=is_sorted)
+            return replace(derived, arguments=form)
+        return self._with_element_details(derived)
+
     def _with_element_details(self, derived: CallFormat) -> CallFormat:
         """Adds how elements name the types of their values, and write markup."""
         form = derived.arguments
@@ -304,7 +316,8 @@ def _mask_counter(first: str, between: str, last: str) -> tuple[str, str, str, i
 
 def _find_arguments(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
     """Finds the first call's arguments in a rendering."""
-    return _find_json(text, arguments) or _find_keywords(text, arguments) or _find_elements(text, arguments)
+    finders = (_find_json, _find_keywords, _find_notation, _find_elements)
+    return next(filter(None, (find(text, arguments) for find in finders)), None)
 
 
 def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
@@ -321,10 +334,18 @@ def _find_json(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
 
 
 def _find_keywords(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
-    form = KeywordArguments()
-    written = form.render(arguments)
-    start = text.replace("'", '"').find(written)  # Python's quotes
-    return None if start < 0 else _Arguments(start, start + len(written), form)
+    for form in (KeywordArguments(single_quotes=True), KeywordArguments()):
+        written = form.render(arguments)
+        start = text.find(written)
+        if start >= 0:
+            return _Arguments(start, start + len(written), form)
+    return None
+
+
+def _find_notation(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:
+    (k1, k2), (v1, v2) = KEYS, VALUES
+    match = re.search(rf"\{{{k1}:(\S+?){v1}\1,{k2}:\1{v2}\1\}}", text)
+    return None if match is None else _Arguments(match.start(), match.end(), NotationArguments(match[1]))
 
 
 def _find_elements(text: str, arguments: Mapping[str, Any]) -> _Arguments | None:

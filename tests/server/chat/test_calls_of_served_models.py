@@ -10,7 +10,7 @@ import threading
 import httpx
 import jsonschema
 import pytest
-from call_templates import CALL_TEMPLATES, CONTROL_TEMPLATE
+from call_templates import CALL_TEMPLATES, CONTROL_NOTATION, CONTROL_TEMPLATE
 from example_share import sample_of
 
 from plait.runtime.chat import argument_readers
@@ -39,9 +39,10 @@ LEVEL = {
     "properties": {"level": {"type": "integer", "minimum": 0, "maximum": 9}, "room": {"const": 7}},
     "required": ["level", "room"],
 }
+TEXT = LEVEL | {"properties": LEVEL["properties"] | {"room": {"const": "hall"}}}  # between control tokens
 SCHEMAS = {"set_light": LIGHT, "lights_off": {"type": "object", "maxProperties": 0}}
 ASK = [{"role": "user", "content": "Set the light in the hall to level 7."}]
-TEMPLATES = CALL_TEMPLATES | {"control tokens": CONTROL_TEMPLATE}
+TEMPLATES = CALL_TEMPLATES | {"control tokens": CONTROL_TEMPLATE, "notation in control tokens": CONTROL_NOTATION}
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_the_next_prompt_begins_with_the_generated_tokens(engine, kind) -> None:
     client, own = engine.client, engine.client.tokenizer.chat_template.source
     client.tokenizer.replace_chat_template(TEMPLATES[kind].source)
     try:
-        tools = (ToolDefinition("set_level", "", LEVEL),)
+        tools = (ToolDefinition("set_level", "", TEXT if kind == "notation in control tokens" else LEVEL),)
         turns = (Turn("user", "Set the light in the hall to level 7."),)
         prepared = asyncio.run(prepare_chat(client, Conversation(turns, tools, must_call=True, one_call=True)))
         session = client.open_session()
@@ -114,6 +115,9 @@ def test_the_next_prompt_begins_with_the_generated_tokens(engine, kind) -> None:
         client.tokenizer.replace_chat_template(own)
     written = [*prepared.prompt_ids, *result.token_ids]
     assert list(following.prompt_ids[: len(written)]) == written
+    if kind == "notation in control tokens":
+        quote = client.tokenizer.encode([("<jupyter_text>", True)])
+        assert list(result.token_ids).count(*quote) == 2
 
 
 @pytest.mark.parametrize("kind", ["elements", "list with ids", "control tokens"])

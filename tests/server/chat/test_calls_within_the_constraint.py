@@ -28,7 +28,8 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 KINDS = (
     *("json in tags", "list with ids", "elements", "keys and values", "typed elements"),
-    *("elements that python writes", "keywords", "counted calls"),
+    *("elements that python writes", "keywords", "counted calls", "notation", "notation in the given order"),
+    *("keywords in single quotes", "elements with sections"),
 )
 TEMPLATES = [ChatTemplate(CALL_TEMPLATES[kind].source, "", "") for kind in KINDS]
 FORMATS = [formats_of(kind).calls for kind in KINDS]
@@ -107,7 +108,8 @@ ARGUMENTS = st.fixed_dictionaries(
         ("a", "b", "x-y"),
         st.recursive(
             st.sampled_from(
-                ["", "5", "a", "x y", "true", "True", "None", "[1]", "it's", 'a "b"', 1, 2.5, True, False, None]
+                ["", "5", "a", "x y", "true", "True", "None", "[1]", "it's", 'a "b"', "a<b", "a\nb"]
+                + [1, 2.5, True, False, None]
             ),
             lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("kq"), inner, max_size=2),
             max_leaves=4,
@@ -144,7 +146,7 @@ def test_what_a_template_writes_is_allowed_only_if_it_is_valid_and_reads_back(
     elif is_valid and schema.get("type") == "object":
         is_elements = isinstance(call_format.arguments, ElementArguments)
         has_text = is_elements and any(isinstance(value, str) for value in arguments.values())
-        is_writable = KINDS[kind] != "keywords" or "x-y" not in arguments
+        is_writable = not KINDS[kind].startswith("keywords") or "x-y" not in arguments
         assert has_text or not is_writable, (schema, text)
 
 
@@ -212,3 +214,44 @@ def test_a_text_that_is_a_literal_of_json_is_a_text_where_python_writes_literals
     for value in ("true", "null", True, None, "x", [True, None]):
         text = call_format.render_calls([("", "f", {"a": value})])
         assert read(call_format, schema, list(text)) == [json.dumps({"a": value})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "other"),
+    [
+        ("keywords in single quotes", "x y", '"x y"'),
+        ("keywords in single quotes", 'say "hi"', r'"say \"hi\""'),
+        ("elements with sections", "x y", "<![CDATA[x y]]>"),
+        ("elements with sections", "if a < b:\n  c", "if a < b:\n  c"),
+        ("notation", "it's {x: 1}", '"it\'s {x: 1}"'),
+    ],
+)
+@pytest.mark.parametrize("types", ["string", ["string", "integer", "array"]])
+def test_a_string_is_offered_only_as_the_template_writes_it(kind: str, value: str, other: str, types: Any) -> None:
+    """Another spelling would part the next turn's prompt from the tokens in the cache."""
+    call_format, probe = FORMATS[KINDS.index(kind)], TemplateProbe(TEMPLATES[KINDS.index(kind)])
+    assert call_format is not None
+    arguments, schema = {"a": value}, {"type": "object", "properties": {"a": {"type": types}}}
+    text = call_format.render_calls([("", NAMES[0], arguments)])
+    assert text in (probe.calls([("", NAMES[0], call_format.template_arguments(arguments))]) or "")
+    conversation = Conversation((Turn("user", "go"),), (ToolDefinition(NAMES[0], "", schema),), must_call=True)
+    grammar = compile_in_process(tool_constraint(call_format, conversation), BYTE_VOCABULARY)
+    plain = call_format.render_calls([("", NAMES[0], {"a": "zq"})])
+    spelled = next(s for s in ("'zq'", '<|"|>zq<|"|>', "zq") if s in plain)
+    for written, expected in ((text, True), (plain.replace(spelled, other), False)):
+        matcher = grammar.matcher()
+        assert (all(matcher.accept(1 + byte) for byte in written.encode()) and matcher.is_accepting) == expected, (
+            written
+        )
+    assert read(call_format, schema, list(text), NAMES[0]) == [json.dumps(arguments)]
+
+
+@pytest.mark.parametrize("kind", ["elements with sections", "elements", "elements that python writes"])
+@pytest.mark.parametrize("text", ["true", "True", "[true, None]", "[True, null]"])
+def test_literals_are_read_in_either_spelling_where_they_are_no_text(kind: str, text: str) -> None:
+    """The constraint offers that which the template writes; models are said to write the other, too."""
+    call_format = FORMATS[KINDS.index(kind)]
+    assert call_format is not None
+    schema = {"type": "object", "properties": {"a": {"type": ["boolean", "array"]}}}
+    written = call_format.render_calls([("", "f", {"a": "zq"})]).replace("zq", text)
+    assert json.loads(read(call_format, schema, list(written))[0]) == {"a": True if "[" not in text else [True, None]}

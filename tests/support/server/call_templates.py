@@ -42,6 +42,18 @@ def _items(one: str) -> str:
     return "{% for k, v in c.function.arguments.items() %}" + one + "{% endfor %}"
 
 
+def _notation(quote: str, members: str, null: str) -> str:
+    """A macro of values whose names stand bare and whose strings stand between quotes."""
+    return (
+        "{%- macro put(v) -%}{% if v is string %}@{{ v }}@{% elif v is none %}"
+        + null
+        + "{% elif v is mapping %}{{ '{' }}"
+        "{% for k, x in " + members + " %}{{ k }}:{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}}"
+        "{% elif v is sequence %}[{% for x in v %}{{ put(x) }}{{ ',' if not loop.last }}{% endfor %}]"
+        "{% else %}{{ v | tojson }}{% endif %}{%- endmacro -%}"
+    ).replace("@", quote)
+
+
 NAME, ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
 CALL_TEMPLATES = {
     "json in tags": CallTemplate(
@@ -170,6 +182,40 @@ CALL_TEMPLATES = {
         ),
         r"<calls>[({name}({keywords}))*, ]</calls>",
     ),
+    "keywords in single quotes": CallTemplate(
+        _list(
+            "<calls>[",
+            NAME
+            + '({% for k, v in c.function.arguments.items() %}{{ k }}={{ "\'" + v + "\'" if v is string else v }}'
+            + "{% if not loop.last %}, {% endif %}{% endfor %})",
+            ", ",
+            "]</calls>",
+        ),
+        r"<calls>[({name}({keywords in single quotes}))*, ]</calls>",
+    ),
+    "elements with sections": CallTemplate(
+        _each(
+            '<f name="'
+            + NAME
+            + '">'
+            + _items(
+                "<p name=\"{{ k }}\">{% if v is string and ('<' in v or '&' in v or '\\n' in v) %}<![CDATA[{{ v }}]]>"
+                "{% else %}" + _VALUE + "{% endif %}</p>"
+            )
+            + "</f>"
+        ),
+        r'<f name="{name}">{<p name="{name}">{value}</p>}</f>',
+    ),
+    "notation": CallTemplate(
+        _notation('<|"|>', "v | dictsort", "None")
+        + _each("<call>call:" + NAME + "{{ put(c.function.arguments) }}</call>"),
+        r'<call>call:{name}{notation <|"|>text<|"|>, None, sorted}</call>',
+    ),
+    "notation in the given order": CallTemplate(
+        _notation("<q>", "v.items()", "null")
+        + _list("<calls>", NAME + "{{ put(c.function.arguments) }}", ";", "</calls>"),
+        r"<calls>({name}{notation <q>text<q>, null})*;</calls>",
+    ),
     "elements that python writes": CallTemplate(
         _each('<f name="' + NAME + '">' + _items('<p name="{{ k }}">{{ v }}</p>') + "</f>"),
         r'<f name="{name}">{<p name="{name}">{value in python: values}</p>}</f>',
@@ -179,6 +225,12 @@ CALL_TEMPLATES = {
 CONTROL_TEMPLATE = CallTemplate(
     _list("<repo_name>", "<reponame>" + NAME + "<file_sep>" + ARGUMENTS + "<filename>", "", "<gh_stars>"),
     r"<repo_name>(<reponame>{name}<file_sep>{json}<filename>)*<gh_stars>",
+)
+
+CONTROL_NOTATION = CallTemplate(
+    _notation("<jupyter_text>", "v | dictsort", "None")
+    + _each("<repo_name>call:" + NAME + "{{ put(c.function.arguments) }}<filename>"),
+    r"<repo_name>call:{name}{notation <jupyter_text>text<jupyter_text>, None, sorted}<filename>",
 )
 
 

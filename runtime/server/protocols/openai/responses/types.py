@@ -226,7 +226,7 @@ class ResponsePrompt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     field_table: ClassVar[str] = "input_tokens"
-    model: str
+    model: str = "default"
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
@@ -251,6 +251,7 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     """OpenAI's response request. `cache_salt` to `untagged_tool_calls` are extensions."""
 
     field_table: ClassVar[str] = "responses"
+    model: str
     include: list[Include] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
