@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, matches, property_schema, scalar_keywords
+from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, property_schema, scalar_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal
+from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
 from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
 from plait.constrained.specs import GrammarError
 
@@ -84,6 +84,8 @@ class _Combiner:
         self._emptiness = Emptiness(self._known)
         self._names: dict[tuple[str, ...], str] = {}
         self._todo: list[tuple[str, list[Schema]]] = []
+        self._texts: dict[int, tuple[Schema, str]] = {}  # the id of a part, which is kept -> its JSON
+        self._simples: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # likewise -> it without alternatives
 
     def combined(self) -> dict[str, Any]:
         definitions = {"": self._merged([self._root])}
@@ -99,7 +101,7 @@ class _Combiner:
 
     def _child(self, parts: Iterable[Schema]) -> Schema:
         """Returns the combination of schemas: a reference to it unless it is about scalars only."""
-        listed = {json.dumps(part, sort_keys=True): part for part in parts if part is not True and part != {}}
+        listed = {self._text(part): part for part in parts if part is not True and part != {}}
         if any(part is False for part in listed.values()):
             return False
         if not listed:
@@ -114,6 +116,17 @@ class _Combiner:
             self._todo.append((self._names[key], list(listed.values())))
         return {"$ref": _PREFIX + self._names[key]}
 
+    def _text(self, part: Schema) -> str:
+        if id(part) not in self._texts:
+            self._texts[id(part)] = part, json.dumps(part, sort_keys=True)
+        return self._texts[id(part)][1]
+
+    def _simple_part(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Returns a schema without its reference, `allOf` and `anyOf`; the same object for the same schema."""
+        if id(part) not in self._simples:
+            self._simples[id(part)] = part, {k: v for k, v in part.items() if k not in ("$ref", "allOf", "anyOf")}
+        return self._simples[id(part)][1]
+
     def _is_plain(self, schema: Schema, seen: frozenset[str]) -> bool:
         """Returns whether a schema has no schemas of properties and items, also in its alternatives and references."""
         if isinstance(schema, bool):
@@ -127,6 +140,8 @@ class _Combiner:
 
     def _merged(self, parts: list[Schema]) -> Schema:
         found = [self._simple(case) for case in self._cases(parts, [], frozenset())]
+        if len(found) == 1:
+            return found[0]
         distinct = {json.dumps(one): one for one in found if one is not False}
         if not distinct:
             return False
@@ -152,7 +167,7 @@ class _Combiner:
             todo += reversed(part.get("allOf", ()))
             if "anyOf" in part:
                 alternatives.append(part["anyOf"])
-            simple = {name: value for name, value in part.items() if name not in ("$ref", "allOf", "anyOf")}
+            simple = self._simple_part(part)
             if simple and simple not in flat:
                 flat.append(simple)
         if self._emptiness.is_empty_conjunction(flat):
@@ -196,7 +211,12 @@ class _Combiner:
     def _object(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
         names = dict.fromkeys(name for part in case for name in part.get("properties", ()))
         if names:
-            out["properties"] = {name: self._child(property_schema(part, name) for part in case) for name in names}
+            others = [bool(part.keys() & {"patternProperties", "additionalProperties"}) for part in case]
+            saying: dict[str, list[Schema]] = {name: [] for name in names}
+            for part, is_about_others in zip(case, others, strict=True):
+                for name in names if is_about_others else part.get("properties", ()):
+                    saying[name].append(property_schema(part, name))
+            out["properties"] = {name: self._child(schemas) for name, schemas in saying.items()}
         if any("patternProperties" in part for part in case):
             patterns = _disjoint_patterns(case)
             out["patternProperties"] = {_without_names(one, names): self._child(patterns[one]) for one in patterns}
@@ -267,7 +287,7 @@ def _add(found: dict[str, list[Schema]], pattern: str, schemas: list[Schema]) ->
 
 def _without_names(pattern: str, names: Iterable[str]) -> str:
     """Returns a pattern without listed names, which the compiler would combine with the schema of the pattern again."""
-    matching = [name for name in names if matches(pattern, name)]
+    matching = [name for name in names if matches_whole(pattern, name)]
     if not matching:
         return pattern
     try:
