@@ -24,7 +24,6 @@ _CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-
 _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
 
-@lru_cache(maxsize=256)
 def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     """Returns a plain pattern of the texts that match `one` and `other`; with `negated`, `one` and not `other`.
 
@@ -33,6 +32,23 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     >>> intersect("a|b", "b|c").pattern
     '[\\\\U00000062]'
     """
+    found = _intersected(one, other, negated)
+    if isinstance(found, str):
+        raise GrammarError(found)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _intersected(one: str, other: str, negated: bool) -> PlainPattern | str:
+    """Returns what `intersect` does, or the reason of its refusal, which may take a second to find."""
+    try:
+        written = _write(_automaton_of_both(one, other, negated))
+    except GrammarError as error:
+        return error.reason
+    return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
+
+
+def _automaton_of_both(one: str, other: str, negated: bool) -> Any:
     import interegular
 
     if len(one) + len(other) > MAX_OPERAND:
@@ -48,8 +64,7 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
         raise GrammarError("its pattern cannot be combined with another one") from None
     if len(automaton.states) > MAX_STATES:
         raise GrammarError(TOO_LARGE)
-    written = _write(automaton)
-    return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
+    return automaton
 
 
 def _write(automaton: Any) -> str:

@@ -66,6 +66,7 @@ def _validator(anchored: str) -> jsonschema_rs.Draft202012Validator | None:
         return None
 
 
+@lru_cache(maxsize=1024)
 def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
     """Returns whether no text matches both plain patterns.
 
