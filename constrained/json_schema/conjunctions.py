@@ -17,7 +17,8 @@ from typing import Any
 from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, property_schema, scalar_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_CASES = 200  # of one combination
@@ -288,12 +289,21 @@ def _add(found: dict[str, list[Schema]], pattern: str, schemas: list[Schema]) ->
 def _without_names(pattern: str, names: Iterable[str]) -> str:
     """Returns a pattern without listed names, which the compiler would combine with the schema of the pattern again."""
     matching = [name for name in names if matches_whole(pattern, name)]
-    if not matching:
+    if not matching or _num_rests(matching) > MAX_STATES:
         return pattern
     try:
         return f"^(?:{intersect(pattern[4:-2], '|'.join(map(literal, matching)), negated=True).pattern})$"
     except GrammarError:
         return pattern
+
+
+def _num_rests(names: list[str]) -> int:
+    """Returns the number of states of the minimal automaton of some names, which one without them hardly has fewer."""
+    rests: dict[str, set[str]] = {}
+    for name in names:
+        for at in range(len(name) + 1):
+            rests.setdefault(name[:at], set()).add(name[at:])
+    return len(set(map(frozenset, rests.values())))
 
 
 def _item_at(part: dict[str, Any], at: int) -> Schema:
