@@ -23,6 +23,7 @@ from plait.constrained.specs import GrammarError
 
 MAX_CASES = 200  # of one combination
 MAX_DEFINITIONS = 3_000
+MAX_INLINED = 100  # characters of a schema about scalars only; a longer one is a definition
 LARGE = 20_000  # parts, after each alternative is combined with each other one
 _NO_NAME = f"^(?:{NO_TEXT})$"
 _PREFIX = "#/$defs/"
@@ -83,7 +84,9 @@ class _Combiner:
         self._root = {name: value for name, value in schema.items() if name != "$defs"}
         self._known: dict[str, Schema] = schema.get("$defs", {})
         self._emptiness = Emptiness(self._known)
-        self._names: dict[tuple[str, ...], str] = {}
+        self._children: dict[tuple[str, ...], Schema] = {}  # the JSON of schemas -> their combination
+        self._plain: dict[str, Schema] = {}  # definitions of long schemas about scalars only
+        self._num_named = 0
         self._todo: list[tuple[str, list[Schema]]] = []
         self._texts: dict[int, tuple[Schema, str]] = {}  # the id of a part, which is kept -> its JSON
         self._simples: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # likewise -> it without alternatives
@@ -93,7 +96,7 @@ class _Combiner:
         while self._todo:
             name, parts = self._todo.pop()
             definitions[name] = self._merged(parts)
-        possible = Emptiness(definitions).without_empty()
+        possible = Emptiness({**definitions, **self._plain}).without_empty()
         root = possible.pop("")
         if root is False:
             raise GrammarError("no value satisfies this schema", "")
@@ -107,15 +110,25 @@ class _Combiner:
             return False
         if not listed:
             return True
-        if all(self._is_plain(part, frozenset()) for part in listed.values()):
-            return self._merged(list(listed.values()))
         key = tuple(listed)
-        if key not in self._names:
-            if len(self._names) >= MAX_DEFINITIONS:
-                raise CombinedTooLarge
-            self._names[key] = f"c{len(self._names)}"
-            self._todo.append((self._names[key], list(listed.values())))
-        return {"$ref": _PREFIX + self._names[key]}
+        if key not in self._children:
+            self._children[key] = self._combination(list(listed.values()))
+        return self._children[key]
+
+    def _combination(self, parts: list[Schema]) -> Schema:
+        if all(self._is_plain(part, frozenset()) for part in parts):
+            merged = self._merged(parts)
+            if isinstance(merged, bool) or len(json.dumps(merged)) <= MAX_INLINED:
+                return merged
+            name = f"s{len(self._plain)}"
+            self._plain[name] = merged
+            return {"$ref": _PREFIX + name}
+        if self._num_named >= MAX_DEFINITIONS:
+            raise CombinedTooLarge
+        name = f"c{self._num_named}"
+        self._num_named += 1
+        self._todo.append((name, parts))
+        return {"$ref": _PREFIX + name}
 
     def _text(self, part: Schema) -> str:
         if id(part) not in self._texts:
