@@ -93,7 +93,7 @@ def _is_about_objects_only(branch: Schema, document: SchemaDocument) -> bool:
     parts = [branch, target]
     if not all(isinstance(part, dict) and part.keys() & ASSERTIONS <= _OF_OBJECTS | {"$ref"} for part in parts):
         return False
-    return target is branch or "$ref" not in target
+    return target is branch or (isinstance(target, dict) and "$ref" not in target)
 
 
 def _with_names(branch: Schema, outer: SchemaObject) -> Schema:
