@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import InputError
+from plait.runtime.programs.sampling import gen_fields
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES, SamplingParams, check_sampling, sampling_params
+
+if TYPE_CHECKING:
+    from plait.constrained.specs import Spec
 
 MAX_N = 128
 
@@ -43,9 +47,9 @@ class Options:
     same_seed: bool | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
 
-    def merged_over(self, defaults: Options) -> tuple[SamplingParams, int]:
+    def merged_over(self, defaults: Options, constraint: Spec | None = None) -> tuple[SamplingParams, int]:
         """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
-        params = _checked({**defaults.fields, **self.fields})
+        params = _checked(gen_fields(self.fields, defaults.fields, constraint))
         if self.same_seed and params.seed is None:
             raise InputError("same_seed needs a seed, of this gen or of the run")
         return params, self.n or defaults.n or 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from plait.lang.cluster.settings import Cluster
 from plait.runtime.errors import InputError
+from plait.runtime.programs.backend import NEEDED_OF_CLIENT
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -74,10 +75,17 @@ def embedded_settings_ignored() -> bool:
 
 
 def as_client(backend: Any) -> Client:
-    """Returns the client of a backend, or a client itself. Raises InputError for anything else."""
+    """Returns the client of a backend, or a client itself. Raises InputError for anything else, and for a client that
+    lacks a member of `BackendClient`, such as one of the two capabilities."""
     client = getattr(backend, "client", backend)
     if isinstance(backend, type) or not callable(getattr(client, "open_session", None)):
         raise InputError(f"a backend must be {_EXAMPLES}, not {backend!r:.80}{_backend_hint(backend)}")
+    missing = [name for name in NEEDED_OF_CLIENT if not hasattr(client, name)]
+    if missing:
+        raise InputError(
+            f"the backend {client!r:.80} has no {', no '.join(missing)}; a backend has the members of "
+            "plait.runtime.programs.backend.BackendClient"
+        )
     checked_client: Client = client
     return checked_client
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from plait.lang.aio.waiting import finish, value_of
-from plait.lang.core.interpreter import execute
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.state import ProgramState
@@ -126,14 +125,14 @@ def agent(
 
 def _begin(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:
     if not branch.turns:
-        execute(system(settings.instructions, tools=offered), branch)
-    execute(user(task), branch)
+        branch.append(system(settings.instructions, tools=offered))
+    branch.append(user(task))
 
 
 def _begin_turn(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], turn: int) -> tuple[str, bool]:
     """Starts a turn. Returns its variable, and whether it is the last one."""
     variable, is_last = f"{settings.name}_{turn}", turn == settings.max_turns
-    execute(assistant(gen(variable, tools=offered, tool_choice=offered[-1] if is_last else None)), branch)
+    branch.append(assistant(gen(variable, tools=offered, tool_choice=offered[-1] if is_last else None)))
     return variable, is_last
 
 

@@ -7,14 +7,13 @@ same ones and records what they are asked.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
+from plait.lang.core import interpreter, tool_calls
 from plait.lang.core.expressions import Expr
-from plait.lang.core.interpreter import execute
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
-from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool, call_tool_async
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
@@ -72,9 +71,16 @@ class Branch(BranchText[Segment, Segment]):
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
-        """Appends an expression; see `interpreter.execute`."""
-        execute(expr, self, behind)
+    append = interpreter.execute
+    begin_call = interpreter.begin_call
+    write_system_turn = tool_calls.write_system_turn
+    call_tool = tool_calls.call_tool
+    call_tool_async = tool_calls.call_tool_async
+    append_tool_result = tool_calls.append_tool_result
+
+    def append_traced(self, expr: Expr) -> None:
+        """Appends a value that is known at run time only: of a program that is compiled. Raises InputError."""
+        raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
     def session(self) -> AnySession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
@@ -119,7 +125,7 @@ class Branch(BranchText[Segment, Segment]):
         self.segments.append(segment)
         self.run.notify()
 
-    # -- reading and tools ------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def text_segments(self) -> list[Segment]:
         """Returns the list of segments, which grows while the body runs."""
@@ -137,30 +143,18 @@ class Branch(BranchText[Segment, Segment]):
         """Returns the token counts of all calls of the program so far. Waits for them."""
         return total(self.run.call_segments())
 
-    def call_tool(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
-        """Runs the tool that `variable` calls, and appends its result."""
-        return call_tool(self, name, variable, timeout)
-
-    async def call_tool_async(self, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
-        """`call_tool` for an event loop. `variable` must be ready."""
-        return await call_tool_async(self, name, variable, timeout)
-
-    def append_tool_result(self, name: str, variable: Segment, value: Any) -> ToolResult:
-        """Appends `value` as the result of the call in `variable`."""
-        return append_tool_result(self, name, variable, value)
-
     def abort_variable(self, name: str | None, variable: Segment | None) -> None:
         """Ends the call of a variable; without one, all calls of the program."""
         self.run.abort() if variable is None else variable.abort()
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def write_templated_turn(self, role: str, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+    def write_templated_turn(self, role: str, prefix: str, suffix: str, content: Expr) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
         if self.open_turn is not None:
             raise InputError(f"a {role} turn cannot begin inside the {self.open_turn[0]} turn")
         self.open_turn_with(role, prefix)
-        write_content()
+        self.append(content)
         self.close_turn_with(suffix)
 
     @property
@@ -187,15 +181,10 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- forks ------------------------------------------------------------------------------------
 
-    def fork(self, size: int) -> list[Branch]:
-        """Returns `size` branches that begin with this branch's text, turns and variables."""
-        children = []
-        sessions: Sequence[AnySession] = self.session().fork(size)
-        for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
-            child = type(self)(self.run, self.run.register_session(session), self, seed_path)
-            self._children.add(child)
-            children.append(child)
-        return children
+    def child(self, session: AnySession, seed_path: SeedPath) -> Self:
+        child = type(self)(self.run, self.run.register_session(session), self, seed_path)
+        self._children.add(child)
+        return child
 
     def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
         """Brings the results of forks made at `point` here. Their calls may still run. `winners`: of a race that is
@@ -224,23 +213,14 @@ class Branch(BranchText[Segment, Segment]):
         self.append_from_child(winner, point)
         self.variables.update(winner.variables)
 
-    def append_from_child(self, child: Branch, point: ForkPoint) -> None:
-        """Appends what `child` has after `point`. Its calls may still run."""
-        shift = len(self.segments) - point.num_segments
-        if child.open_turn != self.open_turn:
-            raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
-        for segment in child.segments[point.num_segments :]:
-            self._copy_segment(segment)
-        self.add_turns_of(child, point, shift)
-
     def take_calls_of(self, joined: Branch) -> None:
         """Makes the calls of a joined branch calls of this one: whoever waits for or ends this branch does so with
         them."""
         self._joined_calls += joined.own_call_segments()
         self._children.discard(joined)
 
-    def _copy_segment(self, segment: Segment) -> None:
-        """Appends the text of a segment of another branch, now or when it is known."""
+    def copy_segment(self, segment: Segment) -> None:
+        """Appends the text of a segment of another branch, now or when it is known: its calls may still run."""
         calls = segment.calls()
         if all(call.usage is not None for call in calls):  # they have ended without an error
             self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)

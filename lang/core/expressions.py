@@ -13,6 +13,7 @@ from plait.lang.tools.call_format import ToolChoice
 from plait.lang.tools.tool import Tool
 from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
+from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
 
 if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
@@ -51,10 +52,8 @@ class Expr:
 
 
 @dataclass(frozen=True)
-class Text(Expr):
+class Text(Expr, TextStep):
     """Plain text. It is never tokenized into a control token."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class GenToolCall(Expr):
 
 
 @dataclass(frozen=True)
-class RoleBegin(Expr):
+class RoleBegin(Expr, RoleBeginStep):
     """The chat template's text before a turn."""
 
     role: Role
@@ -124,7 +123,7 @@ class SystemWithTools(Expr):
 
 
 @dataclass(frozen=True)
-class RoleEnd(Expr):
+class RoleEnd(Expr, RoleEndStep):
     """The chat template's text after a turn."""
 
     role: Role

@@ -1,13 +1,13 @@
-"""`execute(expr, branch)`: turns an expression into instructions to the branch's session. Nothing here waits."""
+"""`execute`, the `append` of a branch: walks an expression, which the branch runs or, in `compile`, records.
+
+`begin_call` turns a call into instructions to the branch's session. Nothing here waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from plait.constrained.specs import Reasoning
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -20,12 +20,11 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.results import GenResult, Samples, SelectResult
-from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
+from plait.lang.core.tool_calls import tool_call_gen
 from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
 from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
-from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from plait.runtime.sampling_params import SamplingParams
 
 
-def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
+def execute(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
     """Appends `expr` to `branch`. `behind`: what the same expression of the program appends next.
 
     Raises ProgramError, which names the variable, if a call is refused before it starts.
@@ -43,31 +42,38 @@ def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
             branch.write(expr.text)
         case Concat():
             for index, part in enumerate(expr.parts):
-                execute(part, branch, expr.parts[index + 1 :])
-        case Gen() | Select() | GenToolCall():
-            _begin_call(branch, expr, behind)
-        case SeparateReasoning(gen, tags):
-            execute(gen, branch)
-            output = branch.variables[str(gen.name)]
-            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
-            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
-        case GenWithCaptures(gen, spec, names):
-            execute(gen, branch, behind)
-            name = variables_of(gen)[:1]
-            value = branch.variables[name[0]] if name else branch.segments[-1]
-            for group in names:
-                branch.set(group, CapturedText(value, spec, group))
+                execute(branch, part, expr.parts[index + 1 :])
+        case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
+            branch.begin_call(expr, behind)
         case SystemWithTools():
-            write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
+            branch.write_system_turn(expr)
         case RoleBegin():
             branch.begin_turn(expr.role)
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
-            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
+            branch.append_traced(expr)
 
 
-def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
+def begin_call(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+    """Starts the call of `expr`, and sets its variables. `behind` as in `execute`."""
+    match expr:
+        case Gen() | Select() | GenToolCall():
+            _begin_one_call(branch, expr, behind)
+        case SeparateReasoning(gen, tags):
+            begin_call(branch, gen)
+            output = branch.variables[str(gen.name)]
+            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
+            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
+        case GenWithCaptures(gen, spec, names):
+            begin_call(branch, gen, behind)
+            name = variables_of(gen)[:1]
+            value = branch.variables[name[0]] if name else branch.segments[-1]
+            for group in names:
+                branch.set(group, CapturedText(value, spec, group))
+
+
+def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
     try:
         match expr:
             case Gen():
@@ -86,11 +92,9 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequen
 
 
 def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
-    run, session = branch.run, branch.session()
-    params, n = expr.options.merged_over(run.defaults)
+    run = branch.run
+    params, n = expr.options.merged_over(run.defaults, expr.constraint)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
-    if expr.constraint is None or isinstance(expr.constraint, Reasoning):
-        params = _without_defaults_of_constrained_gens(params, expr.options.fields)
     asked = params.max_tokens
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
@@ -99,30 +103,18 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
     followed_by = ""
-    if expr.constraint is not None and not params.min_tokens:
-        followed_by = _text_behind(behind, branch)
-    sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
+    if expr.constraint is not None and not params.min_tokens and run.client.takes_following_text:
+        followed_by = branch.text_behind(behind, run.client.tokenizer)
     samples: list[GenResult] = []
-    for index, sample_session in enumerate((session, *sample_sessions)):
-        sample_session.set_next_call_name(expr.name)
-        call = sample_session.generate(params.for_sample(index), expr.constraint, followed_by)
+    for call in branch.start_gen(expr.name, params, expr.constraint, n, followed_by):
         sample = GenResult(run, expr.name, call, expr.value_format)
-        sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
+        sample.lane = run.new_lane(branch.lane) if samples else branch.lane
         sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
         samples.append(sample)
-    for sample_session in sample_sessions:
-        sample_session.close()
     for sample in samples:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
-    branch.expect_known(followed_by)
-
-
-def _without_defaults_of_constrained_gens(params: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """Returns `params` without `exact` and `particles` of the run's defaults. `given`: the fields of the gen itself."""
-    neutral: dict[str, Any] = {"exact": False, "particles": None}
-    return msgspec.structs.replace(params, **{name: neutral[name] for name in neutral if name not in given})
 
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
@@ -137,37 +129,14 @@ def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int
     begin(branch, expr, params, is_cut_by_budget)
 
 
-def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:
-    """Returns the text that belongs to the constraint of a gen; "" if none does.
-
-    `behind`: what the same expression appends after the gen. Texts and the end of the turn are known. Backends without
-    a runtime of plait cannot constrain a value by the text behind it.
-    """
-    client = branch.run.client
-    if not client.takes_following_text:
-        return ""
-    parts: list[tuple[str, bool]] = []
-    for expr in behind:
-        if isinstance(expr, Text):
-            parts.append((expr.text, False))
-            continue
-        if isinstance(expr, RoleEnd) and branch.open_turn is not None and branch.open_turn[0] == expr.role:
-            parts.append((branch.turn_suffix(expr.role), True))
-        break
-    return following_text(parts, client.tokenizer)
-
-
 def _select(branch: Branch, expr: Select) -> None:
     run = branch.run
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
     if run.budget_tracker is not None:
         timeout_s = run.budget_tracker.limit_timeout(timeout_s)
-    session, seed = branch.session(), None
-    session.set_next_call_name(expr.name)
-    if expr.method == "exact":
-        params, _ = expr.options.merged_over(run.defaults)
-        seed = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults)).seed
-    call = session.select(expr.choices, expr.method, timeout_s, seed)
+    draw = expr.options.merged_over(run.defaults)[0] if expr.method == "exact" else None
+    same_seed = expr.options.keeps_seed(run.defaults)
+    call = branch.start_select(expr.name, expr.choices, expr.method, timeout_s, draw, same_seed)
     call_segment = SelectResult(run, expr.name, call, expr.value_format)
     call_segment.lane = branch.lane
     run.add(call_segment)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_value
 from plait.lang.meta_info import GenMeta, SelectMeta, choice_meta, generation_meta
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 class Segment:
     """Base class. `value()` is the value of a variable, `text()` its part of the state's text.
 
-    `parts`: the segments that it is computed from. It is ready when they are.
+    `parts`: the segments that it is computed from. It is ready when they are. `text_parts`: those whose texts in a row
+    are its text; None if its text is computed in another way.
     """
 
     parts: tuple[Segment, ...] = ()
+    text_parts: tuple[Segment, ...] | None = None
 
     def value(self) -> Any:
         """Waits for the value and returns it. Raises ProgramError if its call failed."""
@@ -37,7 +39,7 @@ class Segment:
 
     def text(self) -> str:
         """Waits for the text and returns it. Raises ProgramError if its call failed."""
-        raise NotImplementedError
+        return "".join(part.text() for part in self.text_parts or ())
 
     def meta(self) -> Any:
         """Returns the meta info of the call. Raises InputError for a value without a call."""
@@ -59,7 +61,8 @@ class Segment:
 
     def calls(self) -> Sequence[Call]:
         """Returns the calls that generate the text."""
-        return ()
+        parts = self.parts if self.text_parts is None else self.text_parts
+        return [call for part in parts for call in part.calls()]
 
     def abort(self) -> None:
         """Ends the calls that are still running."""
@@ -90,12 +93,19 @@ class Segment:
 
     def iter_text(self) -> Iterator[str]:
         """Yields the text in pieces as it is generated."""
-        yield self.text()
+        if self.text_parts is None:
+            yield self.text()
+        for part in self.text_parts or ():
+            yield from part.iter_text()
 
     async def aiter_text(self) -> AsyncIterator[str]:
         """`iter_text()` for an event loop."""
-        await self.wait_ready()
-        yield self.text()
+        if self.text_parts is None:
+            await self.wait_ready()
+            yield self.text()
+        for part in self.text_parts or ():
+            async for piece in part.aiter_text():
+                yield piece
 
     async def wait_ready(self) -> None:
         """Waits on an event loop until `value()` and `meta()` return at once. Raises the same errors as they do."""
@@ -133,19 +143,23 @@ class SegmentRange(Segment):
     """A range of a state's text: a `var_scope`, or the content of a turn."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        self.parts = tuple(segments)
+        self.parts = self.text_parts = tuple(segments)
 
-    def text(self) -> str:
-        return "".join(segment.text() for segment in self.parts)
 
-    def iter_text(self) -> Iterator[str]:
-        for segment in self.parts:
-            yield from segment.iter_text()
+class ValueList(Segment):
+    """A list of values, in the order of `parts`."""
 
-    async def aiter_text(self) -> AsyncIterator[str]:
-        for segment in self.parts:
-            async for piece in segment.aiter_text():
-                yield piece
+    def __init__(self, parts: Sequence[Segment]) -> None:
+        self.parts = tuple(parts)
+
+    def value(self) -> list[Any]:
+        return [part.value() for part in self.parts]
+
+    def meta(self) -> list[Any]:
+        return [part.meta() for part in self.parts]
+
+    def partial(self) -> list[Any]:
+        return [part.partial() for part in self.parts]
 
 
 class CallSegment(Segment):
@@ -172,8 +186,9 @@ class CallSegment(Segment):
         """Waits for the call and returns its result. Raises ProgramError if it failed."""
         try:
             return self.call.result()
-        except CallFailed as error:
-            self._raise(error)
+        except CallFailed:
+            with self._named_failures():  # entered only then: every read of a value comes here
+                raise
 
     def failure(self) -> ProgramError | None:
         """Waits for the call. Returns its error, or None."""
@@ -198,43 +213,38 @@ class CallSegment(Segment):
         self.call.abort()
 
     def iter_text(self) -> Iterator[str]:
-        try:
+        with self._named_failures():
             yield from self.call.iter_text()
-        except CallFailed as error:
-            self._raise(error)
 
     async def aiter_text(self) -> AsyncIterator[str]:
-        try:
+        with self._named_failures():
             async for piece in self.call.aiter_text():
                 yield piece
-        except CallFailed as error:
-            self._raise(error)
 
     def partial(self) -> Any:
         return self.value() if self.call.done() else None
 
     def iter_progress(self) -> Iterator[None]:
-        try:
+        with self._named_failures():
             yield from self.call.iter_progress()
-        except CallFailed as error:
-            self._raise(error)
 
     async def aiter_progress(self) -> AsyncIterator[None]:
-        try:
+        with self._named_failures():
             async for _ in self.call.aiter_progress():
                 yield
-        except CallFailed as error:
-            self._raise(error)
 
     async def wait_ready(self) -> None:
-        try:
+        with self._named_failures():
             await self.call.aresult()
-        except CallFailed as error:
-            self._raise(error)
 
-    def _raise(self, error: CallFailed) -> NoReturn:
-        failed = self._program_error(error)
-        raise failed from failed.__cause__
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        """Raises a failure of the call as a ProgramError."""
+        try:
+            yield
+        except CallFailed as error:
+            failed = self._program_error(error)
+            raise failed from failed.__cause__
 
     def _program_error(self, error: CallFailed) -> ProgramError:
         if self._run.error is not None:  # a failed program aborts its calls; report the original error
@@ -312,29 +322,10 @@ class SelectResult(CallSegment):
         return choice_meta(self.result(), self.call.scored_choices, self._run.client.tokenizer)
 
 
-class Samples(Segment):
+class Samples(ValueList):
     """The n samples of one gen. The value is the list of their values; the text is that of the first sample."""
 
     def __init__(self, call_segments: Sequence[GenResult]) -> None:
-        self.parts = self.call_segments = tuple(call_segments)
-
-    def value(self) -> list[Any]:
-        return [call_segment.value() for call_segment in self.call_segments]
-
-    def text(self) -> str:
-        return self.call_segments[0].text()
-
-    def calls(self) -> Sequence[Call]:
-        return self.call_segments[0].calls()
-
-    def partial(self) -> list[Any]:
-        return [call_segment.partial() for call_segment in self.call_segments]
-
-    def iter_text(self) -> Iterator[str]:
-        return self.call_segments[0].iter_text()
-
-    def aiter_text(self) -> AsyncIterator[str]:
-        return self.call_segments[0].aiter_text()
-
-    def meta(self) -> list[GenMeta]:
-        return [call_segment.meta() for call_segment in self.call_segments]
+        super().__init__(call_segments)
+        self.call_segments = tuple(call_segments)
+        self.text_parts = self.parts[:1]

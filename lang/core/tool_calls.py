@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.lang.core.expressions import Gen, GenToolCall
+from plait.lang.core.expressions import Gen, GenToolCall, SystemWithTools
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import UnreadableValue
 from plait.lang.tools.call_format import ToolCallFormat, called_tool_name, stop_after_call, tool_call_format
@@ -21,7 +21,7 @@ from plait.lang.tools.call_syntax import (
     template_system_turn,
 )
 from plait.lang.tools.running import check_seconds, run_tool, run_tool_async
-from plait.lang.tools.tool import Tool, ToolCall
+from plait.lang.tools.tool import ToolCall
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen, str, boo
     return written.begin, gen, written.end, written.from_template
 
 
-def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Callable[[], None]) -> None:
-    """Writes a system turn that lists `tools`: as the chat template lists them in a first system turn, or as JSON lines
-    after the content. `write_content` appends the content of the turn."""
+def write_system_turn(branch: Branch, turn: SystemWithTools) -> None:
+    """Writes a system turn that lists tools: as the chat template lists them in a first system turn, or as JSON lines
+    after the content."""
+    tools = turn.tools
     tokenizer = branch.run.client.tokenizer
     template = branch.run.chat_template
     is_first = not branch.turns and not branch.segments
@@ -67,10 +68,10 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
     listing_tokens = tokenizer.encode([(listing, True)], at_start=False)
     # the template writes descriptions as its own text: a control token in one could end the turn
     if around_content is not None and not tokenizer.control_ids.intersection(listing_tokens):
-        branch.write_templated_turn("system", *around_content, write_content)
+        branch.write_templated_turn("system", *around_content, turn.content)
         return
     branch.begin_turn("system")
-    write_content()
+    branch.append(turn.content)
     branch.write("\n\n" + default_tool_listing(tools, detect_call_syntax(template)))
     branch.end_turn("system")
 

@@ -6,28 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.default_backend import resolve_client
 from plait.lang.budget import checked_budget
-from plait.lang.control.race import race
 from plait.lang.core.execution import Execution
-from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
+from plait.lang.core.expressions import Concat, Expr, SystemWithTools, Text
 from plait.lang.core.results import Segment
-from plait.lang.derived.captures import GenWithCaptures, variables_of
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
-from plait.lang.tracing.nodes import (
-    Adopt,
-    Append,
-    AppendToolResult,
-    BeginScope,
-    Cancel,
-    EndScope,
-    ForkInto,
-    Join,
-    Node,
-    Read,
-    RunTool,
-    SetVariable,
-    steps_behind,
-)
-from plait.lang.tracing.traced_value import TracedValue, resolve_text, resolve_value
+from plait.lang.tracing.traced_value import TracedValue, resolve_text
 from plait.runtime.errors import InputError
 from plait.runtime.similar_names import did_you_mean
 
@@ -57,25 +40,29 @@ def graph_execution(
     graph.defaults.check_as_defaults(client.model.vocab_size)
 
     def body(s: ProgramState) -> None:
-        _GraphExecutor(graph, arguments, s).run_to_completion()
+        GraphRun(graph, arguments, s).run_to_completion()
 
     return Execution(graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget))
 
 
-class _GraphExecutor:
-    """One run of a graph: the states by branch number, and the outputs of the steps so far."""
+class GraphRun:
+    """One run of a graph, which its steps do one after the other.
+
+    `states`: by branch number. `groups`: the forks, by the numbers of their branches. `scopes`: where the text of a
+    scope begins, by the step that begins it. `step_outputs`: of the steps that read a state or run a tool.
+    """
 
     def __init__(self, graph: Graph, arguments: dict[str, Any], state: ProgramState) -> None:
-        self._graph, self._arguments = graph, arguments
-        self._states: dict[int, ProgramState] = {0: state}
-        self._groups: dict[tuple[int, ...], ProgramStateGroup] = {}
+        self.nodes, self._arguments = graph.nodes, arguments
+        self.states: dict[int, ProgramState] = {0: state}
+        self.groups: dict[tuple[int, ...], ProgramStateGroup] = {}
+        self.scopes: dict[int, int] = {}
+        self.step_outputs: dict[int, Any] = {}
         self._results: dict[tuple[int, str | None], Segment] = {}
-        self._step_outputs: dict[int, Any] = {}
-        self._scopes: dict[int, int] = {}  # where the text begins, by the step that begins a scope
 
     def run_to_completion(self) -> None:
-        for number, node in enumerate(self._graph.nodes):
-            self._step(number, node, self._states[node.lane])
+        for number, node in enumerate(self.nodes):
+            node.run(number, self, self.states[node.lane])
 
     # -- EvaluationContext ------------------------------------------------------------------------
 
@@ -86,66 +73,21 @@ class _GraphExecutor:
         return self._results[node, name]
 
     def step_output(self, node: int) -> Any:
-        return self._step_outputs[node]
+        return self.step_outputs[node]
 
-    # -- steps ------------------------------------------------------------------------------------
+    # -- for the steps ----------------------------------------------------------------------------
 
-    def _step(self, number: int, node: Node, state: ProgramState) -> None:
-        branch = state._branch
-        match node:
-            case Append():
-                num_calls = len(branch.call_segments())
-                behind = steps_behind(self._graph.nodes, number) if _is_constrained(node.expr) else []
-                branch.append(self._resolve_expr(node.expr), [self._resolve_expr(step.expr) for step in behind])
-                for call_segment in branch.call_segments()[num_calls:]:
-                    call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
-                for name in variables_of(node.expr) if node.is_call else ():
-                    self._save_result(number, name, state)
-            case SetVariable():
-                branch.assign(node.name, resolve_value(node.value, self))
-                self._save_result(number, node.name, state)
-            case BeginScope():
-                self._scopes[number] = branch.begin_scope(node.name)
-            case EndScope():
-                branch.end_scope(node.name, self._scopes[node.begin])
-                self._save_result(number, node.name, state)
-            case ForkInto():
-                group = self._groups[node.branches] = state.fork(len(node.branches))
-                self._states.update(zip(node.branches, group.states, strict=True))
-            case Join():
-                self._join(number, node, state)
-            case Adopt():
-                self._groups[node.branches].adopt(node.index)
-            case Read():
-                self._step_outputs[number] = getattr(branch, f"read_{node.what}")()
-            case RunTool():
-                self._step_outputs[number] = state.call(node.name, node.timeout)
-            case AppendToolResult():
-                self._step_outputs[number] = state.tool_result(node.name, resolve_value(node.value, self))
-            case Cancel():
-                state.cancel() if node.name is None else state.abort(node.name)
-
-    def _join(self, number: int, node: Join, state: ProgramState) -> None:
-        group = self._groups[node.branches]
-        (race(group, node.winners) if node.winners is not None else group).join(node.mode)
-        for name in list(state._branch.variables):
-            self._save_result(number, name, state)
-
-    def _save_result(self, number: int, name: str, state: ProgramState) -> None:
+    def save_result(self, number: int, name: str, state: ProgramState) -> None:
+        """Keeps variable `name`, as step `number` has set it, for the traced values that refer to it."""
         self._results[number, name] = state._branch.variables[name]
 
-    def _resolve_expr(self, expr: Expr) -> Expr:
+    def resolve_expr(self, expr: Expr) -> Expr:
         """Returns `expr` with the traced values in it replaced by their text."""
         match expr:
             case TracedValue():
                 return Text(resolve_text(expr, self))
             case Concat():
-                return Concat(tuple(self._resolve_expr(part) for part in expr.parts))
+                return Concat(tuple(self.resolve_expr(part) for part in expr.parts))
             case SystemWithTools():
-                return SystemWithTools(self._resolve_expr(expr.content), expr.tools)
+                return SystemWithTools(self.resolve_expr(expr.content), expr.tools)
         return expr
-
-
-def _is_constrained(expr: Expr) -> bool:
-    gen = expr.gen if isinstance(expr, GenWithCaptures) else expr
-    return isinstance(gen, Gen) and gen.constraint is not None

@@ -1,24 +1,46 @@
-"""The steps of a compiled program, as frozen dataclasses."""
+"""The steps of a compiled program, as frozen dataclasses: what each does in a run, and its name in a drawing."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleEnd, Select, Text
+from plait.lang.control.race import race
+from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, Text
 from plait.lang.core.fork_group import JoinMode
-from plait.lang.derived.captures import call_of
+from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.source_location import SourceLocation
-from plait.lang.tracing.traced_value import TracedValue
+from plait.lang.tracing.labels import describe_expr, describe_value, short
+from plait.lang.tracing.traced_value import TracedValue, resolve_value
+
+if TYPE_CHECKING:
+    from plait.lang.core.state import ProgramState
+    from plait.lang.tracing.graph_executor import GraphRun
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
-    """One step on branch number `lane` (0: the program's own), written at `place`."""
+class Node(ABC):
+    """One step on branch number `lane` (0: the program's own), written at `place`.
+
+    `nesting`: 1 if the step begins a turn or a scope, -1 if it ends one.
+    """
 
     lane: int
     place: SourceLocation | None
+
+    @property
+    def nesting(self) -> int:
+        return 0
+
+    @abstractmethod
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        """Does the step, which is number `number` of the graph, on the state of its branch."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Returns a short description of the step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +60,24 @@ class Append(Node):
         expr = call_of(self.expr)
         return expr.name if isinstance(expr, Gen | Select | GenToolCall) else None
 
+    @property
+    def nesting(self) -> int:
+        return isinstance(self.expr, RoleBegin) - isinstance(self.expr, RoleEnd)
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        branch, gen = s._branch, call_of(self.expr)
+        num_calls, behind = len(branch.call_segments()), list[Append]()
+        if isinstance(gen, Gen) and gen.constraint is not None:
+            behind = steps_behind(graph_run.nodes, number)
+        branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
+        for call_segment in branch.call_segments()[num_calls:]:
+            call_segment.place = self.place or call_segment.place  # the program's line, not graph.run(...)
+        for name in variables_of(self.expr) if self.is_call else ():
+            graph_run.save_result(number, name, s)
+
+    def describe(self) -> str:
+        return describe_expr(self.expr)
+
 
 @dataclass(frozen=True, eq=False)
 class SetVariable(Node):
@@ -46,12 +86,29 @@ class SetVariable(Node):
     name: str
     value: Any
 
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        s._branch.assign(self.name, resolve_value(self.value, graph_run))
+        graph_run.save_result(number, self.name, s)
+
+    def describe(self) -> str:
+        return f"set {self.name} = {short(describe_value(self.value))}"
+
 
 @dataclass(frozen=True, eq=False)
 class BeginScope(Node):
     """`with s.var_scope(name)` begins."""
 
     name: str
+
+    @property
+    def nesting(self) -> int:
+        return 1
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        graph_run.scopes[number] = s._branch.begin_scope(self.name)
+
+    def describe(self) -> str:
+        return f"scope {self.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +118,30 @@ class EndScope(Node):
     name: str
     begin: int
 
+    @property
+    def nesting(self) -> int:
+        return -1
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        s._branch.end_scope(self.name, graph_run.scopes[self.begin])
+        graph_run.save_result(number, self.name, s)
+
+    def describe(self) -> str:
+        return f"end of scope {self.name}"
+
 
 @dataclass(frozen=True, eq=False)
 class ForkInto(Node):
     """A fork into these branches."""
 
     branches: tuple[int, ...]
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        group = graph_run.groups[self.branches] = s.fork(len(self.branches))
+        graph_run.states.update(zip(self.branches, group.states, strict=True))
+
+    def describe(self) -> str:
+        return f"fork into {len(self.branches)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +152,16 @@ class Join(Node):
     mode: JoinMode
     winners: int | None = None
 
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        group = graph_run.groups[self.branches]
+        (race(group, self.winners) if self.winners is not None else group).join(self.mode)
+        for name in list(s._branch.variables):
+            graph_run.save_result(number, name, s)
+
+    def describe(self) -> str:
+        won = f", the first {self.winners} of a race" if self.winners is not None else ""
+        return f"join {'variables' if self.mode == 'gather_variable' else 'texts'}{won}"
+
 
 @dataclass(frozen=True, eq=False)
 class Adopt(Node):
@@ -85,12 +170,24 @@ class Adopt(Node):
     branches: tuple[int, ...]
     index: int
 
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        graph_run.groups[self.branches].adopt(self.index)
+
+    def describe(self) -> str:
+        return f"continue as branch {self.index}"
+
 
 @dataclass(frozen=True, eq=False)
 class Read(Node):
     """The body reads the text, the messages or the usage of a state."""
 
     what: Literal["text", "messages", "usage"]
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        graph_run.step_outputs[number] = getattr(s._branch, f"read_{self.what}")()
+
+    def describe(self) -> str:
+        return f"read the {self.what}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +197,12 @@ class RunTool(Node):
     name: str
     timeout: float | None = None
 
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        graph_run.step_outputs[number] = s.call(self.name, self.timeout)
+
+    def describe(self) -> str:
+        return f"run the tool of {self.name}"
+
 
 @dataclass(frozen=True, eq=False)
 class AppendToolResult(Node):
@@ -108,12 +211,24 @@ class AppendToolResult(Node):
     name: str
     value: Any
 
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        graph_run.step_outputs[number] = s.tool_result(self.name, resolve_value(self.value, graph_run))
+
+    def describe(self) -> str:
+        return f"result of {self.name} = {short(describe_value(self.value))}"
+
 
 @dataclass(frozen=True, eq=False)
 class Cancel(Node):
     """Ends the branch, or the call of variable `name`."""
 
     name: str | None
+
+    def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
+        s.cancel() if self.name is None else s.abort(self.name)
+
+    def describe(self) -> str:
+        return f"end {self.name or 'this text'}"
 
 
 def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plait.lang.core.branch import Branch
-from plait.lang.core.interpreter import execute
 from plait.lang.core.run import Run
 from plait.lang.sampling_options import Options
 from plait.lang.tracing.nodes import Append
@@ -25,7 +24,7 @@ def warm_prefix(prefix: Sequence[Append], client: Client) -> int:
     branch = Branch(run)
     try:
         for node in prefix:
-            execute(node.expr, branch)
+            branch.append(node.expr)
         call = branch.session().generate(sampling_params(max_tokens=0, temperature=0.0))
         return call.result().usage.computed_tokens
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.core.results import Segment
@@ -84,9 +84,6 @@ class TracedResult(Segment):
             return self.base._derived(f"s.{method}({name!r})", evaluate)
 
         return read_sample(None) if self.n == 1 else [read_sample(index) for index in range(self.n)]
-
-    def iter_text(self) -> Iterator[str]:
-        yield self.text()
 
 
 def make_traced_value(

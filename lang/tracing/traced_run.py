@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
@@ -15,6 +15,7 @@ from plait.lang.core.expressions import (
     Expr,
     Gen,
     GenToolCall,
+    Role,
     RoleBegin,
     RoleEnd,
     Select,
@@ -23,8 +24,7 @@ from plait.lang.core.expressions import (
 )
 from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
-from plait.lang.derived.captures import GenWithCaptures, call_of, variables_of
-from plait.lang.derived.reasoning import SeparateReasoning
+from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
@@ -118,10 +118,18 @@ class TracedBranch(Branch):
             self.add_segment(TextSegment(text, control))
             return
         for piece in self.run.placeholders.split(text):
-            self.append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
+            self._append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
 
-    def append_value(self, value: TracedValue) -> None:
-        """Appends a traced value."""
+    def append_traced(self, expr: Expr) -> None:
+        """Appends a traced value, which must be text."""
+        if not isinstance(expr, TracedValue):
+            super().append_traced(expr)
+        elif expr._value_format is not None and (type_name := expr._value_format.type_name) != "str":
+            raise InputError(f"only text and expressions can be appended, not {type_name}; write str(...)")
+        else:
+            self._append_value(expr)
+
+    def _append_value(self, value: TracedValue) -> None:
         self.session()
         self.has_text = True
         for piece in value._parts or (value,):
@@ -131,7 +139,7 @@ class TracedBranch(Branch):
             number = self._add_step(piece)
             self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
-    def add_call(self, expr: Expr) -> None:
+    def begin_call(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
         gen = call_of(expr)
@@ -155,7 +163,27 @@ class TracedBranch(Branch):
 
     def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
         self.run.statement += 1
-        _trace(expr, self)
+        super().append(expr, behind)
+
+    def begin_turn(self, role: str) -> None:
+        super().begin_turn(role)
+        self._add_step(RoleBegin(cast("Role", role)))
+
+    def end_turn(self, role: str) -> None:
+        super().end_turn(role)
+        self._add_step(RoleEnd(cast("Role", role)))
+
+    def write_system_turn(self, turn: SystemWithTools) -> None:
+        """Records one step. The content adds none, and can be text only."""
+        parts = turn.content.parts if isinstance(turn.content, Concat) else (turn.content,)
+        if not all(isinstance(part, Text | TracedValue) for part in parts):
+            raise InputError("compile: a system turn that lists tools can contain text only")
+        number = self._add_step(turn)
+        self.begin_turn("system")
+        for part in parts:
+            super().append(part)
+        self.end_turn("system")
+        del self.run.nodes[number + 1 :]
 
     def assign(self, name: str, value: Any) -> None:
         if not isinstance(value, TracedValue):
@@ -224,7 +252,7 @@ class TracedBranch(Branch):
         if name is None:
             self.close("this text was cancelled")
 
-    def fork(self, size: int) -> list[Branch]:
+    def fork(self, size: int) -> list[Self]:
         children = super().fork(size)
         number = self._add_step(ForkInto, tuple(child.lane for child in children))
         self.run.forks.append((number, [weakref.ref(child) for child in children]))
@@ -263,7 +291,7 @@ class TracedBranch(Branch):
         self.run.read_lanes.update(lanes)
         return lanes
 
-    def _copy_segment(self, segment: Segment) -> None:
+    def copy_segment(self, segment: Segment) -> None:
         self.add_segment(segment)
 
     def _append_text(self, text: str) -> None:
@@ -300,50 +328,6 @@ def _relabel(value: Any, label: str) -> Any:
 def _check_tool_call(name: str, variable: Segment) -> None:
     if not isinstance(variable, TracedResult) or not isinstance(variable.value_format, ToolCallFormat):
         raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
-
-
-def _trace(expr: Expr, branch: TracedBranch) -> None:
-    """Records that `expr` is appended to `branch`; the counterpart of `interpreter.execute`."""
-    match expr:
-        case TracedValue():
-            value_format = expr._value_format
-            if value_format is not None and value_format.type_name != "str":
-                raise InputError(
-                    f"only text and expressions can be appended, not {value_format.type_name}; write str(...)"
-                )
-            branch.append_value(expr)
-        case Text():
-            branch.write(expr.text)
-        case Concat():
-            for part in expr.parts:
-                _trace(part, branch)
-        case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
-            branch.add_call(expr)
-        case SystemWithTools():
-            branch._add_step(expr)
-            branch.begin_turn("system")
-            _trace_content(expr.content, branch)
-            branch.end_turn("system")
-        case RoleBegin():
-            branch.begin_turn(expr.role)
-            branch._add_step(expr)
-        case RoleEnd():
-            branch.end_turn(expr.role)
-            branch._add_step(expr)
-        case _:
-            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
-
-
-def _trace_content(content: Expr, branch: TracedBranch) -> None:
-    """Writes the content of a system turn with tools. It is part of that turn's step, so it adds no steps."""
-    if any(
-        not isinstance(part, Text | TracedValue)
-        for part in (content.parts if isinstance(content, Concat) else (content,))
-    ):
-        raise InputError("compile: a system turn that lists tools can contain text only")
-    steps = len(branch.run.nodes)
-    _trace(content, branch)
-    del branch.run.nodes[steps:]
 
 
 class _NullClient:

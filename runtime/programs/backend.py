@@ -32,6 +32,10 @@ class BackendSession(Protocol):
     def close(self) -> None: ...
 
 
+NEEDED_OF_CLIENT = ("open_session", "next_id", "model", "tokenizer", "takes_following_text", "takes_token_ids")
+"""The members of `BackendClient` that every run reads."""
+
+
 class BackendClient(Protocol):
     """`model` has a `model_path`, a `vocab_size` and a `context_length`; `tokenizer` a `chat_template`.
 

@@ -1,20 +1,28 @@
-"""`BranchText`: one growing text of a program, with its segments, turns, variables and seeds; free of I/O.
+"""`BranchText`: one growing text of a program, with its segments, turns, variables, seeds and calls; free of I/O.
 
-The language (`plait.lang.core.branch`) and `POST /v1/programs` add a session and the calls. A fork copies the three
-collections (not the text).
+The language (`plait.lang.core.branch`) and `POST /v1/programs` add a session, and what waits for the calls. A fork
+copies the three collections (not the text).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
+from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError
+from plait.runtime.programs.steps import RoleEndStep, TextStep
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
+    from plait.constrained.specs import Spec
+    from plait.runtime.client.call import Call
+    from plait.runtime.messages import SelectMethod
+    from plait.runtime.programs.backend import BackendSession
+    from plait.runtime.sampling_params import SamplingParams
     from plait.runtime.tokenizer.chat_template import ChatTemplate
+    from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 S = TypeVar("S")
 V = TypeVar("V")
@@ -36,12 +44,6 @@ class ForkPoint(NamedTuple):
     num_turns: int
 
 
-class TextSession(Protocol):
-    """What a branch uses of its session."""
-
-    def append(self, text: str, *, control: bool = False) -> None: ...
-
-
 class BranchText(ABC, Generic[S, V]):
     """`segments`: the parts of the text, of type S. `variables`: name -> value, of type V."""
 
@@ -51,20 +53,28 @@ class BranchText(ABC, Generic[S, V]):
         """`known_segment(text, control)` makes the segment of a text that is known; `control` as in `write`. A fork of
         `parent`, with the place `seed_path`, begins with its text, turns and variables."""
         self._known_segment = known_segment
-        self.segments: list[S] = [] if parent is None else list(parent.segments)
-        self.variables: dict[str, V] = {} if parent is None else dict(parent.variables)
-        self.turns: list[Turn] = [] if parent is None else list(parent.turns)
+        self.segments: list[S] = [] if parent is None else parent.segments.copy()
+        self.variables: dict[str, V] = {} if parent is None else parent.variables.copy()
+        self.turns: list[Turn] = [] if parent is None else parent.turns.copy()
         self.open_turn: tuple[str, int] | None = None if parent is None else parent.open_turn  # role, first segment
         self.seed_path = seed_path or SeedPath()
         self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
 
     @abstractmethod
-    def session(self) -> TextSession:
+    def session(self) -> BackendSession:
         """Returns the session to append to."""
 
     @abstractmethod
     def template(self) -> ChatTemplate:
         """Returns the model's chat template. Raises InputError if there is none."""
+
+    @abstractmethod
+    def child(self, session: Any, seed_path: SeedPath) -> Self:
+        """Returns a branch that begins with this branch's text, turns and variables, on a fork of its session."""
+
+    @abstractmethod
+    def copy_segment(self, segment: S) -> None:
+        """Appends the text of a segment of another branch."""
 
     def write(self, text: str, *, control: bool = False) -> None:
         """Appends known text. `control`: the text is the chat template's own, so control tokens in it count."""
@@ -123,12 +133,74 @@ class BranchText(ABC, Generic[S, V]):
         """Returns the roles of the finished turns."""
         return tuple(turn.role for turn in self.turns)
 
+    # -- calls ------------------------------------------------------------------------------------
+
+    def text_behind(self, behind: Iterable[object], tokenizer: Tokenizer) -> str:
+        """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
+        it, of which texts and the end of the open turn are known."""
+        parts: list[tuple[str, bool]] = []
+        for step in behind:
+            if isinstance(step, TextStep):
+                parts.append((step.text, False))
+                continue
+            if isinstance(step, RoleEndStep) and self.open_turn is not None and self.open_turn[0] == step.role:
+                parts.append((self.turn_suffix(step.role), True))
+            break
+        return following_text(parts, tokenizer)
+
+    def start_gen(
+        self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, followed_by: str
+    ) -> list[Call]:
+        """Starts n calls after the text, which goes on with the first. `params`: with their seed, see `seed_path`."""
+        session = self.session()
+        samples = self.fork_session(n - 1) if n > 1 else ()
+        calls: list[Call] = []
+        try:
+            for index, sample in enumerate((session, *samples)):
+                sample.set_next_call_name(name)
+                calls.append(sample.generate(params.for_sample(index), constraint, followed_by))
+        finally:
+            for sample in samples:
+                sample.close()  # takes effect after its call
+        self.expect_known(followed_by)
+        return calls
+
+    def start_select(
+        self,
+        name: str | None,
+        choices: Sequence[str],
+        method: SelectMethod,
+        timeout_s: float | None,
+        draw: SamplingParams | None = None,
+        same_seed: bool = False,
+    ) -> Call:
+        """Starts a select after the text. `draw`, of the method "exact": has the seed, as `same_seed` says."""
+        session, seed = self.session(), None
+        if draw is not None:
+            seed = self.seed_path.params_of_next_gen(draw, same_seed=same_seed).seed
+        session.set_next_call_name(name)
+        return session.select(choices, method, timeout_s, seed)
+
     # -- forks ------------------------------------------------------------------------------------
+
+    def fork_session(self, size: int) -> Sequence[Any]:
+        """Returns `size` sessions that continue the text."""
+        return self.session().fork(size)
+
+    def fork(self, size: int) -> list[Self]:
+        """Returns `size` branches that begin with this branch's text, turns and variables."""
+        sessions, seed_paths = self.fork_session(size), self.seed_path.fork(size)
+        return list(map(self.child, sessions, seed_paths))
 
     def fork_point(self) -> ForkPoint:
         """Returns what a fork made now inherits."""
         return ForkPoint(frozenset(self.variables), len(self.segments), len(self.turns))
 
-    def add_turns_of(self, child: Self, point: ForkPoint, shift: int) -> None:
-        """Appends the turns of `child` after `point`; `shift`: how far its segments have moved."""
+    def append_from_child(self, child: Self, point: ForkPoint) -> None:
+        """Appends what `child` has after `point`. Raises InputError if a turn was opened or closed in between."""
+        shift = len(self.segments) - point.num_segments
+        if child.open_turn != self.open_turn:
+            raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
+        for segment in child.segments[point.num_segments :]:
+            self.copy_segment(segment)
         self.turns += [Turn(role, start + shift, stop + shift) for role, start, stop in child.turns[point.num_turns :]]

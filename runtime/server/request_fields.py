@@ -228,7 +228,8 @@ def _take_row(name: str, row: Row, is_advice: bool, path: str) -> None:
 
 
 def _take_unknown(fields: Mapping[str, Any], kind: Any) -> None:
-    names = list(fields)
+    if not (names := list(fields)):
+        return
     if len(names) > MAX_UNKNOWN:
         raise invalid(f"the body has more than {MAX_UNKNOWN} unknown fields", code="unknown_parameter")
     refused = (name for name, (_, is_advice) in rows_of(kind.field_table).items() if not is_advice)

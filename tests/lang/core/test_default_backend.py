@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from sample_programs import qa
@@ -93,3 +94,11 @@ def test_dead_default_runtime_is_replaced(monkeypatch):
     with pytest.raises(plait.ProgramError, match="killed"):
         qa.run("a", backend=started[0])
     assert len(started) == 2
+
+
+def test_a_backend_without_capabilities_is_told_which():
+    """A client that somebody wrote himself, for which the two flags are easily forgotten."""
+    own = SimpleNamespace(open_session=lambda **_: None, next_id=lambda: 1, model=None, tokenizer=None)
+    for use in (lambda: qa.run("q", backend=own), lambda: plait.set_default_backend(own)):
+        with pytest.raises(plait.InputError, match=r"has no takes_following_text, no takes_token_ids; .*BackendClient"):
+            use()

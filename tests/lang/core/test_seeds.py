@@ -12,8 +12,9 @@ from scripted_scheduler import Gate, ScriptedBackend
 from seeded_programs import PROGRAMS, forwards, write
 
 import plait
-from plait import gen
+from plait import gen, select
 from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Generate, Select
 from plait.runtime.seed_path import SeedPath, mixed_seed
 
 pytestmark = pytest.mark.timeout(120)
@@ -190,3 +191,21 @@ def test_path_counts_gens_and_forks_apart():
     first, second = path.fork(2), path.fork(2)
     assert [branch.path for branch in (*first, *second)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert SeedPath.of_item(0).path == () and SeedPath.of_item(3).fork(1)[0].path == (3, 0, 0)
+
+
+def test_a_drawn_choice_mixes_its_seed_with_its_place_unless_it_is_the_same(backend):
+    """As a gen does; and it counts as one for the gens behind it."""
+
+    @plait.function
+    def program(s):
+        s += "Q" + select("first", ["a", "b"], exact=True) + select("second", ["a", "b"], exact=True)
+        s += select("scored", ["a", "b"]) + gen("last", max_tokens=1)
+
+    def seeds(**options):
+        backend.scheduler.requests.clear()
+        program.run(backend=backend, seed=SEED, **options)
+        asked = [request for request in backend.scheduler.requests if isinstance(request, Generate | Select)]
+        return [request.sampling.seed if isinstance(request, Generate) else request.seed for request in asked]
+
+    assert seeds() == [SEED, mixed_seed(SEED, (), 1), None, mixed_seed(SEED, (), 2)]
+    assert seeds(same_seed=True) == [SEED, SEED, None, SEED]

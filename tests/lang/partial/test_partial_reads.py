@@ -157,6 +157,20 @@ def test_samples_and_joined_values_are_lists(backend):
     assert [person.age for person in list(state.partial_iter("other"))[-1]] == [36, 36]
 
 
+@pytest.mark.timeout(20)  # a read that waits here waits for ever
+def test_a_named_group_behind_reasoning_has_no_partial_value(backend):
+    @plait.function
+    def program(s):
+        s += "Who? " + gen("year", regex="(?P<century>18|19)[0-9]{2}", think=True)
+
+    gate = held_back(backend, 9, "<think>so</think>\n\n1815")
+    state = program.run(stream=True)
+    assert gate.reached.wait(10)
+    assert state.partial("century") is None
+    gate.open()
+    assert (state["century"], state["year"]) == ("18", "1815")
+
+
 def test_compiled_program_reads_the_complete_value(backend):
     backend.scheduler.answer = lambda prompt, request: TEXT
 

@@ -18,7 +18,7 @@ def compile_on_the_server(graph, **arguments):
 
     request = graph.json(**arguments)
     body = msgspec.json.decode(json.dumps(request).encode(), type=ProgramRequest)
-    return compile_program(body, 128)
+    return compile_program(body, 128).steps
 
 
 def test_straight_line_graph_becomes_a_program_request():
@@ -110,6 +110,19 @@ def test_unsupported_step_is_a_compile_error_with_its_reason(step, reason):
     with pytest.raises(plait.CompileError, match=f"not a straight-line program: .*{reason}") as caught:
         graph.json()
     assert caught.value.place.filename == __file__
+
+
+@pytest.mark.parametrize("defaults", [{"exact": True}, {"particles": 4}], ids=["exact", "particles"])
+def test_drawing_whole_values_as_a_default_is_for_constrained_gens(defaults):
+    """A run draws free text as ever, and so does the request."""
+
+    @plait.function
+    def program(s):
+        s += "p" + gen("free") + gen("value", regex="a|b")
+
+    steps = compile_on_the_server(program.compile(**defaults))
+    drawn = [bool(step.sampling.exact or step.sampling.particles) for step in steps if hasattr(step, "sampling")]
+    assert drawn == [False, True]
 
 
 def test_graph_without_calls_has_no_request():

@@ -23,7 +23,7 @@ def biased(s):
 
 
 def steps_on_the_server(request):
-    return compile_program(msgspec.json.decode(json.dumps(request).encode(), type=ProgramRequest), 128)
+    return compile_program(msgspec.json.decode(json.dumps(request).encode(), type=ProgramRequest), 128).steps
 
 
 def test_a_graph_runs_with_the_bias_of_its_gens(backend) -> None:

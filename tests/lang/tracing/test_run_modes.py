@@ -6,6 +6,8 @@ runs some of this with a real model.
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 from asgi_server import serve_app
@@ -49,6 +51,38 @@ def test_straight_line_program_gives_the_same_result_in_every_run_mode(backend, 
 @given(steps=programs())
 def test_sampled_program_gives_the_same_result_in_every_run_mode(backend, server, steps):
     check_remaining_run_modes(steps, backend, server, temperature=1.0, seed=5, max_tokens=6)
+
+
+NO_ROOM = {
+    "no value fits": {"regex": "a{20}", "complete": True, "max_tokens": 3},
+    "no value is possible": {"regex": "a{20}", "exact": True, "max_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("options", NO_ROOM.values(), ids=NO_ROOM)
+def test_a_failed_call_has_the_same_error_in_every_run_mode(backend, server, options):
+    @plait.function
+    def program(s):
+        s += "Say: " + gen("x", **options)
+
+    @plait.function
+    async def later(s):
+        s += "Say: " + gen("x", **options)
+
+    graph = program.compile()
+    causes = []
+    for run in (
+        lambda: program.run(backend=backend),
+        lambda: asyncio.run(later.arun(backend=backend)),
+        lambda: graph.run(backend=backend),
+        lambda: later.compile().run(backend=backend),
+    ):
+        with pytest.raises(plait.ProgramError) as failed:
+            run()
+        causes.append((failed.value.variable, str(failed.value.__cause__)))
+    answer = server.post("/v1/programs", json=graph.json())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "program[1].gen.regex")
+    assert set(causes) == {("x", answer.json()["error"]["message"])}
 
 
 SHARED = "You judge statements, carefully and one at a time. " * 12

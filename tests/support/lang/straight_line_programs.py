@@ -136,13 +136,15 @@ def simple(step, topic):
             return assistant(simple(("expression", parts), topic))
 
 
-def variables_and_text(state):
-    return {name: state.get_var(name) for name in state._branch.variables}, state.text()
+def outcome(state):
+    """Returns the variables, the text, and the numbers of tokens in the prompts and the answers of all calls."""
+    variables = {name: state.get_var(name) for name in state._branch.variables}
+    return variables, state.text(), state.usage.prompt_tokens, state.usage.completion_tokens
 
 
 def check_all_run_modes(steps, backend, server, **sampling):
-    """Asserts that the program gives the same variables and text alone, in a batch, streamed, async, compiled, and over
-    HTTP; `server` is an HTTP client of a server on the same model."""
+    """Asserts that the program gives the same variables, text and usage alone, in a batch, streamed, async, compiled,
+    and over HTTP; `server` is an HTTP client of a server on the same model."""
 
     @plait.function
     def program(s, topic):
@@ -153,16 +155,16 @@ def check_all_run_modes(steps, backend, server, **sampling):
         await execute_steps_async(s, steps, topic)
 
     how, topic = {"backend": backend, **sampling}, TOPICS[0]
-    expected = variables_and_text(program.run(topic, **how))
+    expected = outcome(program.run(topic, **how))
     batch = program.run_batch([{"topic": topic} for topic in TOPICS], **how)
-    assert variables_and_text(batch[0]) == expected
+    assert outcome(batch[0]) == expected
     streamed = program.run(topic, stream=True, **how)
-    assert "".join(streamed.text_iter()) == expected[1] and variables_and_text(streamed) == expected
-    assert variables_and_text(asyncio.run(later.arun(topic, **how))) == expected
+    assert "".join(streamed.text_iter()) == expected[1] and outcome(streamed) == expected
+    assert outcome(asyncio.run(later.arun(topic, **how))) == expected
     graph = program.compile(**sampling)
     assert graph.is_straight
     assert graph.mermaid() == later.compile(**sampling).mermaid().replace("later(topic)", "program(topic)")
-    assert variables_and_text(graph.run(topic=topic, backend=backend)) == expected
+    assert outcome(graph.run(topic=topic, backend=backend)) == expected
     assert posted(server, graph.json(topic=topic)) == expected
     return program, graph, expected
 
@@ -171,15 +173,16 @@ def check_remaining_run_modes(steps, backend, server, **sampling):
     """`check_all_run_modes`, and the ways that differ from those in little."""
     program, graph, expected = check_all_run_modes(steps, backend, server, **sampling)
     how, topic = {"backend": backend, **sampling}, TOPICS[0]
-    assert variables_and_text(asyncio.run(program.arun(topic, **how))) == expected
+    assert outcome(asyncio.run(program.arun(topic, **how))) == expected
     items = [{"topic": topic} for topic in TOPICS]
-    one_by_one = [variables_and_text(state) for state in program.run_batch(items, num_threads=1, **how)]
-    assert [variables_and_text(state) for state in asyncio.run(program.arun_batch(items, **how))] == one_by_one
+    one_by_one = [outcome(state) for state in program.run_batch(items, num_threads=1, **how)]
+    assert [outcome(state) for state in asyncio.run(program.arun_batch(items, **how))] == one_by_one
     left_open = {**graph.json(), "variables": {"topic": topic}}
-    assert posted(server, left_open) == (expected[0] | {"topic": topic}, expected[1])
+    assert posted(server, left_open) == (expected[0] | {"topic": topic}, *expected[1:])
 
 
 def posted(server, request):
     answer = server.post("/v1/programs", json=json.loads(json.dumps(request)))
     assert answer.status_code == 200, answer.text
-    return answer.json()["variables"], answer.json()["text"]
+    body, usage = answer.json(), answer.json()["usage"]
+    return body["variables"], body["text"], usage["prompt_tokens"], usage["completion_tokens"]

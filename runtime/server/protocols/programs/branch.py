@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
-from plait.runtime.programs.branch import BranchText, ForkPoint
+from plait.runtime.programs.branch import BranchText
 from plait.runtime.seed_path import SeedPath
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import (
@@ -36,9 +36,6 @@ class TextPiece:
     text: str | PendingText
     control: bool = False
 
-    async def resolve(self) -> str:
-        return self.text if isinstance(self.text, str) else await self.text
-
 
 class ProgramBranch(BranchText[TextPiece, Value]):
     """`template`: the chat template of its turns, if the model has one."""
@@ -47,14 +44,15 @@ class ProgramBranch(BranchText[TextPiece, Value]):
         self,
         client: Client,
         session: Session,
-        variables: dict[str, Value],
+        opened: list[Session],
         template: ChatTemplate | None = None,
         parent: ProgramBranch | None = None,
         seed_path: SeedPath | None = None,
     ) -> None:
+        """`opened`: all sessions of the program. A fork adds its own at once, so that whoever ends it finds them."""
         super().__init__(TextPiece, parent, seed_path)
-        self.client, self.variables = client, variables
-        self._session, self._template = session, template
+        self.client = client
+        self._session, self._opened, self._template = session, opened, template
         self._num_unsent = 0  # characters that the next call or fork tokenizes
         self._num_unsent_texts = 0
 
@@ -104,27 +102,25 @@ class ProgramBranch(BranchText[TextPiece, Value]):
         await asyncio.sleep(0)  # a program may have many turns in a row
         self.open_turn_with(role, prefix)
 
-    def fork(self, size: int) -> list[ProgramBranch]:
-        """`size` copies of this branch."""
-        places = zip(self._session.fork(size), self.seed_path.fork(size), strict=True)
-        return [
-            ProgramBranch(self.client, session, dict(self.variables), self._template, self, seed_path)
-            for session, seed_path in places
-        ]
+    def fork_session(self, size: int) -> Sequence[Session]:
+        sessions = super().fork_session(size)
+        self._opened += sessions
+        return sessions
 
-    async def append_tail(self, child: ProgramBranch, point: ForkPoint) -> None:
-        """Appends what `child` has after `point`; waits for its texts."""
-        shift = len(self.segments) - point.num_segments
-        for piece in child.segments[point.num_segments :]:
-            self.write(await piece.resolve(), control=piece.control)
-        self.add_turns_of(child, point, shift)
+    def child(self, session: Session, seed_path: SeedPath) -> ProgramBranch:
+        return ProgramBranch(self.client, session, self._opened, self._template, self, seed_path)
+
+    def copy_segment(self, segment: TextPiece) -> None:
+        """Appends the text of a piece of another branch, for which its calls were waited."""
+        text = segment.text if isinstance(segment.text, str) else segment.text.result()
+        self.write(text, control=segment.control)
 
     async def text(self, first: int = 0, end: int | None = None) -> str:
-        return "".join([await piece.resolve() for piece in self.segments[first:end]])
+        return "".join([str(await resolve_value(piece.text)) for piece in self.segments[first:end]])
 
 
 async def resolve_value(value: Value) -> object:
-    """A variable's value as JSON."""
+    """A variable's value as JSON; waits for its calls."""
     if isinstance(value, list):
         return [await resolve_value(item) for item in value]
     return value if isinstance(value, str) else await value

@@ -13,10 +13,12 @@ from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import SelectMethod
-from plait.runtime.programs.variables import gather_variables
+from plait.runtime.programs.sampling import gen_fields
+from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
+from plait.runtime.server.protocols.programs.call_count import BranchCalls, CallCounter, VariableCalls
 from plait.runtime.server.protocols.programs.types import Fork, Gen, Node, ProgramRequest, ProgramSamplingFields, Select
 from plait.runtime.server.protocols.shared import build_constraint
 
@@ -24,14 +26,6 @@ MAX_NODES = 4096
 MAX_DEPTH = 16  # of forks and roles within each other
 _KINDS = ("text", "var", "gen", "select", "role", "fork")
 _CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
-
-ListShape: TypeAlias = "list[ListShape] | None"  # of a variable: a text (None), or a list of such
-Scope: TypeAlias = dict[str, ListShape]
-
-
-@dataclass(frozen=True)
-class TextStep:
-    text: str
 
 
 @dataclass(frozen=True)
@@ -64,10 +58,13 @@ class SelectStep:
 
 
 @dataclass(frozen=True)
-class RoleStep:
+class TurnBegin(RoleBeginStep):
     path: str
-    role: str
-    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class TurnEnd(RoleEndStep):
+    path: str
 
 
 @dataclass(frozen=True)
@@ -77,91 +74,93 @@ class ForkStep:
     join: Literal["gather", "append"]
 
 
-Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | RoleStep | ForkStep
+Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | TurnBegin | TurnEnd | ForkStep
 
 
-def compile_program(body: ProgramRequest, max_branches: int) -> tuple[Step, ...]:
-    """The steps. `max_branches`: limit of parallel texts, samples included. Raises ApiError 400."""
-    scope: Scope = {
+@dataclass(frozen=True)
+class CompiledProgram:
+    """`max_calls`: the greatest number of calls that it can have in flight at once; see `call_count`."""
+
+    steps: tuple[Step, ...]
+    max_calls: int
+
+
+def compile_program(body: ProgramRequest, max_branches: int) -> CompiledProgram:
+    """Checks the program. `max_branches`: limit of parallel texts, samples included. Raises ApiError 400."""
+    variables: dict[str, VariableCalls] = {
         name: None if isinstance(value, str) else [None] * len(value) for name, value in (body.variables or {}).items()
     }
     compiler = _Compiler(body.defaults or ProgramSamplingFields(), max_branches)
     compiler.check_defaults()
-    steps = compiler.steps(body.program, "program", scope, in_role=False, depth=0)
-    if not compiler.num_calls:
+    main = compiler.calls.open_branch(variables)
+    steps = compiler.steps(body.program, "program", main, in_role=False, depth=0)
+    if not main.most:
         raise invalid("the program has no gen and no select", "program")
-    return steps
+    return CompiledProgram(steps, main.most)
 
 
 class _Compiler:
     def __init__(self, defaults: ProgramSamplingFields, max_branches: int) -> None:
         self._defaults, self._max_branches = defaults, max_branches
-        self._num_nodes = self.num_calls = 0
-        self._num_branches = 1
+        self.calls = CallCounter()
+        self._num_nodes, self._num_branches = 0, 1
 
     def check_defaults(self) -> None:
         """Checks the defaults alone, so that an error in them is named as theirs."""
         if self._defaults.min_tokens is not None and self._defaults.max_tokens is None:
             return  # each gen is checked with its own max_tokens
-        self._sampling(Gen(), "defaults")
+        checked_sampling_params("programs", path="defaults", **_sampling_fields(self._defaults))
 
-    def steps(self, nodes: Sequence[Node], path: str, scope: Scope, *, in_role: bool, depth: int) -> tuple[Step, ...]:
-        """The steps of `nodes`; adds the variables that they set to `scope`."""
+    def steps(
+        self, nodes: Sequence[Node], path: str, branch: BranchCalls, *, in_role: bool, depth: int
+    ) -> tuple[Step, ...]:
+        """The steps of `nodes`; adds the calls that they make and the variables that they set to `branch`."""
         self._num_nodes += len(nodes)
         if self._num_nodes > MAX_NODES:
             raise invalid(f"the program has more than {MAX_NODES} nodes", path)
         if depth > MAX_DEPTH:
             raise invalid(f"forks and roles are nested deeper than {MAX_DEPTH} levels", path)
-        return tuple(self._step(node, f"{path}[{i}]", scope, in_role, depth) for i, node in enumerate(nodes))
+        places = ((node, f"{path}[{index}]") for index, node in enumerate(nodes))
+        return tuple(step for node, place in places for step in self._steps_of(node, place, branch, in_role, depth))
 
-    def _step(self, node: Node, path: str, scope: Scope, in_role: bool, depth: int) -> Step:
+    def _steps_of(self, node: Node, path: str, branch: BranchCalls, in_role: bool, depth: int) -> Sequence[Step]:
         kind = _kind_of(node, path)
         if kind == "text":
-            return TextStep(str(node.text))
+            return (TextStep(str(node.text)),)
         if kind == "var":
-            return _variable(node, path, scope)
+            return (self._variable(node, path, branch),)
         if kind == "gen":
             assert isinstance(node.gen, Gen)
-            return self._gen(node.gen, f"{path}.gen", scope)
+            return (self._gen(node.gen, f"{path}.gen", branch),)
         if kind == "select":
             assert isinstance(node.select, Select)
-            return self._select(node.select, f"{path}.select", scope)
+            return (self._select(node.select, f"{path}.select", branch),)
         if kind == "role":
             if in_role:
                 raise invalid(f"'{path}': a turn cannot begin inside another", f"{path}.role")
-            content = node.content if isinstance(node.content, list) else []
-            inner = self.steps(content, f"{path}.content", scope, in_role=True, depth=depth + 1)
-            return RoleStep(path, str(node.role), inner)
+            role, content = str(node.role), node.content if isinstance(node.content, list) else []
+            inner = self.steps(content, f"{path}.content", branch, in_role=True, depth=depth + 1)
+            return (TurnBegin(role, path), *inner, TurnEnd(role, path))
         assert isinstance(node.fork, Fork)
-        return self._fork(node.fork, f"{path}.fork", scope, in_role, depth)
+        return (self._fork(node.fork, f"{path}.fork", branch, in_role, depth),)
 
-    def _gen(self, gen: Gen, path: str, scope: Scope) -> GenStep:
-        self.num_calls += 1
+    def _gen(self, gen: Gen, path: str, branch: BranchCalls) -> GenStep:
         n = gen.n or self._defaults.n or 1
         self._count_branches(n - 1, f"{path}.n")
         constraint, param = _constraint(gen, path)
         if gen.complete and constraint is None:
             raise invalid(f"'{path}.complete' needs a constraint, such as regex or json_schema", f"{path}.complete")
-        if gen.name is not None:
-            scope[gen.name] = None if n == 1 else [None] * n
-        sampling = self._sampling(gen, path)
+        fields = gen_fields(_sampling_fields(gen), _sampling_fields(self._defaults), constraint)
+        sampling = checked_sampling_params("programs", path=path, complete=gen.complete, **fields)
         if gen.same_seed and sampling.seed is None:
             raise invalid(f"'{path}.same_seed' needs a seed", f"{path}.same_seed")
         same_seed = bool(self._defaults.same_seed if gen.same_seed is None else gen.same_seed)
         if gen.following_nodes and constraint is None:
             raise invalid(f"'{path}.following_nodes' needs a constraint", f"{path}.following_nodes")
+        self.calls.add_call(branch, gen.name, n, sampling.max_rows)
         return GenStep(path, gen.name, sampling, constraint, param, n, same_seed, gen.following_nodes)
 
-    def _sampling(self, gen: Gen, path: str) -> SamplingParams:
-        """The parameters of the gen, or else of the defaults."""
-        values = {
-            field: getattr(self._defaults if getattr(gen, name) is None else gen, name)
-            for field, name in NAMES["programs"].items()
-        }
-        return checked_sampling_params("programs", path=path, complete=gen.complete, **values)
-
-    def _select(self, select: Select, path: str, scope: Scope) -> SelectStep:
-        self.num_calls += 1
+    def _select(self, select: Select, path: str, branch: BranchCalls) -> SelectStep:
         try:
             choices = Choices(tuple(select.choices)).choices
         except GrammarError as error:
@@ -173,27 +172,46 @@ class _Compiler:
             raise invalid(f"'{param}' has no effect without the choices_method exact, since nothing is drawn", param)
         seed = getattr(self._defaults, NAMES["programs"]["seed"]) if select.seed is None else select.seed
         sampling = checked_sampling_params("programs", path=path, timeout_s=timeout, seed=seed)
-        if select.name is not None:
-            scope[select.name] = None
+        self.calls.add_call(branch, select.name)
         same_seed = bool(self._defaults.same_seed)
         return SelectStep(path, select.name, choices, select.choices_method, timeout, sampling, same_seed)
 
-    def _fork(self, fork: Fork, path: str, scope: Scope, in_role: bool, depth: int) -> ForkStep:
+    def _variable(self, node: Node, path: str, branch: BranchCalls) -> VariableStep:
+        name = str(node.var)
+        if name not in branch.variables:
+            raise invalid(f"'{path}.var': no variable '{name[:100]}' is set before this node", f"{path}.var")
+        index = () if node.index is UNSET else tuple(node.index) if isinstance(node.index, list) else (node.index,)
+        value = branch.variables[name]
+        for item in index:
+            if not isinstance(value, list) or not 0 <= int(item) < len(value):
+                size = f"a list of {len(value)}" if isinstance(value, list) else "no list"
+                raise invalid(f"'{path}.index': '{name[:100]}' is {size} there", f"{path}.index")
+            value = value[int(item)]
+        if isinstance(value, list):
+            raise invalid(f"'{path}.var': '{name[:100]}' is a list; choose an item with index", f"{path}.var")
+        self.calls.wait_for(branch, value)
+        return VariableStep(name, tuple(int(item) for item in index))
+
+    def _fork(self, fork: Fork, path: str, branch: BranchCalls, in_role: bool, depth: int) -> ForkStep:
         self._count_branches(len(fork.branches), f"{path}.branches")
-        compiled, scopes = [], []
-        for index, branch in enumerate(fork.branches):
-            branch_scope = dict(scope)
-            branch_path = f"{path}.branches[{index}]"
-            compiled.append(self.steps(branch, branch_path, branch_scope, in_role=in_role, depth=depth + 1))
-            scopes.append(branch_scope)
-        if fork.join == "gather":
-            scope.update(gather_variables(scope, scopes))
+        compiled, children = [], []
+        for index, nodes in enumerate(fork.branches):
+            children.append(child := self.calls.open_branch(branch.variables))
+            place = f"{path}.branches[{index}]"
+            compiled.append(self.steps(nodes, place, child, in_role=in_role, depth=depth + 1))
+        self.calls.join(branch, children, fork.join)
         return ForkStep(path, tuple(compiled), fork.join)
 
     def _count_branches(self, more: int, param: str) -> None:
         self._num_branches += more
         if self._num_branches > self._max_branches:
             raise invalid(f"the program has more than {self._max_branches} branches and samples", param)
+
+
+def _sampling_fields(options: ProgramSamplingFields) -> dict[str, Any]:
+    """The sampling parameters that are set, by their fields in `SamplingParams`."""
+    given = {field: getattr(options, name) for field, name in NAMES["programs"].items()}
+    return {field: value for field, value in given.items() if value is not None}
 
 
 def _kind_of(node: Node, path: str) -> str:
@@ -206,22 +224,6 @@ def _kind_of(node: Node, path: str) -> str:
     if node.index is not UNSET and kinds[0] != "var":
         raise invalid(f"'{path}': index belongs to var", f"{path}.index")
     return kinds[0]
-
-
-def _variable(node: Node, path: str, scope: Scope) -> VariableStep:
-    name = str(node.var)
-    if name not in scope:
-        raise invalid(f"'{path}.var': no variable '{name[:100]}' is set before this node", f"{path}.var")
-    index = () if node.index is UNSET else tuple(node.index) if isinstance(node.index, list) else (node.index,)
-    shape = scope[name]
-    for item in index:
-        if shape is None or not 0 <= int(item) < len(shape):
-            size = "no list" if shape is None else f"a list of {len(shape)}"
-            raise invalid(f"'{path}.index': '{name[:100]}' is {size} there", f"{path}.index")
-        shape = shape[int(item)]
-    if shape is not None:
-        raise invalid(f"'{path}.var': '{name[:100]}' is a list; choose an item with index", f"{path}.var")
-    return VariableStep(name, tuple(int(item) for item in index))
 
 
 def _constraint(gen: Gen, path: str) -> tuple[Spec | None, str | None]:

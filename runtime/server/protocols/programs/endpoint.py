@@ -32,7 +32,7 @@ from plait.runtime.server.http.response import (
 )
 from plait.runtime.server.protocols.answer import respond
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
-from plait.runtime.server.protocols.programs.compiler import Step, compile_program
+from plait.runtime.server.protocols.programs.compiler import CompiledProgram, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
 from plait.runtime.server.protocols.programs.types import (
     CallAnswer,
@@ -55,11 +55,11 @@ async def run_program(request: Request) -> Response:
     """Runs a program in one session. Streams its variables when `stream` is true."""
     body = await read_json(request, ProgramRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body.defaults))
-    steps = compile_program(body, model.settings.max_choices)
+    program = compile_program(body, model.settings.max_choices)
     envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": body.model}
 
     def execution() -> _Execution:
-        return _Execution(model.client, body, steps, envelope, tenant_of(request))
+        return _Execution(model.client, body, program, envelope, tenant_of(request))
 
     return await respond(
         request,
@@ -109,9 +109,9 @@ class _Execution:
     """Runs the program of one request."""
 
     def __init__(
-        self, client: Client, body: ProgramRequest, steps: tuple[Step, ...], envelope: dict[str, str], tenant: str
+        self, client: Client, body: ProgramRequest, program: CompiledProgram, envelope: dict[str, str], tenant: str
     ) -> None:
-        self._client, self._steps, self._envelope, self._tenant = client, steps, envelope, tenant
+        self._client, self._program, self._envelope, self._tenant = client, program, envelope, tenant
         self._variables: dict[str, Value] = {
             name: value if isinstance(value, str) else [*value] for name, value in (body.variables or {}).items()
         }
@@ -123,7 +123,7 @@ class _Execution:
 
     async def _run(self, run: ProgramRun) -> ProgramAnswer:
         session_options = dict(tenant=self._tenant, cache_salt=self._salt, priority=self._priority)
-        async with run.running(self._steps, self._variables, **session_options) as program_branch:  # type: ignore[arg-type]
+        async with run.running(self._program, self._variables, **session_options) as program_branch:  # type: ignore[arg-type]
             return await self._answer(run, program_branch)
 
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:

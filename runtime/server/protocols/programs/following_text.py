@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.runtime.client.following_text import following_text
-from plait.runtime.server.protocols.programs.branch import ProgramBranch
-from plait.runtime.server.protocols.programs.compiler import GenStep, SelectStep, Step, TextStep, VariableStep
+from plait.runtime.programs.steps import TextStep
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, resolve_value
+from plait.runtime.server.protocols.programs.compiler import GenStep, Step, TurnEnd, VariableStep
 
 
-async def text_behind(
-    step: GenStep | SelectStep, behind: Sequence[Step], program_branch: ProgramBranch, role: str | None
-) -> str:
-    """Returns the text that belongs to the constraint of a gen; "" if none does. `behind`: the steps after it; `role`:
-    of the turn that ends behind them.
+async def text_behind(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
+    """Returns the text behind `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
 
     Waits for variables whose text a call still generates, if `following_nodes` counts them.
     """
+    step = steps[index]
     if not isinstance(step, GenStep) or step.constraint is None or step.sampling.min_tokens:
         return ""
-    parts: list[tuple[str, bool]] = []
-    limit = len(behind) + 1 if step.following_nodes is None else step.following_nodes
-    for other in behind[:limit]:
-        if isinstance(other, TextStep):
-            parts.append((other.text, False))
-        elif isinstance(other, VariableStep) and _is_known(other, step, program_branch):
-            parts.append((await text_of(program_branch, other), False))
-        else:
+    known: list[TextStep | TurnEnd] = []
+    num_following = len(steps) if step.following_nodes is None else step.following_nodes
+    for number in range(index + 1, min(len(steps), index + 1 + num_following)):
+        other = steps[number]
+        if isinstance(other, VariableStep) and _is_known(other, step, program_branch):
+            other = TextStep(await text_of(program_branch, other))
+        if not isinstance(other, TextStep | TurnEnd):
             break
-    else:
-        if limit > len(behind) and role is not None:
-            parts.append((program_branch.turn_suffix(role), True))
-    return following_text(parts, program_branch.client.tokenizer)
+        known.append(other)
+    return program_branch.text_behind(known, program_branch.client.tokenizer)
 
 
 def _is_known(variable: VariableStep, gen: GenStep, program_branch: ProgramBranch) -> bool:
@@ -46,5 +41,4 @@ async def text_of(program_branch: ProgramBranch, step: VariableStep) -> str:
     for index in step.index:
         assert isinstance(value, list)
         value = value[index]
-    assert not isinstance(value, list)
-    return value if isinstance(value, str) else await value
+    return str(await resolve_value(value))

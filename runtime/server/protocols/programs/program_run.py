@@ -19,18 +19,19 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.errors import Aborted, PlaitError
+from plait.runtime.programs.steps import TextStep
 from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import (
+    CompiledProgram,
     ForkStep,
     GenStep,
-    RoleStep,
     SelectStep,
     Step,
-    TextStep,
+    TurnBegin,
+    TurnEnd,
     VariableStep,
 )
 from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
@@ -94,21 +95,22 @@ class ProgramRun:
 
     @contextlib.asynccontextmanager
     async def running(
-        self, steps: Sequence[Step], variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
+        self, program: CompiledProgram, variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
     ) -> AsyncIterator[ProgramBranch]:
-        """Runs the steps and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
+        """Runs the program and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
         if (record := current_request()) is not None:
-            record.reserve_program(max_calls_in_flight(steps, variables))
+            record.reserve_program(program.max_calls)
             record.handles.append(self)
         await asyncio.sleep(0)  # checking a long program took some milliseconds
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
-        main = ProgramBranch(self._client, session, variables, self._template)
         self.sessions.append(session)
+        main = ProgramBranch(self._client, session, self.sessions, self._template)
+        main.variables = variables
         finished = False
         try:
             try:
                 async with asyncio.TaskGroup() as self._tasks:
-                    await self._run(steps, main)
+                    await self._run(program.steps, main)
             except ExceptionGroup as group:
                 error = as_api_error(Aborted(self._abort_reason)) if self._abort_reason else _first_error(group)
                 raise error from None
@@ -121,8 +123,7 @@ class ProgramRun:
             for open_session in self.sessions:
                 open_session.close()
 
-    async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch, role: str | None = None) -> None:
-        """`role`: of the turn whose content the steps are."""
+    async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
         for index, step in enumerate(steps):
             if isinstance(step, TextStep):
                 program_branch.write(step.text)
@@ -130,21 +131,19 @@ class ProgramRun:
                     await asyncio.sleep(0)
             elif isinstance(step, VariableStep):
                 program_branch.write(await text_of(program_branch, step))
-            elif isinstance(step, RoleStep):
+            elif isinstance(step, TurnBegin):
                 with _errors_named(step.path):
                     self._count_turns(step, len(program_branch.turns) + 1)
                     await program_branch.begin_turn_aside(step.role)
-                await self._run(step.steps, program_branch, step.role)
+            elif isinstance(step, TurnEnd):
                 with _errors_named(step.path):
                     program_branch.end_turn(step.role)
             elif isinstance(step, ForkStep):
                 await self._fork(step, program_branch)
             else:
-                await self._call(
-                    step, program_branch, await text_behind(step, steps[index + 1 :], program_branch, role)
-                )
+                await self._call(step, program_branch, await text_behind(steps, index, program_branch))
 
-    def _count_turns(self, step: RoleStep, count: int) -> None:
+    def _count_turns(self, step: TurnBegin, count: int) -> None:
         """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
         self._num_rendered_turns += count
         if self._num_rendered_turns > MAX_RENDERED_TURNS:
@@ -155,9 +154,8 @@ class ProgramRun:
         """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
         with _errors_named(step.path):
             calls = await program_branch.run_tokenizing(
-                lambda: self._submit(step, program_branch, followed_by), self._abort_sessions
+                lambda: _submit(step, program_branch, followed_by), self._abort_sessions
             )
-            program_branch.expect_known(followed_by)
         self.calls += calls
         texts = [self._start(self._follow(step, i, call)) for i, call in enumerate(calls)]
         program_branch.add_segment(TextPiece(texts[0]))
@@ -176,21 +174,6 @@ class ProgramRun:
         except RuntimeError:
             following.close()
             raise asyncio.CancelledError from None
-
-    def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
-        if isinstance(step, SelectStep):
-            if step.method != "exact":
-                return [program_branch.session().select(step.choices, step.method, step.timeout_s)]
-            sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
-            return [program_branch.session().select(step.choices, step.method, step.timeout_s, sampling.seed)]
-        session = program_branch.session()
-        samples = session.fork(step.n - 1) if step.n > 1 else []
-        self.sessions += samples
-        sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
-        return [
-            sample.generate(sampling.for_sample(index), step.constraint, followed_by)
-            for index, sample in enumerate([session, *samples])
-        ]
 
     async def _follow(self, step: GenStep | SelectStep, sample: int, call: Call) -> str:
         """Follows a call to its end and returns its text."""
@@ -211,7 +194,7 @@ class ProgramRun:
     async def _fork(self, step: ForkStep, program_branch: ProgramBranch) -> None:
         with _errors_named(step.path):
             children = await program_branch.run_tokenizing(
-                lambda: self._fork_branch(program_branch, len(step.branches)), self._abort_sessions
+                lambda: program_branch.fork(len(step.branches)), self._abort_sessions
             )
         point = program_branch.fork_point()
         async with asyncio.TaskGroup() as tasks:
@@ -225,12 +208,16 @@ class ProgramRun:
             program_branch.variables |= gather_variables(point.names, [child.variables for child in children])
             return
         for child in children:
-            await program_branch.append_tail(child, point)
+            await child.text(point.num_segments)  # its calls end
+            program_branch.append_from_child(child, point)
 
-    def _fork_branch(self, program_branch: ProgramBranch, size: int) -> list[ProgramBranch]:
-        forks = program_branch.fork(size)
-        self.sessions += [fork.session() for fork in forks]  # at once: whoever ends the program finds them here
-        return forks
+
+def _submit(step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
+    if isinstance(step, SelectStep):
+        draw = step.sampling if step.method == "exact" else None
+        return [program_branch.start_select(step.name, step.choices, step.method, step.timeout_s, draw, step.same_seed)]
+    sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
+    return program_branch.start_gen(step.name, sampling, step.constraint, step.n, followed_by)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
@@ -63,4 +62,4 @@ CASES = {
 def test_calls_in_flight(program, most):
     variables = {"v": "text", "many": ["one", "two"]}
     body = parse(json.dumps({"program": program, "variables": variables}).encode(), ProgramRequest)
-    assert max_calls_in_flight(compile_program(body, 128), variables) == most
+    assert compile_program(body, 128).max_calls == most

@@ -110,12 +110,12 @@ def test_sessions_opened_in_a_thread_after_the_cancellation_are_ended(engine, st
 
     monkeypatch.setattr(tokenizer, "encode", slow_encode)
     body = json.dumps({"program": [{"text": "One, " * 4500}, step]}).encode()
-    steps = compile_program(parse(body, ProgramRequest), 128)
+    program = compile_program(parse(body, ProgramRequest), 128)
     run = ProgramRun(engine.client)
 
     async def cancel_while_tokenizing() -> None:
         async def go() -> None:
-            async with run.running(steps, {}, tenant="", cache_salt="", priority=0):
+            async with run.running(program, {}, tenant="", cache_salt="", priority=0):
                 pass
 
         num_tasks = len(asyncio.all_tasks())

@@ -16,7 +16,7 @@ from plait.runtime.server.protocols.programs.branch import ProgramBranch
 
 def new_branch(monkeypatch) -> ProgramBranch:
     monkeypatch.setattr(branch_module, "check_fits_context", lambda client, num_chars: None)
-    return ProgramBranch(None, SimpleNamespace(append=lambda text, control: None), {})
+    return ProgramBranch(None, SimpleNamespace(append=lambda text, control: None), [])
 
 
 def test_others_are_served_between_calls(monkeypatch) -> None:

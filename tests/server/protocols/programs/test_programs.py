@@ -288,5 +288,5 @@ def test_text_longer_than_the_context_is_not_tokenized(http):
 def test_limits_are_inclusive(depth):
     body = {"program": nested(depth), "defaults": {"min_tokens": 3}}
     body["program"].append({"var": "g", "index": [0] * depth})
-    steps = compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)
-    assert len(steps) == 2
+    program = compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)
+    assert len(program.steps) == 2

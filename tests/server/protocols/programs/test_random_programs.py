@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import compile_program
 from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
@@ -102,7 +101,7 @@ def test_nothing_is_left_of_a_program(small_engine, requests) -> None:
     in_flight, limit, most = app.state.plait.in_flight, 0, 0
     for program, _, _ in requests:
         body = parse(json.dumps({"program": program}).encode(), ProgramRequest)
-        limit += max_calls_in_flight(compile_program(body, 256), {})
+        limit += compile_program(body, 256).max_calls
     start = loop.calls.start
 
     def counting_start(session, call):

@@ -1,0 +1,82 @@
+"""Short descriptions of the expressions, values and options of a graph, for its text and its drawing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
+from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
+from plait.lang.derived.captures import GenWithCaptures
+from plait.lang.derived.reasoning import SeparateReasoning
+from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
+from plait.lang.tracing.traced_value import TracedValue
+
+MAX_LABEL_CHARS = 72
+
+
+def describe_expr(expr: Any) -> str:
+    match expr:
+        case Text():
+            return short(json.dumps(expr.text, ensure_ascii=False))
+        case TracedValue():
+            return short(expr._label)
+        case Gen():
+            rule = (
+                f"type={expr.value_format.type_name}"
+                if expr.value_format is not None
+                else _constraint_label(expr.constraint)
+            )
+            retries = f"retries={expr.retries}" if expr.retries else "after a draft" if expr.draft_tokens else ""
+            return " ".join(filter(None, ["gen", expr.name, short(rule), describe_options(expr.options), retries]))
+        case Select():
+            return " ".join(filter(None, ["select", expr.name, short(json.dumps(expr.choices, ensure_ascii=False))]))
+        case GenToolCall():
+            tools = ", ".join(tool.name for tool in expr.tools)
+            return " ".join(filter(None, ["gen", expr.name, f"tools=[{tools}]", describe_options(expr.options)]))
+        case GenWithCaptures():
+            return f"{describe_expr(expr.gen)}, groups {', '.join(expr.names)}"
+        case SeparateReasoning():
+            return f"{describe_expr(expr.gen)}, reasoning separated"
+        case RoleBegin() | RoleEnd():
+            return str(expr.role)
+        case SystemWithTools():
+            return f"system, with tools {', '.join(tool.name for tool in expr.tools)}"
+    return type(expr).__name__
+
+
+def describe_value(value: Any) -> str:
+    return value._label if isinstance(value, TracedValue) else repr(value)
+
+
+def _constraint_label(spec: Spec | None) -> str:
+    match spec:
+        case None:
+            return ""
+        case Regex(pattern):
+            return f"regex={json.dumps(pattern, ensure_ascii=False)}"
+        case Choices(choices):
+            return f"choices={json.dumps(choices, ensure_ascii=False)}"
+        case JsonSchema():
+            return f"json_schema={spec.text}"
+        case JsonObject():
+            return "a JSON object"
+    return f"{type(spec).__name__.lower()} grammar"
+
+
+def describe_options(options: Options) -> str:
+    keywords: dict[str, Any] = {KEYWORD_OF_FIELD[field]: value for field, value in options.fields.items()}
+    if options.n:
+        keywords["n"] = options.n
+    if options.same_seed is not None:
+        keywords["same_seed"] = options.same_seed
+    if options.template_variables:
+        keywords["chat_template_kwargs"] = options.template_variables
+    shown = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in keywords.items() if value != ()
+    }
+    return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
+
+
+def short(text: str) -> str:
+    return text if len(text) <= MAX_LABEL_CHARS else f"{text[: MAX_LABEL_CHARS - 3]}..."
