@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ from plait.constrained.compile_service.messages import REAP, WorkerInit, WorkerR
 from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
+from plait.constrained.guidance.unique_items import item_tokens
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.vocabulary import Vocabulary
 
@@ -65,7 +67,10 @@ def _load(init: WorkerInit) -> Vocabulary:
     len(vocabulary.trie)
     vocabulary.token_tries.get(SINGLE_BYTES)
     to_plain_pattern(r"\w|\d|\s")  # computes these classes
+    len(vocabulary.ids_by_bytes)
+    item_tokens(vocabulary)
     warm_up(vocabulary, masks_quickly=False)
+    gc.freeze()  # the template lives as long as the runtime: collections of the workers skip what it has loaded
     return vocabulary
 
 

@@ -28,10 +28,12 @@ from plait.constrained.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
-_DELIMITERS = re.compile(rb"[\[\]{},: \t\r\n]")
-_SCALAR_AND_SPACE = re.compile(rb'[^"]*[0-9el][ \t\r\n]')
 _LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
-_LITERAL_ENDS = frozenset(literal[at:] for literal in _LITERALS for at in range(len(literal)))
+_LITERAL_ENDS = {literal[at:] for literal in _LITERALS for at in range(len(literal))}
+_ENDING = re.compile(
+    rb'".*"|[,\]}]|(?:\A|[\[{: \t\r\n])(?:' + b"|".join(sorted(_LITERAL_ENDS)) + rb')\Z|\A[^"]*[0-9el][ \t\r\n]',
+    re.DOTALL,
+)
 
 Bits = npt.NDArray[np.uint32]  # of a mask
 
@@ -85,12 +87,7 @@ def _tokens_of(bits: Bits) -> list[int]:
 
 
 def _can_end(data: bytes) -> bool:
-    return (
-        data.count(b'"') > 1
-        or any(end in data for end in (b",", b"]", b"}"))
-        or _DELIMITERS.split(data)[-1] in _LITERAL_ENDS
-        or _SCALAR_AND_SPACE.match(data) is not None
-    )
+    return _ENDING.search(data) is not None
 
 
 def _can_repeat(data: bytes) -> bool:

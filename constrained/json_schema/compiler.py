@@ -26,7 +26,7 @@ from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schem
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.spelling import PYTHON, Spelling
-from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.unique_paths import separate_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.vocabulary import Vocabulary
 
@@ -58,20 +58,28 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
         return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
     spec = bundled(spec)
     rewritten = rewritten_schema(spec)
-    reason = None
-    if sum(map(spec.text.count, _WITH_CASES)) <= 1 or not is_large(rewritten.schema):
+    reason, is_costly = None, sum(map(spec.text.count, _WITH_CASES)) > 1 and is_large(rewritten.schema)
+    if not is_costly and not _has_many_conjunctions(rewritten.schema, spec.text):
         try:
             return _compile_rewritten(rewritten, spec, vocabulary)
         except _CannotCombine as error:
-            reason, rewritten = error.reason, rewritten_schema(spec)
+            reason = error.reason
     try:
         combined = replace(rewritten, schema=combine_conjunctions(rewritten.schema))
         return _compile_rewritten(combined, spec, vocabulary, is_combined=True)
     except GrammarError as error:
-        if reason is not None or not isinstance(error, CombinedTooLarge):
+        if reason is not None or (is_costly and not isinstance(error, CombinedTooLarge)):
             reason = reason or error.reason
             raise GrammarError(_clarify_reason(reason), locate_rejected_keyword(spec.text, _rejects)) from None
     return _compile_rewritten(rewritten, spec, vocabulary)
+
+
+def _has_many_conjunctions(schema: dict[str, Any], text: str) -> bool:
+    """Returns whether llguidance would need longer to combine the conjunctions of a schema than is needed here.
+
+    It combines them anew, with all to which they refer, wherever one definition refers to another.
+    """
+    return len(text) > _MANY_ALTERNATIVES_FROM and '"allOf"' in json.dumps(schema)
 
 
 class _CannotCombine(GrammarError):
@@ -109,7 +117,7 @@ def _without_endless(schema: dict[str, Any]) -> dict[str, Any] | None:
 def _compile_rewritten(
     rewritten: RewrittenSchema, spec: JsonSchema, vocabulary: Vocabulary, *, is_combined: bool = False
 ) -> LlguidanceSource:
-    unique = extract_unique_items(rewritten.schema)
+    schema, unique = separate_unique_items(rewritten.schema)
     begins = (b"{", b"[") if is_combined or len(spec.text) > _MANY_ALTERNATIVES_FROM else ()
     try:
         return _first_compiled(
@@ -122,7 +130,7 @@ def _compile_rewritten(
                     warnings=rewritten.warnings,
                     unique_items=json.dumps(unique) if unique else "",
                 )
-                for grammar in _grammars(rewritten.schema, spec)
+                for grammar in _grammars(schema, spec, is_combined=is_combined)
             ),
             vocabulary,
             begins,
@@ -149,7 +157,7 @@ def _first_compiled(
 @dataclass(frozen=True)
 class JsonRules:
     """The Lark rules of JSON values, from the rule `start` on. unchecked, warnings: as in RewrittenSchema. unique: what
-    `extract_unique_items` returned."""
+    `separate_unique_items` returned."""
 
     start: str
     rules: tuple[str, ...]
@@ -167,8 +175,7 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
         return JsonRules(start, tuple(schema_rules({} if spec.any_value else {"type": "object"}, spec, start)))
     spec = bundled(spec)
     rewritten = rewritten_schema(spec)
-    schema = rewritten.schema
-    unique = extract_unique_items(schema)
+    schema, unique = separate_unique_items(rewritten.schema)
     try:
         rules = schema_rules(schema, spec, start)
     except GrammarError as error:
@@ -231,9 +238,9 @@ def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:
     return {**schema, "x-guidance": options}
 
 
-def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator[str]:
+def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject, *, is_combined: bool = False) -> Iterator[str]:
     """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
-    for form in _forms(schema, spec):
+    for form in _forms(schema, spec, is_combined=is_combined):
         if isinstance(form, list):
             yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(form)))
         else:
@@ -241,10 +248,13 @@ def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> Iterator
 
 
 def _forms(
-    schema: dict[str, Any], spec: Style, spelling: Spelling | None = None
+    schema: dict[str, Any], spec: Style, spelling: Spelling | None = None, *, is_combined: bool = False
 ) -> Iterator[list[str] | dict[str, Any]]:
-    """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile."""
-    for combine in (dict[str, Any], combine_conjunctions):
+    """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile.
+
+    is_combined: it is a result of `combine_conjunctions`.
+    """
+    for combine in (dict[str, Any],) if is_combined else (dict[str, Any], combine_conjunctions):
         try:
             whole = combine(schema)
             rules = write_lark(

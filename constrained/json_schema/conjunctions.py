@@ -14,14 +14,16 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, matches, property_schema, scalar_keywords
+from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, property_schema, scalar_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
+from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_CASES = 200  # of one combination
 MAX_DEFINITIONS = 3_000
+MAX_INLINED = 100  # characters of a schema about scalars only; a longer one is a definition
 LARGE = 20_000  # parts, after each alternative is combined with each other one
 _NO_NAME = f"^(?:{NO_TEXT})$"
 _PREFIX = "#/$defs/"
@@ -82,15 +84,19 @@ class _Combiner:
         self._root = {name: value for name, value in schema.items() if name != "$defs"}
         self._known: dict[str, Schema] = schema.get("$defs", {})
         self._emptiness = Emptiness(self._known)
-        self._names: dict[tuple[str, ...], str] = {}
+        self._children: dict[tuple[str, ...], Schema] = {}  # the JSON of schemas -> their combination
+        self._plain: dict[str, Schema] = {}  # definitions of long schemas about scalars only
+        self._num_named = 0
         self._todo: list[tuple[str, list[Schema]]] = []
+        self._texts: dict[int, tuple[Schema, str]] = {}  # the id of a part, which is kept -> its JSON
+        self._simples: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # likewise -> it without alternatives
 
     def combined(self) -> dict[str, Any]:
         definitions = {"": self._merged([self._root])}
         while self._todo:
             name, parts = self._todo.pop()
             definitions[name] = self._merged(parts)
-        possible = Emptiness(definitions).without_empty()
+        possible = Emptiness({**definitions, **self._plain}).without_empty()
         root = possible.pop("")
         if root is False:
             raise GrammarError("no value satisfies this schema", "")
@@ -99,20 +105,41 @@ class _Combiner:
 
     def _child(self, parts: Iterable[Schema]) -> Schema:
         """Returns the combination of schemas: a reference to it unless it is about scalars only."""
-        listed = {json.dumps(part, sort_keys=True): part for part in parts if part is not True and part != {}}
+        listed = {self._text(part): part for part in parts if part is not True and part != {}}
         if any(part is False for part in listed.values()):
             return False
         if not listed:
             return True
-        if all(self._is_plain(part, frozenset()) for part in listed.values()):
-            return self._merged(list(listed.values()))
         key = tuple(listed)
-        if key not in self._names:
-            if len(self._names) >= MAX_DEFINITIONS:
-                raise CombinedTooLarge
-            self._names[key] = f"c{len(self._names)}"
-            self._todo.append((self._names[key], list(listed.values())))
-        return {"$ref": _PREFIX + self._names[key]}
+        if key not in self._children:
+            self._children[key] = self._combination(list(listed.values()))
+        return self._children[key]
+
+    def _combination(self, parts: list[Schema]) -> Schema:
+        if all(self._is_plain(part, frozenset()) for part in parts):
+            merged = self._merged(parts)
+            if isinstance(merged, bool) or len(json.dumps(merged)) <= MAX_INLINED:
+                return merged
+            name = f"s{len(self._plain)}"
+            self._plain[name] = merged
+            return {"$ref": _PREFIX + name}
+        if self._num_named >= MAX_DEFINITIONS:
+            raise CombinedTooLarge
+        name = f"c{self._num_named}"
+        self._num_named += 1
+        self._todo.append((name, parts))
+        return {"$ref": _PREFIX + name}
+
+    def _text(self, part: Schema) -> str:
+        if id(part) not in self._texts:
+            self._texts[id(part)] = part, json.dumps(part, sort_keys=True)
+        return self._texts[id(part)][1]
+
+    def _simple_part(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Returns a schema without its reference, `allOf` and `anyOf`; the same object for the same schema."""
+        if id(part) not in self._simples:
+            self._simples[id(part)] = part, {k: v for k, v in part.items() if k not in ("$ref", "allOf", "anyOf")}
+        return self._simples[id(part)][1]
 
     def _is_plain(self, schema: Schema, seen: frozenset[str]) -> bool:
         """Returns whether a schema has no schemas of properties and items, also in its alternatives and references."""
@@ -127,6 +154,8 @@ class _Combiner:
 
     def _merged(self, parts: list[Schema]) -> Schema:
         found = [self._simple(case) for case in self._cases(parts, [], frozenset())]
+        if len(found) == 1:
+            return found[0]
         distinct = {json.dumps(one): one for one in found if one is not False}
         if not distinct:
             return False
@@ -152,7 +181,7 @@ class _Combiner:
             todo += reversed(part.get("allOf", ()))
             if "anyOf" in part:
                 alternatives.append(part["anyOf"])
-            simple = {name: value for name, value in part.items() if name not in ("$ref", "allOf", "anyOf")}
+            simple = self._simple_part(part)
             if simple and simple not in flat:
                 flat.append(simple)
         if self._emptiness.is_empty_conjunction(flat):
@@ -196,7 +225,12 @@ class _Combiner:
     def _object(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
         names = dict.fromkeys(name for part in case for name in part.get("properties", ()))
         if names:
-            out["properties"] = {name: self._child(property_schema(part, name) for part in case) for name in names}
+            others = [bool(part.keys() & {"patternProperties", "additionalProperties"}) for part in case]
+            saying: dict[str, list[Schema]] = {name: [] for name in names}
+            for part, is_about_others in zip(case, others, strict=True):
+                for name in names if is_about_others else part.get("properties", ()):
+                    saying[name].append(property_schema(part, name))
+            out["properties"] = {name: self._child(schemas) for name, schemas in saying.items()}
         if any("patternProperties" in part for part in case):
             patterns = _disjoint_patterns(case)
             out["patternProperties"] = {_without_names(one, names): self._child(patterns[one]) for one in patterns}
@@ -267,13 +301,22 @@ def _add(found: dict[str, list[Schema]], pattern: str, schemas: list[Schema]) ->
 
 def _without_names(pattern: str, names: Iterable[str]) -> str:
     """Returns a pattern without listed names, which the compiler would combine with the schema of the pattern again."""
-    matching = [name for name in names if matches(pattern, name)]
-    if not matching:
+    matching = [name for name in names if matches_whole(pattern, name)]
+    if not matching or _num_rests(matching) > MAX_STATES:
         return pattern
     try:
         return f"^(?:{intersect(pattern[4:-2], '|'.join(map(literal, matching)), negated=True).pattern})$"
     except GrammarError:
         return pattern
+
+
+def _num_rests(names: list[str]) -> int:
+    """Returns the number of states of the minimal automaton of some names, which one without them hardly has fewer."""
+    rests: dict[str, set[str]] = {}
+    for name in names:
+        for at in range(len(name) + 1):
+            rests.setdefault(name[:at], set()).add(name[at:])
+    return len(set(map(frozenset, rests.values())))
 
 
 def _item_at(part: dict[str, Any], at: int) -> Schema:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
+from plait.constrained.json_schema.rewrite.patterns import matches_whole
 
 MAX_DEPTH = 6
 MAX_LISTED = 60
@@ -31,7 +30,9 @@ def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
     """
     kinds = list(KINDS)
     for part in parts:
-        listed = [part["type"]] if isinstance(part.get("type"), str) else part.get("type", KINDS)
+        if (type_ := part.get("type")) is None:
+            continue
+        listed = [type_] if isinstance(type_, str) else type_
         both = [kind for kind in kinds if kind in listed or (kind == "integer" and "number" in listed)]
         kinds = both + ["integer"] * ("number" in kinds and "integer" in listed and "number" not in listed)
     return kinds
@@ -56,23 +57,9 @@ def property_schema(part: dict[str, Any], name: str) -> Schema:
         found: Schema = part["properties"][name]
         return found
     patterns = part.get("patternProperties", {})
-    matching = next((pattern for pattern in patterns if matches(pattern, name)), None)
+    matching = next((pattern for pattern in patterns if matches_whole(pattern, name)), None)
     other: Schema = part.get("additionalProperties", True) if matching is None else patterns[matching]
     return other
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Returns whether a pattern of a rewritten schema, which is anchored at both ends, matches a text.
-
-    >>> matches("^(?:a)$", "a"), matches("^(?:a)$", "ab")
-    (True, False)
-    """
-    return _compiled(pattern).fullmatch(text) is not None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern[1:-1])
 
 
 class Emptiness:
@@ -80,6 +67,7 @@ class Emptiness:
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
+        self._admitted: dict[tuple[int, type, Any], tuple[Schema, bool]] = {}  # by the id of a schema, which is kept
 
     def is_empty_conjunction(self, parts: list[Any], depth: int = 0) -> bool:
         """Returns whether it is found that no value matches all of `parts`."""
@@ -89,7 +77,7 @@ class Emptiness:
         kinds = kinds_of(flat)
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
-            return not any(all(self.admits(part, value) for part in parts) for value in listed)
+            return not any(all(self._admits_listed(part, value) for part in parts) for value in listed)
         if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
             return True
         if depth >= MAX_DEPTH:
@@ -124,6 +112,15 @@ class Emptiness:
                 alternatives.append(part["anyOf"])
             flat.append(part)
         return flat, alternatives
+
+    def _admits_listed(self, schema: Schema, value: Any) -> bool:
+        """Returns what `admits` does, which is asked of the same schema and value in many conjunctions."""
+        if isinstance(value, list | dict):
+            return self.admits(schema, value)
+        key = (id(schema), type(value), value)
+        if key not in self._admitted:
+            self._admitted[key] = schema, self.admits(schema, value)
+        return self._admitted[key][1]
 
     def admits(self, schema: Schema, value: Any, depth: int = 0) -> bool:
         """Returns False if it is found that a value does not match a schema."""
@@ -170,7 +167,7 @@ def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
     """Returns whether a text or a number violates a keyword other than `multipleOf`."""
     if isinstance(value, str):
         low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
-        return not low <= len(value) <= high or ("pattern" in schema and not matches(schema["pattern"], value))
+        return not low <= len(value) <= high or ("pattern" in schema and not matches_whole(schema["pattern"], value))
     return not number_range([schema]).contains(value)
 
 

@@ -5,6 +5,7 @@ A schema is followed along all of its alternatives, so an array counts as unique
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -14,13 +15,15 @@ Nodes: TypeAlias = tuple[int, ...]
 _PREFIX = "#/$defs/"
 
 
-def extract_unique_items(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Removes `uniqueItems` from a rewritten schema. Returns the parts that lead to it; None if there are none.
+def separate_unique_items(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Returns a rewritten schema without `uniqueItems`, and the parts that lead to it; None if there are none.
 
     >>> schema = {"properties": {"a": {"type": "array", "uniqueItems": True}, "b": {}}}
-    >>> extract_unique_items(schema), schema
-    ({'properties': {'a': {'uniqueItems': True}}}, {'properties': {'a': {'type': 'array'}, 'b': {}}})
+    >>> separate_unique_items(schema)
+    ({'properties': {'a': {'type': 'array'}, 'b': {}}}, {'properties': {'a': {'uniqueItems': True}}})
     """
+    if '"uniqueItems"' not in json.dumps(schema):
+        return schema, None
     definitions: dict[str, Any] = schema.get("$defs", {})
     leading: set[str] = set()
     while True:
@@ -30,10 +33,10 @@ def extract_unique_items(schema: dict[str, Any]) -> dict[str, Any] | None:
         leading |= more
     root = _part({name: value for name, value in schema.items() if name != "$defs"}, leading)
     kept = {name: _part(definitions[name], leading) for name in definitions if name in leading}
-    _remove(schema)
+    rest: dict[str, Any] = _without(schema)
     if not root:
-        return None
-    return {**root, "$defs": kept} if kept else root
+        return rest, None
+    return rest, {**root, "$defs": kept} if kept else root
 
 
 def _part(schema: Any, leading: set[str]) -> dict[str, Any]:
@@ -58,22 +61,21 @@ def _part(schema: Any, leading: set[str]) -> dict[str, Any]:
     return part
 
 
-def _remove(schema: Any) -> None:
-    todo = [schema]
-    while todo:
-        part = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        part.pop("uniqueItems", None)
-        todo += [part[name] for name in ("items", "additionalProperties") if name in part]
-        todo += [inner for name in ("allOf", "anyOf", "prefixItems") for inner in part.get(name, ())]
-        todo += [
-            inner for name in ("patternProperties", "properties", "$defs") for inner in part.get(name, {}).values()
-        ]
+def _without(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    out = {name: value for name, value in schema.items() if name != "uniqueItems"}
+    for name in out.keys() & ("items", "additionalProperties"):
+        out[name] = _without(out[name])
+    for name in out.keys() & ("allOf", "anyOf", "prefixItems"):
+        out[name] = list(map(_without, out[name]))
+    for name in out.keys() & ("patternProperties", "properties", "$defs"):
+        out[name] = {key: _without(inner) for key, inner in out[name].items()}
+    return out
 
 
 class UniquePaths:
-    """Follows what `extract_unique_items` returned.
+    """Follows what `separate_unique_items` returned.
 
     >>> paths = UniquePaths({"properties": {"a": {"uniqueItems": True}}})
     >>> paths.is_unique(paths.start), paths.is_unique(paths.property(paths.start, "a"))

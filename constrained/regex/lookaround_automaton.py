@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+from plait.constrained.regex.automaton_writer import write_automaton
 from plait.constrained.regex.char_classes import MAX_CHARACTER, Ranges, merge_ranges, named_ranges
-from plait.constrained.regex.pattern_algebra import write_automaton
 from plait.constrained.regex.python_syntax import CLASS_FLAGS, MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
 from plait.constrained.specs import GrammarError
 

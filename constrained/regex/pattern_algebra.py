@@ -1,30 +1,24 @@
-"""Intersections and complements of plain patterns, written as plain patterns again: by automata (interegular).
-
-The automaton is turned into a pattern by removing its states one after another; both sizes are bounded.
-"""
+"""Intersections and complements of plain patterns, written as plain patterns again: by automata (interegular)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
-from plait.constrained.regex.char_classes import Ranges, merge_ranges, write_class
-from plait.constrained.regex.python_syntax import PlainPattern
+from plait.constrained.regex.automaton_writer import MAX_STATES, TOO_LARGE, write_automaton
+from plait.constrained.regex.char_classes import Ranges, merge_ranges
+from plait.constrained.regex.lookaround_automaton import lookaround_table
+from plait.constrained.regex.python_syntax import PlainPattern, parse_regex
 from plait.constrained.specs import GrammarError
 
 MAX_OPERAND = 8_000  # characters of both patterns
-MAX_STATES = 120
-MAX_WRITTEN = 30_000
 MAX_PAIRS = 20_000
-NO_TEXT = write_class(())
-TOO_LARGE = "its pattern is too large to be combined with another one"
+MAX_UNBOUNDED = 1_000  # characters of a pattern whose automaton is built without a bound on the work
 _CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-9a-f]{8})")
 _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
 
-@lru_cache(maxsize=256)
 def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     """Returns a plain pattern of the texts that match `one` and `other`; with `negated`, `one` and not `other`.
 
@@ -33,10 +27,30 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
     >>> intersect("a|b", "b|c").pattern
     '[\\\\U00000062]'
     """
+    found = _intersected(one, other, negated)
+    if isinstance(found, str):
+        raise GrammarError(found)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _intersected(one: str, other: str, negated: bool) -> PlainPattern | str:
+    """Returns what `intersect` does, or the reason of its refusal, which may take a second to find."""
+    try:
+        written = _write(_automaton_of_both(one, other, negated))
+    except GrammarError as error:
+        return error.reason
+    return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
+
+
+def _automaton_of_both(one: str, other: str, negated: bool) -> Any:
     import interegular
 
     if len(one) + len(other) > MAX_OPERAND:
         raise GrammarError(TOO_LARGE)
+    for pattern in (one, other):
+        if len(pattern) > MAX_UNBOUNDED:
+            _check_automaton(pattern)
     try:
         a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (one, other))
         if len(a.states) * len(b.states) > MAX_PAIRS:
@@ -48,8 +62,12 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
         raise GrammarError("its pattern cannot be combined with another one") from None
     if len(automaton.states) > MAX_STATES:
         raise GrammarError(TOO_LARGE)
-    written = _write(automaton)
-    return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
+    return automaton
+
+
+def _check_automaton(pattern: str) -> None:
+    """Raises GrammarError if the automaton of a plain pattern is large: interegular would build it without a bound."""
+    lookaround_table(list(parse_regex(f"^(?:{pattern})\\Z")), pattern, None)
 
 
 def _write(automaton: Any) -> str:
@@ -62,78 +80,6 @@ def _write(automaton: Any) -> str:
             symbols.setdefault(target, []).extend(classes[key])
         edges[state] = {target: merge_ranges(found, False) for target, found in symbols.items()}
     return write_automaton(automaton.initial, automaton.finals, edges)
-
-
-def write_automaton(initial: int, finals: Collection[int], transitions: dict[int, dict[int, Ranges]]) -> str:
-    """Returns the pattern of an automaton, by removing states: each path through one becomes an edge.
-
-    Raises GrammarError if it is too large. `transitions`: for each state, the characters that lead to another one.
-
-    >>> write_automaton(0, {1}, {0: {1: ((97, 97),)}, 1: {}})
-    '[\\\\U00000061]'
-    """
-    live = _live_states(finals, transitions)
-    if initial not in live:
-        return NO_TEXT
-    if len(live) > MAX_STATES:
-        raise GrammarError(TOO_LARGE)
-    edges: dict[int, dict[int, str]] = {-1: {initial: ""}, -2: {}}
-    for state in live:
-        found = transitions.get(state, {})
-        edges[state] = {target: write_class(ranges) for target, ranges in found.items() if target in live}
-        if state in finals:
-            edges[state][-2] = ""
-    sources: dict[int, set[int]] = {state: set() for state in edges}
-    for source, targets in edges.items():
-        for target in targets:
-            sources[target].add(source)
-    for _ in range(len(live)):
-        state = min(live, key=lambda s: (len(edges[s]) * len(sources[s]), s))
-        live.remove(state)
-        _remove_state(state, edges, sources)
-    return edges[-1].get(-2, NO_TEXT)
-
-
-def _live_states(finals: Collection[int], transitions: dict[int, dict[int, Ranges]]) -> set[int]:
-    """Returns the states from which a final one is reached."""
-    before: dict[int, list[int]] = {}
-    for source, targets in transitions.items():
-        for target in targets:
-            before.setdefault(target, []).append(source)
-    live, todo = set(finals), list(finals)
-    while todo:
-        for source in before.get(todo.pop(), ()):
-            if source not in live:
-                live.add(source)
-                todo.append(source)
-    return live
-
-
-def _remove_state(state: int, edges: dict[int, dict[int, str]], sources: dict[int, set[int]]) -> None:
-    outgoing = edges.pop(state)
-    loop = outgoing.pop(state, None)
-    around = f"(?:{loop}){{0,}}" if loop is not None else ""
-    for source in sources.pop(state) - {state}:
-        incoming = edges[source].pop(state)
-        for target, out in outgoing.items():
-            path = f"{_grouped(incoming)}{around}{_grouped(out)}"
-            known = edges[source].get(target)
-            edges[source][target] = path if known is None else _either(known, path)
-            sources[target].add(source)
-            if len(edges[source][target]) > MAX_WRITTEN:
-                raise GrammarError(TOO_LARGE)
-    for target in outgoing:
-        sources[target].discard(state)
-
-
-def _either(one: str, other: str) -> str:
-    if not one or not other:
-        return f"(?:{one or other}){{0,1}}"
-    return f"(?:{one}|{other})"
-
-
-def _grouped(pattern: str) -> str:
-    return f"(?:{pattern})" if "|" in pattern else pattern
 
 
 def _classes(automaton: Any) -> dict[int, list[tuple[int, int]]]:

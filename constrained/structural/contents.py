@@ -42,7 +42,7 @@ class ContentRules:
     """What a content adds to a grammar.
 
     expression: of the content and its end. rules: that it refers to. unchecked, warnings: as in RewrittenSchema.
-    unique: a schema of arrays that must not repeat items, as `extract_unique_items` returns it. text: how the content
+    unique: a schema of arrays that must not repeat items, as `separate_unique_items` returns it. text: how the content
     is followed, without the marks around it.
     """
 

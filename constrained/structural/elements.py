@@ -23,7 +23,7 @@ from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
 from plait.constrained.json_schema.lark_sequences import within_counts
 from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
-from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.unique_paths import separate_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.structural.value_kinds import value_kinds
@@ -113,13 +113,13 @@ class ElementRules:
         self._form, self._name, self._marks, self._write_value = form, name, marks, write_value
         rewritten = rewritten_schema(spec)
         self.unchecked, self.warnings = rewritten.unchecked, rewritten.warnings
-        self.unique = extract_unique_items(rewritten.schema)
+        schema, self.unique = separate_unique_items(rewritten.schema)
         self.rules: list[str] = []
         self._elements: dict[ElementText, None] = {}
         self._others: dict[ElementText, None] = {}
         self._num_values = 0
         self._unwritable = ""  # the last required parameter without a value
-        self._objects = _objects(rewritten.schema)
+        self._objects = _objects(schema)
         if not self._objects.cases:
             raise GrammarError("it allows no object that can be written as elements")
         starts = [self._sequence(case, f"{name}c{index}") for index, case in enumerate(self._objects.cases)]

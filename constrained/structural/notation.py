@@ -16,7 +16,7 @@ from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.compiler import JsonRules, rewritten_schema, schema_rules
 from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.spelling import Spelling
-from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.unique_paths import separate_unique_items
 from plait.constrained.specs import JsonSchema, Notation
 from plait.constrained.structural.elements import FURTHER_NAME
 from plait.constrained.structural.marks import Marks, regex_literal
@@ -64,8 +64,7 @@ class NotationSpelling(Spelling):
 def notation_rules(content: Notation, spec: JsonSchema, name: str, marks: Marks) -> JsonRules:
     """Returns the rules of an object, from the rule `name`. Raises GrammarError."""
     rewritten = rewritten_schema(bundled(spec))
-    schema = rewritten.schema
-    unique = extract_unique_items(schema)
+    schema, unique = separate_unique_items(rewritten.schema)
     if kinds_of([schema]) != ["object"] or not schema.keys().isdisjoint(("$ref", "anyOf", "allOf")):
         rest = {name: value for name, value in schema.items() if name != "$defs"}
         schema = {"type": ["object"], "allOf": [rest], "$defs": schema.get("$defs", {})}

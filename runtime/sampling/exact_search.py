@@ -25,9 +25,11 @@ import math
 from typing import Protocol
 
 from plait.runtime.sampling.logit_ops import hash_uniform
+from plait.runtime.sampling.mass_probes import MassProbes
 from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixNode, PrefixTree, TokenDistribution, TokensLeft
 
 MAX_MODEL_STEPS = 8192  # of one sample
+PROBED_FROM = 64  # model steps without a sample
 MAX_PREFIXES = 65536  # that one sample takes from its heap
 MAX_PREFIXES_AT_ONCE = 512  # without a model step between them
 
@@ -35,7 +37,7 @@ Path = tuple[int, ...]
 
 
 class SearchLimitReached(Exception):
-    """The sample needs more steps than it may take: the constraint allows too little of what the model would write."""
+    """The sample needs, or would need, more steps than it may take: the model would hardly write what is allowed."""
 
 
 class NothingAdmissible(Exception):
@@ -86,7 +88,7 @@ class ExactSearch:
 
     `max_pending`: prefixes that are named at once at most. The search names one at a time until a drawn token is lost,
     and one more with each loss: those that are computed beside the best one are needed if that one is lost too.
-    `pending`: those named and not fed.
+    `pending`: those named and not fed; None for one that only a probe needs (mass_probes.py).
     """
 
     def __init__(self, tree: PrefixTree, constraint: Constraint, seed: int, max_pending: int = 1) -> None:
@@ -94,7 +96,9 @@ class ExactSearch:
         self._constraint, self._max_pending = constraint, max_pending
         self._num_taken = self._num_pushed = self._num_lost = 0
         root = _Prefix(None, -1, 0.0, tree.root, seed)
-        self.pending: dict[Path, tuple[float, _Prefix, bool]] = {}
+        self.pending: dict[Path, tuple[float, _Prefix, bool] | None] = {}
+        self._probes: MassProbes | None = None
+        self._seed = seed
         self._heap: list[tuple[float, int, _Prefix, bool]] = []
         self._push(-math.log(-math.log(root.uniform())), root, is_rest=False)
         self.value: Path | None = None
@@ -105,12 +109,12 @@ class ExactSearch:
         Sets `value` where it is found; what is pending then is not needed. Raises SearchLimitReached or
         NothingAdmissible.
         """
-        wanted: list[Path] = []
+        wanted = self._name_probes()
         num_at_once = 0
-        while self._heap and len(self.pending) < min(self._max_pending, 1 + self._num_lost):
+        while self._heap and len(self._own_pending()) < self._most_pending():
             bound, _, prefix, is_rest = self._heap[0]
             is_end = not is_rest and self._is_end(prefix)
-            if is_end and any(-pending_bound < bound for pending_bound, _, _ in self.pending.values()):
+            if is_end and any(-pending_bound < bound for pending_bound, _, _ in self._own_pending()):
                 return wanted  # a pending prefix may have a better text
             heapq.heappop(self._heap)
             self._num_taken += 1
@@ -129,14 +133,47 @@ class ExactSearch:
                 path = prefix.path()
                 self.pending[path] = (-bound, prefix, is_rest)
                 wanted.append(path)
-        if not self.pending:
+        if not self._own_pending():
             raise NothingAdmissible
         return wanted
 
+    def _most_pending(self) -> int:
+        """Returns how many prefixes the search itself may have named at once."""
+        num_probes = len(self._probes.paths()) if self._probes is not None else 0
+        return max(1, min(self._max_pending - num_probes, 1 + self._num_lost))
+
+    def _own_pending(self) -> list[tuple[float, _Prefix, bool]]:
+        return [entry for entry in self.pending.values() if entry is not None]
+
+    def _name_probes(self) -> list[Path]:
+        """Returns the prefixes that probes need, as far as there is room. Raises SearchLimitReached if all are lost."""
+        if self._probes is None:
+            if self.num_model_steps < PROBED_FROM:
+                return []
+            self._probes = MassProbes(self._seed, -math.log(MAX_MODEL_STEPS))
+        if self._probes.are_all_lost:
+            raise SearchLimitReached
+        room = max(2, self._max_pending) - len(self.pending)
+        new = [path for path in dict.fromkeys(self._probes.paths()) if path not in self.pending][: max(0, room)]
+        self.pending |= dict.fromkeys(new)
+        return new
+
+    def _feed_probes(self, path: Path, allowed: AllowedTokens) -> None:
+        if self._probes is None or not any(map(self._constraint.is_end, self._probes.feed(path, allowed))):
+            return
+        self._probes.stop()
+        self.pending = {path: entry for path, entry in self.pending.items() if entry is not None}
+
     def feed(self, path: Path, allowed: AllowedTokens) -> None:
-        """Takes the probabilities after a pending prefix, of the tokens that the constraint allows."""
-        bound, prefix, is_rest = self.pending.pop(path)
+        """Takes the probabilities after a prefix, of the tokens that the constraint allows, if it is still pending."""
+        if path not in self.pending:
+            return
+        entry = self.pending.pop(path)
         self.num_model_steps += 1
+        self._feed_probes(path, allowed)
+        if entry is None:
+            return
+        bound, prefix, is_rest = entry
         if prefix.distribution is None:
             prefix.distribution = TokenDistribution(allowed)
             self.tree.keep(prefix.node, prefix.distribution)

@@ -7,10 +7,14 @@ from itertools import combinations
 from plait.constrained.json_schema.rewrite.analysis import are_disjoint, discriminators
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.negation import negate, subtract
 
 MAX_BRANCHES = 64
 MAX_EXCLUDED = 6
+_OF_OBJECTS = frozenset(
+    ("properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties")
+) | {"maxProperties", "dependentRequired", "dependentSchemas", "dependencies"}
 
 
 def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -20,6 +24,8 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
     disjoint, the second condition always holds. Otherwise it is added: each branch is combined with the complements of
     the branches that it is not proved disjoint from. OpenAPI's `discriminator` names a property by which the branches
     differ; it is required then, which leaves out objects without it.
+
+    If two branches have only keywords about objects, any other value matches both, and all branches are of type object.
 
     >>> one_of({"oneOf": [{"type": "null"}, {"type": "string"}]}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': 'null'}, {'type': 'string'}]}]}
@@ -55,6 +61,9 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     branches = [_with_names(branch, rest) for branch in schema["oneOf"]]
     if len(branches) == 1:
         return with_all_of(rest, branches[0])
+    if sum(_is_about_objects_only(branch, document) for branch in branches) > 1:
+        # any value but an object matches two branches
+        branches = [{"type": "object", "allOf": [branch]} for branch in branches]
     if discriminators(branches, document):
         return with_all_of(rest, {"anyOf": branches})
     named = rest.pop("discriminator", None)
@@ -76,6 +85,15 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     return with_all_of(
         rest, {"anyOf": [_exclusive_branch(branches, i, shared[i], outer, document) for i in range(len(branches))]}
     )
+
+
+def _is_about_objects_only(branch: Schema, document: SchemaDocument) -> bool:
+    """Returns whether it is apparent that every value that is no object matches a branch."""
+    target = document.resolve_reference(branch["$ref"], "") if isinstance(branch, dict) and "$ref" in branch else branch
+    parts = [branch, target]
+    if not all(isinstance(part, dict) and part.keys() & ASSERTIONS <= _OF_OBJECTS | {"$ref"} for part in parts):
+        return False
+    return target is branch or (isinstance(target, dict) and "$ref" not in target)
 
 
 def _with_names(branch: Schema, outer: SchemaObject) -> Schema:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from plait.constrained.json_schema.rewrite.base import SchemaObject
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, finite_texts, is_narrowed
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_PATTERNS = 24  # disjoint patterns that replace overlapping ones

@@ -18,7 +18,8 @@ from plait.constrained.json_schema.rewrite.patterns import (
     literal,
     matches,
 )
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_NAMES_DEPTH = 4

@@ -47,22 +47,27 @@ from plait.constrained.json_schema.rewrite.property_names import property_names
 from plait.constrained.json_schema.rewrite.unevaluated import unevaluated_items, unevaluated_properties
 from plait.constrained.specs import GrammarError
 
-REWRITE_RULES: tuple[RewriteRule, ...] = (
-    fold_enum,  # before upgrade_draft, since it validates by the document's own draft
-    unique_items,
-    fold_enum,
-    upgrade_draft,
-    unevaluated_properties,
-    unevaluated_items,
-    one_of,
-    not_,
-    if_,
-    dependent_required,
-    dependent_schemas,
-    property_names,
-    contains,
-    count_properties,
+REWRITE_RULES: tuple[tuple[RewriteRule, frozenset[str]], ...] = tuple(
+    (rule, frozenset(keywords.split()))
+    for rule, keywords in (
+        (fold_enum, "enum const type"),  # before upgrade_draft, since it validates by the document's own draft
+        (unique_items, "uniqueItems"),
+        (fold_enum, "enum const type"),
+        (upgrade_draft, "items additionalItems exclusiveMinimum exclusiveMaximum dependencies"),
+        (unevaluated_properties, "unevaluatedProperties"),
+        (unevaluated_items, "unevaluatedItems"),
+        (one_of, "oneOf allOf"),
+        (not_, "not"),
+        (if_, "if then else"),
+        (dependent_required, "dependentRequired"),
+        (dependent_schemas, "dependentSchemas"),
+        (property_names, "propertyNames"),
+        (contains, "contains minContains maxContains"),
+        (count_properties, "minProperties maxProperties"),
+    )
 )
+"""The rules, in order, with the keywords without which a rule changes nothing."""
+
 MAX_PARTS = 50_000  # subschemas that are rewritten, each as often as it is used
 MAX_NESTING = 400
 MAX_WARNINGS = 16
@@ -215,8 +220,9 @@ class _Rewriter:
         rewritten: SchemaObject = {
             name: value for name, value in schema.items() if name in ASSERTIONS or name == "discriminator"
         }
-        for rule in REWRITE_RULES:
-            rewritten = self._apply_rule(rule, rewritten, at)
+        for rule, keywords in REWRITE_RULES:
+            if not keywords.isdisjoint(rewritten):
+                rewritten = self._apply_rule(rule, rewritten, at)
         emitted = self._emit(rewritten, at, active_references)
         self._nesting -= 1
         return emitted

@@ -8,6 +8,7 @@ import random
 import re
 import unicodedata
 
+import interegular
 import jsonschema_rs
 import pytest
 from schema_strategies import accepts, grammar_of
@@ -153,3 +154,10 @@ def test_intersections_and_differences(one: str, other: str, negated: bool) -> N
 def test_large_lookaround_is_refused() -> None:
     with pytest.raises(GrammarError, match="too many states"):
         ecma_to_plain_patterns("^(?!.*a.{14}b)[ab]*c$")
+
+
+def test_a_large_automaton_is_refused_before_it_is_built_without_a_bound(monkeypatch) -> None:
+    searched = "|".join(f"(?:[a-z]{{0,}}{letter}x(?:[a-z]){{12}})" for letter in "abcdefghijklmnopqrstuvwyz" * 2)
+    monkeypatch.setattr(interegular, "parse_pattern", lambda _: pytest.fail("it is built without a bound"))
+    with pytest.raises(GrammarError, match="too many states"):
+        intersect("[a-z]{0,}", searched, negated=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_languages import END, Language, distance
 
-from plait.runtime.sampling import prefix_tree
+from plait.runtime.sampling import exact_search, prefix_tree
 from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, SearchLimitReached
 from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixTree, PrefixTrees, TokenDistribution, TokensLeft
 
@@ -117,6 +117,46 @@ def test_an_endless_search_ends_with_an_error(monkeypatch):
 
     with pytest.raises(SearchLimitReached):
         Endless([(1,)], 3).sample(PrefixTree(), 1)
+
+
+class Long(Language):
+    """Texts of 60 tokens 1 or 2, each of which the model writes with a probability of 0.02."""
+
+    def is_end(self, path):
+        return len(path) == 60
+
+    def allowed(self, path):
+        return np.array([False, True, True, False])
+
+    def probabilities(self, path):
+        return np.array([0.0, 0.01, 0.01, 0.98])
+
+
+@pytest.mark.parametrize("max_pending", [1, 4])
+def test_a_search_that_would_hardly_end_is_given_up_early(max_pending):
+    language, sizes, steps = Long([(1,)], 4), list[int](), list[int]()
+
+    class Recorded(PrefixTree):
+        def keep(self, node, distribution):
+            steps.append(1)
+            super().keep(node, distribution)
+
+    def order(pending):
+        sizes.append(len(pending))
+        return iter(pending)
+
+    with pytest.raises(SearchLimitReached):
+        language.sample(Recorded(), 1, max_pending, order)
+    assert len(steps) < exact_search.PROBED_FROM + 60 and max(sizes) == max(3, max_pending)
+
+
+def test_probes_change_no_value(monkeypatch):
+    rare = Language([(1, 1, 1), (2, 2), (3, 1, 2, 3)], 5, seed=8)
+    rare.spread = 3.0
+    expected = [rare.sample(PrefixTree(), seed).value for seed in range(200)]
+    monkeypatch.setattr(exact_search, "PROBED_FROM", 1)
+    for max_pending in (1, 4):
+        assert [rare.sample(PrefixTree(), seed, max_pending).value for seed in range(200)] == expected
 
 
 def test_dead_prefixes_are_left():

@@ -15,6 +15,7 @@ OLD7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 PERSON = {"name": {"type": "string"}, "age": {"type": "integer"}}
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind"]}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "name": {"type": "string"}}, "required": ["kind"]}
+KIND = {"required": ["kind"]}
 
 ROWS: list[Row] = [
     # type
@@ -265,6 +266,12 @@ ROWS: list[Row] = [
         [{"a": 1}, {"b": 1}],
         [{"a": 1, "b": 1}, {}],
     ),
+    (
+        {"oneOf": [KIND | {"properties": {"kind": {"const": f"k{at}"}}} for at in range(70)]},
+        [{"kind": "k0"}, {"kind": "k69"}],
+        [3, "a", None, [], {}, {"kind": "x"}],
+    ),
+    ({"oneOf": [{"required": ["a"]}, {"type": "string"}]}, [{"a": 1}, 3, None], ["x", {}]),
     ({"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}], "type": "string"}, ["ax", "bx"], ["c", ""]),
     ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}]}, ["a", "c"], ["d"]),
     ({"oneOf": [{"const": 1}, {"const": 2}, {"type": "string"}]}, [1, 2, "x"], [3]),

@@ -10,7 +10,8 @@ from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.negation.context import Context
 from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, is_narrowed
-from plait.constrained.regex.pattern_algebra import NO_TEXT, intersect
+from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_LISTED = 200

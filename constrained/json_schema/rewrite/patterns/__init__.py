@@ -12,6 +12,7 @@ from plait.constrained.json_schema.rewrite.patterns.operations import (
     is_narrowed,
     literal,
     matches,
+    matches_whole,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "is_narrowed",
     "literal",
     "matches",
+    "matches_whole",
 ]

@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.patterns.ecma_syntax import to_python_syntax
+from plait.constrained.regex.automaton_writer import TOO_LARGE
 from plait.constrained.regex.lookaround_automaton import TOO_MANY_STATES, with_lookaround
-from plait.constrained.regex.pattern_algebra import TOO_LARGE, intersect
+from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, parse_regex
 from plait.constrained.specs import GrammarError
 

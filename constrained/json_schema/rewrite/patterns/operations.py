@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import product
 from typing import Any
+
+import jsonschema_rs
 
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
 from plait.constrained.regex.pattern_algebra import for_interegular
@@ -34,9 +37,36 @@ def matches(pattern: str, text: str) -> bool:
     plain = ecma_to_plain_pattern(pattern)
     if plain.weight > MAX_WEIGHT_TO_MATCH:
         raise GrammarError("the pattern is too large to be matched")
-    return re.fullmatch(plain.pattern, text) is not None
+    return matches_whole(f"^(?:{plain.pattern})$", text)
 
 
+def matches_whole(anchored: str, text: str) -> bool:
+    """Returns whether a plain pattern, which is anchored at both ends, matches a text.
+
+    Texts that Rust's regex may not read, as those with a lone surrogate, are left to `re`.
+
+    >>> matches_whole("^(?:a)$", "a"), matches_whole("^(?:a)$", "ab")
+    (True, False)
+    """
+    validator = _validator(anchored)
+    if validator is None or not text.isprintable():
+        return re.fullmatch(anchored[1:-1], text) is not None
+    return bool(validator.is_valid(text))
+
+
+@lru_cache(maxsize=4096)
+def _validator(anchored: str) -> jsonschema_rs.Draft202012Validator | None:
+    """Returns a validator of a pattern, by Rust's regex; None if the pattern is larger than that takes.
+
+    It compiles a pattern of wide classes of characters in a tenth of the time of `re`.
+    """
+    try:
+        return jsonschema_rs.Draft202012Validator({"pattern": anchored}, pattern_options=jsonschema_rs.RegexOptions())
+    except (jsonschema_rs.ValidationError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1024)
 def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
     """Returns whether no text matches both plain patterns.
 
