@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from plait.constrained.json_schema.rewrite.analysis import are_disjoint, discriminators
+from plait.constrained.json_schema.rewrite.analysis import KINDS, are_disjoint, discriminators, holds_for_kind
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.negation import negate, subtract
@@ -55,6 +55,11 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     branches = [_with_names(branch, rest) for branch in schema["oneOf"]]
     if len(branches) == 1:
         return with_all_of(rest, branches[0])
+    types = _types_of_one(branches, document)
+    if types == []:
+        return with_all_of(rest, False)
+    if types is not None:
+        branches = [{"allOf": [branch, {"type": types}]} for branch in branches]
     if discriminators(branches, document):
         return with_all_of(rest, {"anyOf": branches})
     named = rest.pop("discriminator", None)
@@ -76,6 +81,19 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     return with_all_of(
         rest, {"anyOf": [_exclusive_branch(branches, i, shared[i], outer, document) for i in range(len(branches))]}
     )
+
+
+def _types_of_one(branches: list[Schema], document: SchemaDocument) -> list[str] | str | None:
+    """Returns the types without those of which two branches allow all values, as they do if they forget `type`.
+
+    None: there is no such type.
+    """
+    kinds = {kind for kind in KINDS if sum(holds_for_kind(kind, branch, document) for branch in branches) < 2}
+    if "fraction" in kinds:
+        kinds = kinds - {"fraction", "integer"} | {"number"}  # an integer fails then in each branch
+    if len(kinds) == len(KINDS) - ("number" in kinds):
+        return None
+    return sorted(kinds) if len(kinds) != 1 else next(iter(kinds))
 
 
 def _with_names(branch: Schema, outer: SchemaObject) -> Schema:

@@ -75,6 +75,29 @@ CASES: dict[str, dict[str, Any]] = {
         "oneOf": [{"dependentRequired": {"a": ["b"]}}, {"required": ["a"], "properties": {"a": TEXT}}],
     },
     "one of oneOf": {"oneOf": [{"oneOf": [TEXT, {"type": "null"}]}, {"enum": ["a", 1, None]}]},
+    "objects that forget their type": {
+        "oneOf": [
+            {"properties": {"a": {"const": kind}}, "required": ["a"], **SHUT} for kind in ("x", "a", *"123456789")
+        ],
+    },
+    "many branches within a branch": {
+        "oneOf": [
+            {
+                "oneOf": [{"properties": {"a": {"const": f"{i}"}}, "required": ["a", "b"]} for i in range(20)]
+                + [{"$ref": "#/$defs/x"}]
+            },
+            {
+                **OBJECT,
+                "properties": {"a": {"const": "a"}, "b": {}},
+                "unevaluatedProperties": False,
+                "oneOf": [
+                    {"required": ["b"], "not": {"anyOf": [{"required": ["a"]}, {"required": ["c"]}]}},
+                    {"required": ["a"], "not": {"required": ["b"]}},
+                ],
+            },
+        ],
+        "$defs": {"x": {"required": ["a", "b"], "properties": {"a": {"const": "x"}, "b": {"items": {"$ref": "#"}}}}},
+    },
     "a minimum beside names": {
         "oneOf": [
             {**OBJECT, "properties": {"a": TEXT}, "required": ["a"], **SHUT},
