@@ -113,9 +113,11 @@ def _exclusive_branch(
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")
     complements = []
     for j in sorted(shared):
-        complement = subtract([branches[index], *outer], branches[j], document)
+        complement, is_exact = subtract([branches[index], *outer], branches[j], document)
         if complement is None:
             raise UnsupportedKeywords(f"its branches {min(index, j)} and {max(index, j)} may share values", "oneOf")
+        if not is_exact:
+            document.narrow("values are left out that violate another branch only by what has no complement", "")
         complements.append(complement)
     return {"allOf": [branches[index], *complements]}
 
@@ -156,10 +158,10 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     if "if" not in schema or ("then" not in schema and "else" not in schema):
         return rest
     condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
-    negation = negate(condition, document)
+    negation, is_exact = subtract([rest], condition, document)
     shared: list[Schema] = []
-    if negation is None:
-        negation, shared = subtract([rest], condition, document), [{"allOf": [then, otherwise]}]
+    if not is_exact:
+        shared = [{"allOf": [then, otherwise]}]
         document.narrow("values that violate both the condition and then (or else) may be left out", "if")
     if negation is None and (then is False or otherwise is False):
         raise UnsupportedKeywords(
