@@ -25,7 +25,7 @@ from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bo
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.unique_paths import extract_unique_items
+from plait.constrained.json_schema.unique_paths import extract_unique_items, has_freer_alternatives
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords
 from plait.constrained.vocabulary import Vocabulary
 
@@ -43,6 +43,7 @@ _NOT_COMBINED = (
     "Unsatisfiable schema",
     "patternProperty regexes",
 )
+_REPEATS = "arrays that repeat an item are left out wherever one of several alternatives has uniqueItems"
 _WITHIN = "failed to compile JSON schema: "  # how llguidance's reason begins for a schema within a Lark grammar
 
 
@@ -86,6 +87,8 @@ def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
         strict_formats=spec.strict_formats,
         keeps_unique_items=True,
     )
+    if "uniqueItems" in spec.text and has_freer_alternatives(rewritten.schema):
+        rewritten = replace(rewritten, warnings=(*rewritten.warnings, _REPEATS))
     schema = _without_endless(rewritten.schema)
     if schema is None:
         place = locate_rejected_keyword(
