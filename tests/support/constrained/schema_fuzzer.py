@@ -66,7 +66,7 @@ class Writer:
     After `max_tries` names and texts it gives up.
     """
 
-    def __init__(self, grammar: Grammar, max_tries: int = 400) -> None:
+    def __init__(self, grammar: Grammar, max_tries: int = 4000) -> None:
         self._matcher, self._tries = grammar.matcher(), max_tries
 
     def writes(self, value: Any) -> bool:
