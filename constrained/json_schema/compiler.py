@@ -273,4 +273,6 @@ def _clarify_reason(reason: str) -> str:
         return f"no value matches this schema: {reason.partition(':')[2].strip()}"[:200]
     if "patternProperty regexes" in reason:
         return "two patternProperties are not proved to exclude each other"
+    if reason.startswith("Unable to determine if regex is empty"):
+        return "its patterns and lengths together are too large"
     return reason
