@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from plait.constrained.regex.char_classes import MAX_CHARACTER, Ranges, merge_ranges, named_ranges
-from plait.constrained.regex.pattern_algebra import write_automaton
+from plait.constrained.regex.pattern_algebra import minimized, write_automaton
 from plait.constrained.regex.python_syntax import CLASS_FLAGS, MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
 from plait.constrained.specs import GrammarError
 
@@ -223,7 +223,7 @@ class _Automaton:
                 if len(numbers) > MAX_STATES or len(table) * len(self._classes) > MAX_TRANSITIONS:
                     raise GrammarError(TOO_MANY_STATES)
             todo = added
-        return (*_minimized(table, finals), self._classes)
+        return (*minimized(table, finals), self._classes)
 
     def _position(self, behind: tuple[State, ...], is_start: bool, before: str, after: str | None) -> Position:
         """`after`: the kind of the next character, on which the end of a lookbehind may depend; None: the text ends."""
@@ -378,23 +378,6 @@ def _partition(sets: list[Ranges]) -> list[Ranges]:
 
 def _contains(ranges: Ranges, code: int) -> bool:
     return any(low <= code <= high for low, high in ranges)
-
-
-def _minimized(table: list[list[int]], finals: set[int]) -> tuple[list[list[int]], set[int]]:
-    """Merges the equivalent states of a DFA (Moore 1956). State 0 stays the first one.
-
-    table: for each state, the target of each class. finals: the accepting states.
-    """
-    group = [int(state in finals) for state in range(len(table))]
-    while True:
-        keys = [(group[state], *(group[target] for target in row)) for state, row in enumerate(table)]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        if len(numbers) == len(set(group)):
-            break
-        group = [numbers[key] for key in keys]
-    order = {number: place for place, number in enumerate(dict.fromkeys(group))}
-    merged = {order[group[state]]: [order[group[target]] for target in row] for state, row in enumerate(table)}
-    return [merged[place] for place in range(len(merged))], {order[group[state]] for state in finals}
 
 
 def _pattern_of(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:
