@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
+TokenizerParts: TypeAlias = tuple[tuple[bytes, ...], tuple[int, ...], Encode, Mapping[int, str]]
+"""Token bytes, end tokens, encode, and the texts of control tokens: the arguments of Vocabulary."""
 _CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -29,8 +31,8 @@ class FastTokenizer(Protocol):
 
 def read_tokenizer(
     source: str | Path | Tokenizer | FastTokenizer, eos_ids: Iterable[int] | None, size: int | None
-) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
-    """Returns (token bytes, end tokens, encode), the arguments of Vocabulary. Raises ValueError for unknown formats."""
+) -> TokenizerParts:
+    """Returns the arguments of Vocabulary. Raises ValueError for unknown formats."""
     from tokenizers import Tokenizer
 
     folder: Path | None = None
@@ -57,7 +59,8 @@ def read_tokenizer(
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    return _token_bytes(tokenizer, size), ends, encode
+    names = {token: added.content for token, added in tokenizer.get_added_tokens_decoder().items()}
+    return _token_bytes(tokenizer, size), ends, encode, names
 
 
 def _file_of(path: Path) -> Path:
@@ -70,13 +73,12 @@ def _file_of(path: Path) -> Path:
     return models[0]
 
 
-def _read_gguf(
-    path: Path, eos_ids: Iterable[int] | None, size: int | None
-) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
+def _read_gguf(path: Path, eos_ids: Iterable[int] | None, size: int | None) -> TokenizerParts:
     """The runtime reads model files. It is known by its name alone: constraints import nothing of it before that."""
     reader = importlib.import_module("plait.runtime.tokenizer.tokenizer")
     vocabulary = reader.load_tokenizer(path, vocab_size=size).vocabulary
-    return vocabulary.token_bytes, vocabulary.eos_ids if eos_ids is None else tuple(eos_ids), vocabulary.encode
+    ends = vocabulary.eos_ids if eos_ids is None else tuple(eos_ids)
+    return vocabulary.token_bytes, ends, vocabulary.encode, vocabulary.control_texts
 
 
 def _read(path: Path) -> Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,8 @@ class Vocabulary:
     """The bytes of each token and the end tokens of a model.
 
     `token_bytes[id]` is what the token adds to the text: b"" for control tokens, unused ids and padding rows. Its
-    length is the width of the logits. `encode` tokenizes plain text as the model's tokenizer does.
+    length is the width of the logits. `encode` tokenizes plain text as the model's tokenizer does. `control_texts` has
+    the names of control tokens by id, such as "<|im_start|>", which grammars refer to; it may lack some.
 
     >>> v = Vocabulary((b"", b"a", b"b"), eos_ids=(0,), encode=lambda text: [1 + ord(c) - 97 for c in text])
     >>> len(v), v.encode("ab")
@@ -39,6 +40,7 @@ class Vocabulary:
     token_bytes: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
     encode: Callable[[str], Sequence[int]] = field(repr=False)
+    control_texts: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for eos_id in self.eos_ids:
@@ -124,6 +126,15 @@ class Vocabulary:
         ends = frozenset(self.eos_ids)
         numbered = reversed(list(enumerate(self.token_bytes)))
         return {token: i for i, token in numbered if token and i not in ends}
+
+    def token_of(self, text: str) -> int | None:
+        """Returns the token whose whole text, or name of a control token, is `text`; None if no token's is.
+
+        >>> Vocabulary((b"", b"a"), (), lambda text: [], {0: "<s>"}).token_of("<s>")
+        0
+        """
+        named = next((token for token, name in self.control_texts.items() if name == text), None)
+        return self.ids_by_bytes.get(text.encode()) if named is None else named
 
     @cached_property
     def ids_by_last_byte(self) -> dict[int, list[int]]:

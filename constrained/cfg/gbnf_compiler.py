@@ -9,9 +9,10 @@ from __future__ import annotations
 import llguidance
 
 from plait.constrained.cfg.gbnf_lexemes import LexemeGrammar
-from plait.constrained.cfg.gbnf_parser import parse_gbnf
+from plait.constrained.cfg.gbnf_parser import TokenSet, parse_gbnf
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
 from plait.constrained.cfg.gbnf_recursion import NEVER, productive, reachable, regular_rules, without_end_recursion
+from plait.constrained.cfg.gbnf_tokens import with_token_rules
 from plait.constrained.cfg.gbnf_trial import check_long_texts
 from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.dfa.token_dfa import TokenDfa
@@ -31,18 +32,20 @@ def compile_ebnf(
 
     >>> compile_ebnf(Ebnf('root ::= "a"+'), vocabulary)                   # doctest: +SKIP
     """
-    rules = reachable(parse_gbnf(spec.grammar))
+    rules = reachable(with_token_rules(parse_gbnf(spec.grammar), vocabulary))
     if "root" not in regular_rules(rules):
         rules = reachable(without_end_recursion(reachable(productive(rules))))
     if rules["root"] == NEVER:
         raise GrammarError("the rule root matches no text: each alternative leads back to itself")
     if "root" in regular_rules(rules):
         return compile_plain_pattern(PatternWriter(rules).plain(rules["root"]), vocabulary, build_byte_dfa)
-    lark = LexemeGrammar(rules).to_lark()
+    lark = LexemeGrammar(rules, vocabulary).to_lark()
     try:
         check_depth(lark)
     except GrammarError as error:
         raise GrammarError(error.reason) from None  # its index is not one in the grammar that was given
-    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark))
+    named = {token for node in rules.values() if isinstance(node, TokenSet) and not node.negated for token in node.ids}
+    pairs = tuple((f"<[{token}]>", token) for token in sorted(named))
+    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(lark), control_tokens=pairs)
     check_long_texts(rules, source.text, vocabulary)
     return ensure_compiles(source, vocabulary)

@@ -17,25 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.constrained.byte_trie import Int32Array
-from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence
+from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence, TokenSet
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
 from plait.constrained.cfg.gbnf_recursion import EMPTY, NEVER, Rules, one_of, references, regular_rules, sequence
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError
+from plait.constrained.vocabulary import Vocabulary
 
 MAX_ROUNDS = 40
 MAX_LEXEMES = 200  # more are divided into characters
 MAX_ARMS = 8  # of a sequence with optional parts
 MAX_PAIRS = 20_000  # of states of two lexemes
+_CLASH = (
+    "where {} may stand, another token or a text with the same beginning may stand too; only one of them is followed"
+)
 
 
 @dataclass
 class Lexeme:
-    """A lexeme: its pattern, the nodes with this pattern, the lexemes that may follow it."""
+    """A lexeme: its pattern, the nodes with this pattern, the lexemes that may follow it. `tokens`: it is one of these
+    tokens instead, and its pattern is their notation."""
 
     pattern: str
     nodes: set[Node] = field(default_factory=set)
+    tokens: TokenSet | None = None
     follow: set[str] = field(default_factory=set)
 
 
@@ -51,10 +57,13 @@ class _Ends:
 class LexemeGrammar:
     """Rules over lexemes: in `rules` a reference to `/pattern/` takes the place of each regular part.
 
-    >>> LexemeGrammar(without_end_recursion(parse_gbnf(text))).to_lark()  # doctest: +SKIP
+    Raises GrammarError if at one place a token may stand and a text that could begin with it.
+
+    >>> LexemeGrammar(without_end_recursion(parse_gbnf(text)), vocabulary).to_lark()  # doctest: +SKIP
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._regular = regular_rules(rules)
         self._source = rules
         self._writer = PatternWriter(rules)
@@ -65,6 +74,8 @@ class LexemeGrammar:
             self.lexemes: dict[str, Lexeme] = {}
             self.rules = {n: self._divide(self._regrouped(node)) for n, node in rules.items() if n not in self._regular}
             if self._only_characters:
+                if any(lexeme.tokens is not None for lexeme in self.lexemes.values()):
+                    self._conflicts()
                 return
             if len(self.lexemes) > MAX_LEXEMES:
                 self._only_characters = True
@@ -76,13 +87,14 @@ class LexemeGrammar:
     def to_lark(self) -> str:
         """Returns the grammar in llguidance's notation."""
         names = {name: f"r{at}" for at, name in enumerate(self.rules)}
-        terminals = {name: f"T{at}" for at, name in enumerate(self.lexemes)}
+        tokens = {name: name for name, lexeme in self.lexemes.items() if lexeme.tokens is not None}
+        terminals = {name: f"T{at}" for at, name in enumerate(self.lexemes) if name not in tokens}
         optional = {name: f"{terminal}?" for name, terminal in terminals.items() if _is_optional(name)}
 
         def write(node: Node) -> str:
             match node:
                 case RuleReference():
-                    return (names | terminals | optional)[node.name]
+                    return (names | terminals | optional | tokens)[node.name]
                 case Sequence():
                     return " ".join(map(write, node.parts)) or '""'
                 case Alternatives():
@@ -96,7 +108,7 @@ class LexemeGrammar:
         return "\n".join([f"start: {names['root']}", *lines])
 
     def _is_regular(self, node: Node) -> bool:
-        return all(one.name in self._regular for one in references(node))
+        return not isinstance(node, TokenSet) and all(one.name in self._regular for one in references(node))
 
     def _regrouped(self, node: Node) -> Node:
         """Writes a node so that its regular parts stand together: (r|i)* as r* (i r*)*, and r i? r as r i r | r r."""
@@ -139,6 +151,9 @@ class LexemeGrammar:
                 return one_of(map(self._divide, [*arms, *others] if regular else others))
             case Repeat():
                 return Repeat(self._divide(node.part), node.low, node.high)
+            case TokenSet():
+                self.lexemes.setdefault(node.lark, Lexeme(node.lark, tokens=node))
+                return RuleReference(node.lark, 0)
         return self._lexeme(node)
 
     def _must_divide(self, node: Node) -> bool:
@@ -182,10 +197,13 @@ class LexemeGrammar:
         begin = self._follow()
         for group in [begin, *(lexeme.follow for lexeme in self.lexemes.values())]:
             add(group, group)
-        next_bytes = {name: _first_bytes(lexeme.follow) for name, lexeme in self.lexemes.items()}
+        next_bytes = {name: self._first_bytes(lexeme.follow) for name, lexeme in self.lexemes.items()}
         divided: set[Node] = set()
         while todo:
             one, two = todo.pop()
+            if self.lexemes[one].tokens is not None or self.lexemes[two].tokens is not None:
+                self._check_tokens(self.lexemes[one], self.lexemes[two])
+                continue
             share, goes_on = _compare(one, two)
             if (goes_on & next_bytes[one]).any():
                 divided |= {node for node in self.lexemes[two].nodes if not isinstance(node, CharClass)}
@@ -193,10 +211,49 @@ class LexemeGrammar:
                 add(self.lexemes[one].follow, self.lexemes[two].follow)
         return divided
 
+    def _first_bytes(self, names: Iterable[str]) -> NDArray[np.bool_]:
+        found = np.zeros(256, np.bool_)
+        for name in names:
+            tokens = self.lexemes[name].tokens
+            if tokens is None:
+                found |= _dfa(name)[0][0] >= 0
+            elif tokens.negated:
+                found[:] = True
+            else:
+                found[[text[0] for text in self._texts(tokens)]] = True
+        return found
+
+    def _texts(self, tokens: TokenSet) -> list[bytes]:
+        """Returns the texts of the tokens that have one."""
+        return [text for token in tokens.ids if (text := self._vocabulary.token_bytes[token])]
+
+    def _check_tokens(self, one: Lexeme, other: Lexeme) -> None:
+        """Raises GrammarError if both may stand at a place, and llguidance would follow one of them only."""
+        if one.tokens is None:
+            one, other = other, one
+        if one.pattern == other.pattern or one.tokens is None:
+            return
+        if other.tokens is not None:
+            sets = one.tokens, other.tokens
+            positive = [tokens for tokens in sets if not tokens.negated]
+            clash = len(positive) == 0 or any(
+                (token in sets[0].ids) is not sets[0].negated and (token in sets[1].ids) is not sets[1].negated
+                for token in positive[0].ids
+            )
+        elif one.tokens.negated:
+            clash = bool((_dfa(other.pattern)[0][0] >= 0).any())
+        else:
+            clash = any(_may_begin(other.pattern, text) for text in self._texts(one.tokens))
+        if clash:
+            raise GrammarError(_CLASH.format(one.pattern if not one.tokens.negated else "a token with !"))
+
     def _follow(self) -> frozenset[str]:
         """Finds the lexemes that may follow each one; returns those with which a text may begin."""
         ends: dict[str, _Ends] = {name: _Ends() for name in self.rules}
-        ends |= {name: _Ends(frozenset({name}), frozenset({name}), _is_optional(name)) for name in self.lexemes}
+        ends |= {
+            name: _Ends(frozenset({name}), frozenset({name}), lexeme.tokens is None and _is_optional(name))
+            for name, lexeme in self.lexemes.items()
+        }
 
         def of(node: Node) -> _Ends:
             match node:
@@ -241,11 +298,15 @@ def _is_optional(name: str) -> bool:
     return bool(_dfa(name)[1][0])
 
 
-def _first_bytes(names: Iterable[str]) -> NDArray[np.bool_]:
-    found = np.zeros(256, np.bool_)
-    for name in names:
-        found |= _dfa(name)[0][0] >= 0
-    return found
+def _may_begin(name: str, text: bytes) -> bool:
+    """Returns whether a text of a pattern begins with `text`, or `text` with a text of the pattern."""
+    states, accepting = _dfa(name)
+    at = 0
+    for byte in text:
+        at = int(states[at, byte])
+        if at < 0 or accepting[at]:
+            return at >= 0
+    return True
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from plait.constrained.specs import GrammarError
@@ -15,10 +15,7 @@ _SPACE_AND_LINES = re.compile(r"(?:\s|#[^\n]*)*")
 _COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
-
-_TOKEN_TERMINAL = (
-    "a token such as <[10]> or <|name|> cannot be part of a text; write the text that it stands for in quotes"
-)
+TOKEN = re.compile(r"(!?)<(?:\[(\d+)\]|[^>\n]*)>")
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,33 @@ class Repeat:
     high: int | None
 
 
-Node: TypeAlias = CharClass | RuleReference | Sequence | Alternatives | Repeat
+@dataclass(frozen=True)
+class TokenTerminal:
+    """One token, by its id or its text such as "<think>", or any other one if `negated`; written at index `where`."""
+
+    token: int | str
+    negated: bool
+    where: int = field(compare=False)
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """One token of `ids`, or one outside of them if `negated`."""
+
+    ids: frozenset[int]
+    negated: bool = False
+
+    @property
+    def lark(self) -> str:
+        """The set in llguidance's notation."""
+        ids = sorted(self.ids)
+        begins = [one for at, one in enumerate(ids) if not at or ids[at - 1] != one - 1]
+        ends = [one for at, one in enumerate(ids) if at + 1 == len(ids) or ids[at + 1] != one + 1]
+        spans = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(begins, ends, strict=True))
+        return f"<[{'^' if self.negated else ''}{spans}]>"
+
+
+Node: TypeAlias = CharClass | RuleReference | Sequence | Alternatives | Repeat | TokenTerminal | TokenSet
 
 
 def parse_gbnf(grammar: str) -> dict[str, Node]:
@@ -139,7 +162,7 @@ class _Parser:
             self._at += 1
             return inner
         if self._text.startswith(("<", "!<"), self._at):
-            raise GrammarError(_TOKEN_TERMINAL, self._at)
+            return self._token()
         if _NAME.match(self._text, self._at) is None:
             return None
         where = self._at
@@ -173,6 +196,13 @@ class _Parser:
             parts.append(CharClass(((code, code),)))
         self._at += 1
         return Sequence(tuple(parts))
+
+    def _token(self) -> Node:
+        start, token = self._at, TOKEN.match(self._text, self._at)
+        if token is None:
+            raise GrammarError("this token is not closed", start)
+        self._at = token.end()
+        return TokenTerminal(token[0].removeprefix("!") if token[2] is None else int(token[2]), bool(token[1]), start)
 
     def _chars(self) -> Node:
         start, self._at = self._at, self._at + 1

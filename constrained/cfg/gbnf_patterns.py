@@ -36,6 +36,7 @@ class PatternWriter:
                 high = "" if node.high is None else node.high
                 times = node.low + 1 if node.high is None else node.high
                 return self.plain(node.part).wrap("(?:", f"){{{node.low},{high}}}", times)
+        raise AssertionError(node)  # a token, which has no pattern
 
     def _together(self, between: str, nodes: tuple[Node, ...]) -> PlainPattern:
         if len(nodes) > MAX_LENGTH:

@@ -13,7 +13,15 @@ from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
-from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence
+from plait.constrained.cfg.gbnf_parser import (
+    Alternatives,
+    CharClass,
+    Node,
+    Repeat,
+    RuleReference,
+    Sequence,
+    TokenSet,
+)
 
 MAX_NODES = 5_000  # written in place of references
 EMPTY = Sequence(())
@@ -112,8 +120,9 @@ def reachable(rules: Rules) -> Rules:
 
 
 def regular_rules(rules: Rules) -> set[str]:
-    """Returns the rules that lead to no recursive rule."""
-    sorter = TopologicalSorter({name: {one.name for one in references(node)} for name, node in rules.items()})
+    """Returns the rules that lead to no recursive rule and to no token."""
+    behind = {name: {one.name for one in references(node)} for name, node in rules.items()}
+    sorter = TopologicalSorter(behind | {name: {name} for name, node in rules.items() if isinstance(node, TokenSet)})
     with suppress(CycleError):  # it goes on to yield the rules before any cycle
         sorter.prepare()
     found: set[str] = set()

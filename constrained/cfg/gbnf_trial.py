@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import llguidance
 
-from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence
+from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence, TokenSet
 from plait.constrained.cfg.gbnf_recursion import Rules
+from plait.constrained.cfg.gbnf_tokens import encode_with_tokens, text_of_set
 from plait.constrained.guidance.inner_matcher import MAX_ITEMS, compile_inner_matcher
 from plait.constrained.regex.char_classes import merge_ranges
 from plait.constrained.specs import GrammarError
@@ -37,7 +38,7 @@ def check_long_texts(rules: Rules, source: str, vocabulary: Vocabulary) -> None:
     >>> check_long_texts(rules, LexemeGrammar(rules).to_lark(), vocabulary)  # doctest: +SKIP
     """
     low, high = (compile_inner_matcher(source, vocabulary, most, ROW_ITEMS) for most in (MAX_ITEMS // 4, MAX_ITEMS))
-    for name, before, body in islice(_Texts(rules).repeated(), MAX_TEXTS):
+    for name, before, body in islice(_Texts(rules, vocabulary).repeated(), MAX_TEXTS):
         size = _gives_up(low, vocabulary, before, body)
         if size == SIZES[0]:  # many items from the beginning: do they grow?
             size = _gives_up(high, vocabulary, before, body)
@@ -51,7 +52,8 @@ def _gives_up(start: llguidance.LLMatcher, vocabulary: Vocabulary, before: str, 
     begin = before + 2 * body
     for size, last in zip(SIZES, (0, *SIZES), strict=False):
         more = body * (size // len(body) - last // len(body))
-        matcher.try_consume_tokens(list(vocabulary.encode(more if size else begin)))
+        tokens = encode_with_tokens(more if size else begin, lambda text: list(vocabulary.encode(text)))
+        matcher.try_consume_tokens(tokens)
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()
         if matcher.is_error():
@@ -62,8 +64,8 @@ def _gives_up(start: llguidance.LLMatcher, vocabulary: Vocabulary, before: str, 
 class _Texts:
     """Texts of a grammar."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, rules: Rules, vocabulary: Vocabulary) -> None:
+        self._rules, self._vocabulary = rules, vocabulary
         self._shortest: dict[str, str] = {}
         before: dict[str, str] | None = None
         while before != self._shortest:
@@ -105,6 +107,8 @@ class _Texts:
                 return chr((visible or [low for low, _ in ranges])[0]) if ranges else None
             case RuleReference():
                 return self._shortest.get(node.name)
+            case TokenSet():
+                return text_of_set(node, self._vocabulary)
             case Sequence():
                 parts = [self._short(part) for part in node.parts]
                 return None if None in parts else "".join(part for part in parts if part is not None)[:MAX_TEXT]
@@ -114,6 +118,7 @@ class _Texts:
             case Repeat():
                 text = self._short(node.part) if node.low else ""
                 return None if text is None else (text * min(node.low, MAX_TEXT))[:MAX_TEXT]
+        return None
 
     def _places(self, node: Node, before: str) -> Iterator[tuple[str, str]]:
         """Yields the references in a node, each with a text before it."""

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import llguidance
 
+from plait.constrained.cfg.lark_nesting import flatten
+
 _BYTES = llguidance.LLTokenizer("byte")  # its tokens are the 256 bytes and an end token
 
 
@@ -45,5 +47,5 @@ def _regex_matcher(plain_pattern: str) -> llguidance.LLMatcher:
 @lru_cache(maxsize=16)
 def _matcher(grammar: str) -> llguidance.LLMatcher:
     """Returns a matcher at the start of a text."""
-    source = llguidance.LLMatcher.grammar_from_lark(grammar)
+    source = llguidance.LLMatcher.grammar_from_lark(flatten(grammar).lark)
     return llguidance.LLMatcher(_BYTES, source, log_level=0)

@@ -6,8 +6,9 @@ import re
 
 import llguidance
 
-from plait.constrained.cfg.lark_depth import check_depth
+from plait.constrained.cfg.lark_depth import MAX_DEPTH, check_depth
 from plait.constrained.cfg.lark_errors import explain_error
+from plait.constrained.cfg.lark_nesting import FlatLark, flatten, moved
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.specs import GrammarError, Lark
@@ -21,6 +22,7 @@ _TOKEN = re.compile(
 _DIRECTIVES = {"import", "ignore", "regex"}
 _ATTRIBUTES = {"lazy", "capture", "max_tokens"}
 _ATTRIBUTE_NAME = re.compile(r"(?:^|,)\s*(\w+)")
+NESTED_DEPTH = 100  # of each grammar where some are nested
 _STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")  # may hold a bracket
 
 
@@ -28,30 +30,53 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     """Returns the compiled grammar. Raises GrammarError with the character index of the error, if that is known.
 
     Terminals match greedily, as in Lark. A rule with `[max_tokens=N]` ends after at most N tokens, wherever it is then;
-    it may consist of terminals and texts, and not of other rules. Control tokens, `%json` (use JsonSchema or
-    Structural), options of the library, and attributes other than `lazy`, `capture` and `max_tokens` are refused.
+    it may consist of terminals and texts, and not of other rules. A rule may have `%json {...}`, the values of a
+    schema, and `%lark {...}`, the texts of another grammar. Control tokens, options of the library, and attributes
+    other than `lazy`, `capture` and `max_tokens` are refused.
 
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
-    check_notation(spec.grammar)
-    check_depth(spec.grammar)
-    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
+    flat = flatten(spec.grammar)
+    _check(flat)
+    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(flat.lark), warnings=flat.warnings)
     try:
         return ensure_compiles(source, vocabulary)
     except GrammarError as error:
-        raise explain_error(error.reason, spec.grammar, _ATTRIBUTES) from None
+        raise explain_error(error.reason, flat.text, _ATTRIBUTES) from None
 
 
-def check_lark(grammar: str) -> None:
-    """Raises GrammarError, with the character index if that is known, for a grammar that does not compile."""
-    check_notation(grammar)
-    check_depth(grammar)
-    if reason := grammar_refusal(llguidance.LLMatcher.grammar_from_lark(grammar)):
-        raise explain_error(reason, grammar, _ATTRIBUTES)
+def check_lark(grammar: str) -> FlatLark:
+    """Returns a grammar with its nested ones apart. Raises GrammarError, with the character index if that is known, for
+    one that does not compile."""
+    flat = flatten(grammar)
+    _check(flat)
+    _check_compiles(flat)
+    return flat
 
 
-def check_notation(grammar: str) -> None:
-    """Raises GrammarError for extensions of llguidance's dialect that plait does not support.
+def _check(flat: FlatLark) -> set[str]:
+    """Checks notation and depth; returns the attributes. The nested grammars are compiled, to find their errors."""
+    attributes = check_notation(flat.text)
+    check_depth(flat.text, NESTED_DEPTH if flat.inner else MAX_DEPTH)
+    for offset, inner in flat.inner:
+        try:
+            check_depth(inner.text, NESTED_DEPTH)
+            attributes |= _check(inner)
+            _check_compiles(inner)
+        except GrammarError as error:
+            raise moved(error, offset) from None
+        _check_attributes(attributes, offset)
+    return attributes
+
+
+def _check_compiles(flat: FlatLark) -> None:
+    if reason := grammar_refusal(llguidance.LLMatcher.grammar_from_lark(flat.lark)):
+        raise explain_error(reason, flat.text, _ATTRIBUTES)
+
+
+def check_notation(grammar: str) -> set[str]:
+    """Returns the attributes of rules. Raises GrammarError for extensions of llguidance's dialect that plait does not
+    support.
 
     >>> check_notation("start: <|im_end|>")
     Traceback (most recent call last):
@@ -68,8 +93,13 @@ def check_notation(grammar: str) -> None:
             raise GrammarError("references to other grammars are not supported", token.start())
         if kind == "attribute":
             attributes |= _attributes_at(grammar, token.start())
-            if {"capture", "max_tokens"} <= attributes:  # captures are found in the text, which has no tokens
-                raise GrammarError("a grammar cannot have both capture and max_tokens", token.start())
+            _check_attributes(attributes, token.start())
+    return attributes
+
+
+def _check_attributes(attributes: set[str], where: int) -> None:
+    if {"capture", "max_tokens"} <= attributes:  # captures are found in the text, which has no tokens
+        raise GrammarError("a grammar cannot have both capture and max_tokens", where)
 
 
 def _attributes_at(grammar: str, start: int) -> set[str]:

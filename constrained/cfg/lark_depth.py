@@ -19,8 +19,8 @@ _INLINE = {"%json", "%regex", "%lark"}  # directives that are a part of a defini
 _Reference = tuple[str, int, int]  # the name, the groups around it, and its index in the grammar
 
 
-def check_depth(grammar: str) -> None:
-    """Raises GrammarError, with an index, for definitions that nest more than MAX_DEPTH deep from `start`.
+def check_depth(grammar: str, max_depth: int = MAX_DEPTH) -> None:
+    """Raises GrammarError, with an index, for definitions that nest more than `max_depth` deep from `start`.
 
     A definition counts where it is first referred to, in the order of the text, as llguidance compiles it.
 
@@ -38,8 +38,8 @@ def check_depth(grammar: str) -> None:
                 stack.pop()
                 continue
             name, groups, where = found
-            if depth + groups >= MAX_DEPTH:
-                raise GrammarError(f"rules and groups nest more than {MAX_DEPTH} deep", where)
+            if depth + groups >= max_depth:
+                raise GrammarError(f"rules and groups nest more than {max_depth} deep", where)
             entered.add(name)
             stack.append((iter(references[name]), depth + groups + 1))
 

@@ -30,6 +30,7 @@ class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
     token_bytes: list[bytes]
     eos_ids: list[int]
     memory_bytes: int
+    control_texts: dict[int, str] = {}
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag="job"):

@@ -86,7 +86,7 @@ class CompilePool:
         self._wall_limit_s = MAX_WALL_FACTOR * deadline_s
         self.cache = AnswerCache(cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
-        init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
+        init = WorkerInit([*vocabulary.token_bytes], [*vocabulary.eos_ids], memory_bytes, {**vocabulary.control_texts})
         self._compiles_in_place = in_place
         self._in_place_from = 0.0  # nothing is compiled in place before this time (monotonic seconds)
         self._workers = WorkerSet[PendingSpec](init, workers + spares)

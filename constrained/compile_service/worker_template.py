@@ -63,7 +63,7 @@ def _fork_worker(control: socket.socket, connection: socket.socket, vocabulary: 
 def _load(init: WorkerInit) -> Vocabulary:
     """Builds the vocabulary, its trie and llguidance's tokenizer, and loads the libraries."""
     token_bytes = tuple(init.token_bytes)
-    vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes))
+    vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes), init.control_texts)
     len(vocabulary.trie)
     vocabulary.token_tries.get(SINGLE_BYTES)
     to_plain_pattern(r"\w|\d|\s")  # computes these classes

@@ -33,6 +33,8 @@ class Walker(Protocol):
     def advance(self, tokens: Sequence[int]) -> bool: ...
     def any_allowed_token(self) -> int | None: ...
     @property
+    def named_tokens(self) -> Sequence[int]: ...
+    @property
     def is_complete(self) -> bool: ...
 
 
@@ -69,6 +71,7 @@ class CompletionSearch:
     def _search_once(self, walker: Walker, order: list[int], limit: int) -> list[int] | None:
         """Tries one completion: forced tokens, else closing ones, else those used least so far, in the given order."""
         tokens: list[int] = []
+        order = [*walker.named_tokens, *order]
         use_counts: dict[int, int] = {}
         for _ in range(MAX_STEPS):
             if walker.is_complete:

@@ -16,7 +16,8 @@ MAX_SKIPPED = 4  # bytes at the start of a known completion that a guess may dro
 class LlguidanceWalker:
     """A copy of a matcher after `tokens`, for CompletionSearch. A number does not exceed its digit limit.
 
-    marks: the tokens of texts that begin and end calls, or parts of calls.
+    marks: the tokens of texts that begin and end calls, or parts of calls. named_tokens: those that a grammar names as
+    parts of its texts.
     """
 
     def __init__(
@@ -26,7 +27,9 @@ class LlguidanceWalker:
         tokens: Sequence[int],
         is_at_digit_limit: Callable[[Sequence[int]], bool],
         marks: Sequence[Sequence[int]] = (),
+        named_tokens: Sequence[int] = (),
     ) -> None:
+        self.named_tokens = named_tokens
         self._inner, self._vocabulary, self._marks = inner, vocabulary, marks
         self._tokens, self._is_at_digit_limit = list(tokens), is_at_digit_limit
 

@@ -168,7 +168,10 @@ class LlguidanceMatcher(Matcher):
     def _new_walker(self) -> LlguidanceWalker:
         grammar = self._grammar
         inner = self._inner.deep_copy()
-        return LlguidanceWalker(inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, grammar.marks)
+        named = () if grammar.marks else tuple(grammar.control_texts)
+        return LlguidanceWalker(
+            inner, grammar.vocabulary, self._tokens, grammar.is_at_digit_limit, grammar.marks, named
+        )
 
     def _continues_long_number(self, token: int) -> bool:
         """Returns whether the token would continue a number that must end here."""

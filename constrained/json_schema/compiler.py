@@ -26,7 +26,7 @@ from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schem
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.spelling import PYTHON, Spelling
-from plait.constrained.json_schema.unique_paths import separate_unique_items
+from plait.constrained.json_schema.unique_paths import has_freer_alternatives, separate_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.vocabulary import Vocabulary
 
@@ -44,6 +44,7 @@ _NOT_COMBINED = (
     "Unsatisfiable schema",
     "patternProperty regexes",
 )
+_REPEATS = "arrays that repeat an item are left out wherever one of several alternatives has uniqueItems"
 _WITHIN = "failed to compile JSON schema: "  # how llguidance's reason begins for a schema within a Lark grammar
 
 
@@ -95,6 +96,8 @@ def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
         strict_formats=spec.strict_formats,
         keeps_unique_items=True,
     )
+    if "uniqueItems" in spec.text and has_freer_alternatives(rewritten.schema):
+        rewritten = replace(rewritten, warnings=(*rewritten.warnings, _REPEATS))
     schema = _without_endless(rewritten.schema)
     if schema is None:
         place = locate_rejected_keyword(
@@ -289,4 +292,6 @@ def _clarify_reason(reason: str) -> str:
         return f"no value matches this schema: {reason.partition(':')[2].strip()}"[:200]
     if "patternProperty regexes" in reason:
         return "two patternProperties are not proved to exclude each other"
+    if reason.startswith("Unable to determine if regex is empty"):
+        return "its patterns and lengths together are too large"
     return reason

@@ -14,7 +14,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, property_schema, scalar_keywords
+from plait.constrained.json_schema.emptiness import (
+    Emptiness,
+    item_schema,
+    kinds_of,
+    property_schema,
+    scalar_keywords,
+)
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
 from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
@@ -244,7 +250,7 @@ class _Combiner:
     def _array(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
         num_listed = max(len(part.get("prefixItems", ())) for part in case)
         if num_listed:
-            out["prefixItems"] = [self._child(_item_at(part, at) for part in case) for at in range(num_listed)]
+            out["prefixItems"] = [self._child(item_schema(part, at) for part in case) for at in range(num_listed)]
         if any("items" in part for part in case):
             out["items"] = self._child(part.get("items", True) for part in case)
         _copy_bounds(case, out, "minItems", "maxItems")
@@ -317,12 +323,6 @@ def _num_rests(names: list[str]) -> int:
         for at in range(len(name) + 1):
             rests.setdefault(name[:at], set()).add(name[at:])
     return len(set(map(frozenset, rests.values())))
-
-
-def _item_at(part: dict[str, Any], at: int) -> Schema:
-    listed = part.get("prefixItems", ())
-    found: Schema = listed[at] if at < len(listed) else part.get("items", True)
-    return found
 
 
 def _copy_bounds(case: list[dict[str, Any]], out: dict[str, Any], low: str, high: str) -> None:

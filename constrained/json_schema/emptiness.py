@@ -11,6 +11,7 @@ from plait.constrained.json_schema.rewrite.patterns import matches_whole
 
 MAX_DEPTH = 6
 MAX_LISTED = 60
+MAX_ITEMS = 16
 KINDS = ("null", "boolean", "object", "array", "string", "number")
 _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
@@ -62,6 +63,17 @@ def property_schema(part: dict[str, Any], name: str) -> Schema:
     return other
 
 
+def item_schema(part: dict[str, Any], at: int) -> Schema:
+    """Returns what a rewritten schema says about the item at a place of an array.
+
+    >>> item_schema({"prefixItems": [False], "items": True}, 1)
+    True
+    """
+    listed = part.get("prefixItems", ())
+    found: Schema = listed[at] if at < len(listed) else part.get("items", True)
+    return found
+
+
 class Emptiness:
     """What is known to be empty among schemas that refer to these definitions."""
 
@@ -82,16 +94,33 @@ class Emptiness:
             return True
         if depth >= MAX_DEPTH:
             return False
-        if kinds == ["object"]:
-            required = {name for part in flat for name in part.get("required", ())}
-            for name in sorted(required):
-                if self.is_empty_conjunction([property_schema(part, name) for part in flat], depth + 1):
+        if kinds == ["object"] and self._lacks_names(flat, depth):
+            return True
+        if kinds == ["array"]:
+            count = max(part.get("minItems", 0) for part in flat)
+            for at in range(min(count, MAX_ITEMS)):
+                if self.is_empty_conjunction([item_schema(part, at) for part in flat], depth + 1):
                     return True
         return any(
             all(self.is_empty_conjunction([*flat, branch], depth + 2) for branch in branches)
             for branches in alternatives
             if depth and len(branches) <= 8
         )
+
+    def _lacks_names(self, flat: list[dict[str, Any]], depth: int) -> bool:
+        """Returns whether it is found that a required name, or a name that the minimum needs, has no value."""
+
+        def has_value(name: str) -> bool:
+            return not self.is_empty_conjunction([property_schema(part, name) for part in flat], depth + 1)
+
+        if not all(has_value(name) for name in sorted({name for part in flat for name in part.get("required", ())})):
+            return True
+        count = max(part.get("minProperties", 0) for part in flat)
+        names = {name for part in flat for name in part.get("properties", ())}
+        if not count or len(names) > MAX_LISTED or any(part.get("patternProperties") for part in flat):
+            return False
+        others = [part.get("additionalProperties", True) for part in flat]
+        return self.is_empty_conjunction(others, depth + 1) and count > sum(map(has_value, names))
 
     def _flattened(self, parts: list[Any]) -> tuple[list[dict[str, Any]] | None, list[list[Schema]]]:
         """Returns (the schemas without references, `allOf` and `anyOf`, or None if one is false; the alternatives)."""

@@ -43,6 +43,26 @@ def write_automaton(initial: int, finals: Collection[int], transitions: dict[int
     return edges[-1].get(-2, NO_TEXT)
 
 
+def minimized(table: list[list[int]], finals: set[int]) -> tuple[list[list[int]], set[int]]:
+    """Merges the equivalent states of a DFA (Moore 1956). State 0 stays the first one.
+
+    table: for each state, the target of each class. finals: the accepting states.
+
+    >>> minimized([[1], [2], [2]], {1, 2})
+    ([[1], [1]], {1})
+    """
+    group = [int(state in finals) for state in range(len(table))]
+    while True:
+        keys = [(group[state], *(group[target] for target in row)) for state, row in enumerate(table)]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        if len(numbers) == len(set(group)):
+            break
+        group = [numbers[key] for key in keys]
+    order = {number: place for place, number in enumerate(dict.fromkeys(group))}
+    merged = {order[group[state]]: [order[group[target]] for target in row] for state, row in enumerate(table)}
+    return [merged[place] for place in range(len(merged))], {order[group[state]] for state in finals}
+
+
 def _live_states(finals: Collection[int], transitions: dict[int, dict[int, Ranges]]) -> set[int]:
     """Returns the states from which a final one is reached."""
     before: dict[int, list[int]] = {}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from plait.constrained.regex.automaton_writer import write_automaton
+from plait.constrained.regex.automaton_writer import minimized, write_automaton
 from plait.constrained.regex.char_classes import MAX_CHARACTER, Ranges, merge_ranges, named_ranges
 from plait.constrained.regex.python_syntax import CLASS_FLAGS, MAXREPEAT, ParseItem, PlainPattern, PlainPatternWriter
 from plait.constrained.specs import GrammarError
@@ -171,8 +171,8 @@ class _Builder:
                 self._in_negative -= op == "ASSERT_NOT"
                 if value[0] > 0:
                     return (Node("ahead", ((*inner, self.any_text),), negated=op == "ASSERT_NOT"),)
-                if any(node.kind in ("ahead", "behind") for node in inner):
-                    raise GrammarError("lookaround within lookbehind is not supported")
+                if _has_lookahead(inner):
+                    raise GrammarError("$ or lookahead within lookbehind is not supported")
                 self._behind.append(inner)
                 return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._behind) - 1),)
             case "AT" if not self._flags & re.MULTILINE or str(value) not in ("AT_BEGINNING", "AT_END"):
@@ -203,16 +203,17 @@ class _Automaton:
         while todo:
             added = []
             for state, behind, is_start, before in todo:
-                position = self._position(behind, is_start, before)
-                if self._matches_end(state, position):
+                if self._matches_end(state, self._position(behind, is_start, before, None), None):
                     finals.add(len(table))
                 row = []
-                for char in range(len(self._classes)):
+                positions = {kind: self._position(behind, is_start, before, kind) for kind in set(self._kinds)}
+                for char, kind in enumerate(self._kinds):
+                    position = positions[kind]
                     target = (
                         self._next_state(state, position, char),
                         tuple(self._next_state(lookbehind, position, char) for lookbehind in behind),
                         False,
-                        self._kinds[char],
+                        kind,
                     )
                     if target not in numbers:
                         numbers[target] = len(numbers)
@@ -222,12 +223,14 @@ class _Automaton:
                 if len(numbers) > MAX_STATES or len(table) * len(self._classes) > MAX_TRANSITIONS:
                     raise GrammarError(TOO_MANY_STATES)
             todo = added
-        return (*_minimized(table, finals), self._classes)
+        return (*minimized(table, finals), self._classes)
 
-    def _position(self, behind: tuple[State, ...], is_start: bool, before: str) -> Position:
-        without_lookbehind = Position(is_start, before, ())
-        matched = tuple(self._matches_end(state, without_lookbehind, at_end=False) for state in behind)
-        return Position(is_start, before, matched)
+    def _position(self, behind: tuple[State, ...], is_start: bool, before: str, after: str | None) -> Position:
+        """`after`: the kind of the next character, on which the end of a lookbehind may depend; None: the text ends."""
+        position = Position(is_start, before, ())
+        for state in behind:  # one may refer to those before it, which are within it
+            position = position._replace(behind=(*position.behind, self._matches_end(state, position, after)))
+        return position
 
     def _next_state(self, state: State, position: Position, char: int) -> State:
         """Returns the state after one more character."""
@@ -296,39 +299,45 @@ class _Automaton:
             return (position.before != after) != node.negated
         return position.behind[node.number] != node.negated
 
-    def _matches_end(self, state: State, position: Position, at_end: bool = True) -> bool:
-        """Returns whether the state accepts at the position. `at_end`: whether the text is known to end there."""
+    def _matches_end(self, state: State, position: Position, after: str | None) -> bool:
+        """Returns whether the state accepts at the position, before a character of this kind or at the end (None)."""
         return any(
-            all(self._matches_empty(continuation, position, at_end, frozenset()) for continuation in conjunction)
+            all(self._matches_empty(continuation, position, after, frozenset()) for continuation in conjunction)
             for conjunction in state
         )
 
-    def _matches_empty(self, continuation: Any, position: Position, at_end: bool, seen: frozenset[Sequence]) -> bool:
+    def _matches_empty(
+        self, continuation: Any, position: Position, after: str | None, seen: frozenset[Sequence]
+    ) -> bool:
         """Returns whether a continuation matches the empty text at the position."""
         if not continuation:
             return True
         if continuation[:1] == ("not",):
-            return not self._matches_end(continuation[1], position, at_end)
+            return not self._matches_end(continuation[1], position, after)
         node, rest = continuation[0], continuation[1:]
         if continuation in seen or node.kind == "chars":
             return False
         seen = seen | {continuation}
         match node.kind:
             case "or":
-                return any(self._matches_empty((*arm, *rest), position, at_end, seen) for arm in node.inner)
+                return any(self._matches_empty((*arm, *rest), position, after, seen) for arm in node.inner)
             case "repeat":
-                if not node.low and self._matches_empty(rest, position, at_end, seen):
+                if not node.low and self._matches_empty(rest, position, after, seen):
                     return True
                 repeated = (*node.inner[0], *_further_repeats(node), *rest)
-                return self._matches_empty(repeated, position, at_end, seen)
+                return self._matches_empty(repeated, position, after, seen)
             case "ahead":
-                ahead = self._matches_empty(node.inner[0], position, at_end, frozenset())
-                return ahead != node.negated and self._matches_empty(rest, position, at_end, seen)
-        if not self._matches_empty(rest, position, at_end, seen):
+                ahead = self._matches_empty(node.inner[0], position, after, frozenset())
+                return ahead != node.negated and self._matches_empty(rest, position, after, seen)
+        if not self._matches_empty(rest, position, after, seen):
             return False
-        if not at_end and node.kind != "start":
-            raise GrammarError("an anchor at the end of lookbehind is not supported")
-        return node.kind == "end" or self._assertion_holds(node, position, "other")
+        if node.kind == "end":
+            return after is None
+        return self._assertion_holds(node, position, after or "other")
+
+
+def _has_lookahead(sequence: Sequence) -> bool:
+    return any(node.kind == "ahead" or any(map(_has_lookahead, node.inner)) for node in sequence)
 
 
 def _single(sequence: Sequence) -> State:
@@ -369,23 +378,6 @@ def _partition(sets: list[Ranges]) -> list[Ranges]:
 
 def _contains(ranges: Ranges, code: int) -> bool:
     return any(low <= code <= high for low, high in ranges)
-
-
-def _minimized(table: list[list[int]], finals: set[int]) -> tuple[list[list[int]], set[int]]:
-    """Merges the equivalent states of a DFA (Moore 1956). State 0 stays the first one.
-
-    table: for each state, the target of each class. finals: the accepting states.
-    """
-    group = [int(state in finals) for state in range(len(table))]
-    while True:
-        keys = [(group[state], *(group[target] for target in row)) for state, row in enumerate(table)]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        if len(numbers) == len(set(group)):
-            break
-        group = [numbers[key] for key in keys]
-    order = {number: place for place, number in enumerate(dict.fromkeys(group))}
-    merged = {order[group[state]]: [order[group[target]] for target in row] for state, row in enumerate(table)}
-    return [merged[place] for place in range(len(merged))], {order[group[state]] for state in finals}
 
 
 def _pattern_of(table: list[list[int]], finals: set[int], classes: list[Ranges]) -> str:

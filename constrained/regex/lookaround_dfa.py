@@ -11,7 +11,7 @@ from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.char_classes import Ranges
 from plait.constrained.regex.lookaround_automaton import lookaround_table
-from plait.constrained.regex.python_syntax import parse_regex
+from plait.constrained.regex.python_syntax import check_regex, parse_regex
 from plait.constrained.regex.utf8_rows import NO_BYTE, utf8_rows
 from plait.constrained.specs import GrammarError
 
@@ -31,10 +31,11 @@ def build_lookaround_dfa(pattern: str) -> tuple[Int32Array, int, NDArray[np.bool
     (True, False)
     """
     tree = parse_regex(pattern)
+    check_regex(pattern)
     whole = [("AT", "AT_BEGINNING_STRING"), ("SUBPATTERN", (None, 0, 0, list(tree))), ("AT", "AT_END_STRING")]
     table, finals, classes = lookaround_table(whole, pattern, tree.state.flags)
-    if r"\B" in pattern and 0 in finals and re.fullmatch(pattern, "") is None:
-        raise GrammarError(r"\B does not match the empty text in Python before 3.14, which this pattern matches")
+    if r"\B" in pattern and (0 in finals) is (re.fullmatch(pattern, "") is None):
+        raise GrammarError(r"\B does not match the empty text in Python before 3.14, on which this pattern depends")
     dead = {state for state, row in enumerate(table) if state not in finals and set(row) == {state}}
     return _BytesOfClasses(classes).dfa([[NO_BYTE if to in dead else to for to in row] for row in table], finals)
 

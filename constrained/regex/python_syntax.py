@@ -105,6 +105,16 @@ def parse_regex(pattern: str) -> Any:
         return _parser.parse(pattern)
 
 
+def check_regex(pattern: str) -> None:
+    """Raises GrammarError for what `re` refuses only as it compiles: lookbehind without a fixed width."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise GrammarError(error.msg, error.pos) from None
+
+
 class PlainPatternWriter:
     """Writes nodes of the parse tree; the pattern itself only serves to locate what is refused."""
 

@@ -74,9 +74,9 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
             raise GrammarError("no text of this pattern is without the text that ends it")
         return ContentRules(expression, rules, text=_OTHER)
     if isinstance(content, Lark):
-        check_lark(content.grammar)
-        end = marks.literal(trigger.end, with_id=True)
-        return ContentRules(f"{name} {end}", (f"{name}: %lark {{", content.grammar, "}"), text=_OTHER)
+        flat, end = check_lark(content.grammar), marks.literal(trigger.end, with_id=True)
+        rules = (f"{name}: %lark {{", flat.lark, "}")
+        return ContentRules(f"{name} {end}", rules, warnings=flat.warnings, text=_OTHER)
     if isinstance(content, JsonString):
         return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
     if isinstance(content, Notation):
@@ -109,7 +109,8 @@ def _json_string(content: JsonString, name: str, end: str) -> tuple[str, tuple[s
     if isinstance(content.of, Regex):
         pattern = regex_to_lark(pattern_in_json(content.of.pattern))
         return f"{name.upper()} {end}", (f'{name.upper()}: "\\"" /{pattern}/ "\\""',)
-    check_lark(content.of.grammar)
+    if check_lark(content.of.grammar).rules:
+        raise GrammarError("%json and %lark are not supported where the text stands in a JSON string")
     rules = (f"{name}: %lark {{", grammar_in_json(content.of.grammar), "}")
     return f'"\\"" {name} "\\"" {end}', rules
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import msgspec
 
+from plait.constrained.cfg.gbnf_tokens import without_tokens
 from plait.constrained.compile_service.blocking import compile_grammar
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.dfa.token_dfa import DfaTooLarge
@@ -17,6 +18,7 @@ from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.specs import (
+    Ebnf,
     Elements,
     GrammarError,
     JsonObject,
@@ -95,7 +97,9 @@ def _grammar(spec: Spec) -> Grammar:
 
 
 def _relaxed(spec: Spec) -> Spec:
-    """Returns `spec` with white space wherever JSON allows it."""
+    """Returns `spec` with white space wherever JSON allows it, and without control tokens."""
+    if isinstance(spec, Ebnf):
+        return _without_control_tokens(spec)
     if isinstance(spec, JsonSchema | JsonObject | Elements | Keywords | Structural):
         spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
     if isinstance(spec, Structural):
@@ -109,7 +113,10 @@ def _relaxed(spec: Spec) -> Spec:
 
 
 def _without_control_tokens(spec: Spec) -> Spec:
-    """Returns `spec` with the texts of its control tokens as text: single bytes are no control tokens."""
+    """Returns `spec` with the texts of its control tokens as text, and those of GBNF as any text: single bytes are no
+    control tokens."""
+    if isinstance(spec, Ebnf):
+        return Ebnf(without_tokens(spec.grammar))
     if isinstance(spec, Reasoning):
         return msgspec.structs.replace(spec, then=_without_control_tokens(spec.then), control_tokens=())
     return msgspec.structs.replace(spec, control_tokens=(), free_tokens=()) if isinstance(spec, Structural) else spec

@@ -132,7 +132,7 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary for constrained decoding and detokenizing."""
-        return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain)
+        return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain, self.control_texts)
 
     def encode(
         self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False, max_tokens: int | None = None

@@ -5,10 +5,11 @@ A result of False or None means "not proved", never "disproved". All work is bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.numbers import number_range
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, is_narrowed, literal, matches
@@ -17,8 +18,24 @@ from plait.constrained.specs import GrammarError
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
 MAX_DEPTH = 6
 MAX_VALUES = 1000
-MAX_BRANCHES = 16
+MAX_BRANCHES = 32
 _MAX_VALIDATED_VALUES = 60  # listed values that are validated to prove an enum disjoint from another schema
+_OF_OBJECTS = "properties patternProperties additionalProperties propertyNames required minProperties maxProperties"
+_OF_OBJECTS += " dependentRequired dependentSchemas dependencies unevaluatedProperties"
+_OF_ARRAYS = "items prefixItems additionalItems contains minContains maxContains minItems maxItems uniqueItems"
+_OF_ARRAYS += " unevaluatedItems"
+_OF_NUMBERS = "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"
+_KEYWORDS = {  # those that only values of one kind can violate
+    kind: frozenset(names.split())
+    for kind, names in {
+        "object": _OF_OBJECTS,
+        "array": _OF_ARRAYS,
+        "string": "format pattern minLength maxLength",
+        "integer": _OF_NUMBERS,
+        "fraction": _OF_NUMBERS,
+    }.items()
+}
+_OF_ANY_KIND = ASSERTIONS - frozenset[str]().union(*_KEYWORDS.values())
 
 
 def allowed_kinds(schema: Schema) -> frozenset[str]:
@@ -49,6 +66,37 @@ def conjuncts(schema: Schema, document: SchemaDocument, depth: int = 0) -> list[
     for inner in schema.get("allOf", ()):
         schemas += conjuncts(inner, document, depth + 1)
     return schemas
+
+
+def holds_for_kind(kind: str, schema: Schema, document: SchemaDocument, names: Set[str] = frozenset()) -> bool:
+    """Returns whether all values of a kind match a schema, objects if they have `names`; False if that is not proved.
+
+    >>> holds_for_kind("null", {"required": ["a"]}, SchemaDocument("{}"))
+    True
+    """
+    return _holds(kind, schema, document, names, 0)
+
+
+def _holds(kind: str, schema: Schema, document: SchemaDocument, names: Set[str], depth: int) -> bool:
+    if isinstance(schema, bool) or depth > MAX_DEPTH:
+        return schema is True
+    for keyword, value in schema.items():
+        match keyword:
+            case "type":
+                is_met = kind in allowed_kinds(schema)
+            case "required":
+                is_met = kind != "object" or names >= set(value)
+            case "$ref":
+                is_met = _holds(kind, document.resolve_reference(value, ""), document, names, depth + 1)
+            case "allOf":
+                is_met = all(_holds(kind, inner, document, names, depth + 1) for inner in value)
+            case "anyOf":
+                is_met = any(_holds(kind, inner, document, names, depth + 1) for inner in value)
+            case _:
+                is_met = keyword not in _OF_ANY_KIND and keyword not in _KEYWORDS.get(kind, ())
+        if not is_met:
+            return False
+    return True
 
 
 def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
@@ -158,6 +206,9 @@ def _without_branches(schema: Schema) -> Schema:
 def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], document: SchemaDocument, depth: int) -> bool:
     a = [part for part in xs if isinstance(part, dict)]
     b = [part for part in ys if isinstance(part, dict)]
+    required = {name for part in a + b for name in part.get("required", ()) if isinstance(name, str)}
+    if any("not" in part and holds_for_kind(kind, part["not"], document, required) for part in a + b):
+        return True
     match kind:
         case "string":
             return _do_bounds_cross(a + b, "minLength", "maxLength") or _are_texts_disjoint(a, b, document)
@@ -166,7 +217,6 @@ def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], docume
         case "array":
             return _do_bounds_cross(a + b, "minItems", "maxItems") or _are_items_disjoint(a, b, document, depth)
         case "object":
-            required = {name for part in a + b for name in part.get("required", ()) if isinstance(name, str)}
             counted = [*a, *b, {"minProperties": len(required)}]
             crossed = _do_bounds_cross(counted, "minProperties", "maxProperties")
             return crossed or _are_properties_disjoint(a, b, document, depth)

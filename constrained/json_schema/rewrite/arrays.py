@@ -95,10 +95,13 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     if max_contains is None:
         cases += _with_some(inner, min_contains, places, document)
     else:
-        others = subtract([schema.get("items", True)] if "prefixItems" not in schema else [], inner, document)
+        items = [schema.get("items", True)] if "prefixItems" not in schema else []
+        others, is_exact = subtract(items, inner, document)
         if others is None:
             reason = "its schema has no complement that can be written without not"
             raise UnsupportedKeywords(reason, "maxContains", "contains", "minContains")
+        if not is_exact:
+            document.narrow("arrays are left out in which other items violate it by what has no complement", "contains")
         cases += _with_exactly(inner, others, range(min_contains, int(max_contains) + 1), places, document)
     return with_all_of(rest, {"anyOf": cases})
 

@@ -28,8 +28,33 @@ def _label(max_length: int) -> str:
     return rf"{x}(?:{y}?{x}|{y}{y}{x}|{y}(?:{x}{y}|-{x}){y}{{0,{max_length - 5}}}{x})?"
 
 
+_PUNYCODE_DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
+_NOT_ASCII = ((0xDF, 0xF6), (0xF8, 0xFF))  # the small letters of Latin-1
+
+
+def _punycode_label(max_letters: int) -> str:
+    """Returns a pattern of the A-labels of words with one letter of Latin-1 beside up to `max_letters` of ASCII.
+
+    RFC 3492: behind the hyphen stands (letter - 128) (n + 1) + place, for n letters of ASCII, in digits of which the
+    first one counts 1, the second 35 and the third 1225, each of the first two from 1 on unless it is the last.
+    """
+    words = list[str]()
+    for count in range(1, max_letters + 1):
+        ends = dict[str, list[int]]()
+        for low, high in _NOT_ASCII:
+            for delta in range((low - 128) * (count + 1), (high - 127) * (count + 1)):
+                second, first = divmod(delta - 1, 35)
+                third, second = divmod(second - 1, 35)
+                ends.setdefault(_PUNYCODE_DIGITS[second + 1] + _PUNYCODE_DIGITS[third], []).append(first + 1)
+        codes = [f"[{''.join(map(_PUNYCODE_DIGITS.__getitem__, sorted(firsts)))}]{end}" for end, firsts in ends.items()]
+        words.append(f"[a-z0-9]{{{count}}}-(?:{'|'.join(codes)})")
+    return f"xn--(?:{'|'.join(words)})"
+
+
 # At most 64 + 8 x 15 + 63 = 247 characters of the 253 that RFC 1035 allows.
 _HOST = rf"(?:{_label(63)}\.)?(?:{_label(14)}\.){{0,8}}{_label(63)}"
+_LONG_LABEL = f"(?:{_label(63)}|{_punycode_label(14)})"
+_HOST_NAME = rf"(?:{_LONG_LABEL}\.)?(?:(?:{_label(14)}|{_punycode_label(6)})\.){{0,8}}{_LONG_LABEL}"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP = r"[0-9a-fA-F]{1,4}"
@@ -102,8 +127,11 @@ _IDN_LETTERS = (
     r"\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03ce\u0430-\u045f"
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
-_IDN_LABEL = rf"(?:{_label(63)}|[a-z0-9{_IDN_LETTERS}](?:-?[a-z0-9{_IDN_LETTERS}]){{0,9}})"
-_IDN_HOST = rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,2}}"
+# Others have up to two letters beyond ASCII, each of at most 5 digits: 4 + 3 x 12 + 2 x 5 + 1 + 2 x 5 = 61 characters.
+_ASCII_PART, _HYPHENATED = "[a-z0-9]{0,12}", "[a-z0-9]{1,4}"
+_MIXED = rf"(?:{_HYPHENATED}-)?(?:{_ASCII_PART}[{_IDN_LETTERS}]){{1,2}}{_ASCII_PART}(?:-{_HYPHENATED})?"
+_IDN_LABEL = rf"(?:{_LONG_LABEL}|[a-z0-9{_IDN_LETTERS}](?:-?[a-z0-9{_IDN_LETTERS}]){{0,9}}|{_MIXED})"
+_IDN_HOST = rf"(?:{_label(14)}\.){{0,3}}{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,2}}"  # 3 x 15 + 3 x 64 = 237 characters
 
 # -- regular expressions: ECMA 262, with groups nested up to two deep ------------------------------
 
@@ -155,7 +183,7 @@ FORMATS: dict[str, str] = {
     "date-time": rf"{_DATE}[Tt]{_TIME}",
     "duration": rf"P(?:{_PERIOD}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,9}}W)",
     "email": _mailbox(_ATEXT, _HOST),
-    "hostname": _HOST,
+    "hostname": _HOST_NAME,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
     "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",

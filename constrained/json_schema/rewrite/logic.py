@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from plait.constrained.json_schema.rewrite.analysis import are_disjoint, discriminators
+from plait.constrained.json_schema.rewrite.analysis import KINDS, are_disjoint, discriminators, holds_for_kind
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.negation import negate, subtract
 
 MAX_BRANCHES = 64
 MAX_EXCLUDED = 6
-_OF_OBJECTS = frozenset(
-    ("properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties")
-) | {"maxProperties", "dependentRequired", "dependentSchemas", "dependencies"}
 
 
 def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -25,7 +21,7 @@ def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | Non
     the branches that it is not proved disjoint from. OpenAPI's `discriminator` names a property by which the branches
     differ; it is required then, which leaves out objects without it.
 
-    If two branches have only keywords about objects, any other value matches both, and all branches are of type object.
+    Of types that two branches allow whatever the value, as those that only speak of objects allow texts, none is valid.
 
     >>> one_of({"oneOf": [{"type": "null"}, {"type": "string"}]}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': 'null'}, {'type': 'string'}]}]}
@@ -61,9 +57,11 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     branches = [_with_names(branch, rest) for branch in schema["oneOf"]]
     if len(branches) == 1:
         return with_all_of(rest, branches[0])
-    if sum(_is_about_objects_only(branch, document) for branch in branches) > 1:
-        # any value but an object matches two branches
-        branches = [{"type": "object", "allOf": [branch]} for branch in branches]
+    types = _types_of_one(branches, document)
+    if types == []:
+        return with_all_of(rest, False)
+    if types is not None:
+        branches = [{"allOf": [branch, {"type": types}]} for branch in branches]
     if discriminators(branches, document):
         return with_all_of(rest, {"anyOf": branches})
     named = rest.pop("discriminator", None)
@@ -87,13 +85,17 @@ def _without_one_of(schema: SchemaObject, document: SchemaDocument, beside: list
     )
 
 
-def _is_about_objects_only(branch: Schema, document: SchemaDocument) -> bool:
-    """Returns whether it is apparent that every value that is no object matches a branch."""
-    target = document.resolve_reference(branch["$ref"], "") if isinstance(branch, dict) and "$ref" in branch else branch
-    parts = [branch, target]
-    if not all(isinstance(part, dict) and part.keys() & ASSERTIONS <= _OF_OBJECTS | {"$ref"} for part in parts):
-        return False
-    return target is branch or (isinstance(target, dict) and "$ref" not in target)
+def _types_of_one(branches: list[Schema], document: SchemaDocument) -> list[str] | str | None:
+    """Returns the types without those of which two branches allow all values, as they do if they forget `type`.
+
+    None: there is no such type.
+    """
+    kinds = {kind for kind in KINDS if sum(holds_for_kind(kind, branch, document) for branch in branches) < 2}
+    if "fraction" in kinds:
+        kinds = kinds - {"fraction", "integer"} | {"number"}  # an integer fails then in each branch
+    if len(kinds) == len(KINDS) - ("number" in kinds):
+        return None
+    return sorted(kinds) if len(kinds) != 1 else next(iter(kinds))
 
 
 def _with_names(branch: Schema, outer: SchemaObject) -> Schema:
@@ -113,9 +115,11 @@ def _exclusive_branch(
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")
     complements = []
     for j in sorted(shared):
-        complement = subtract([branches[index], *outer], branches[j], document)
+        complement, is_exact = subtract([branches[index], *outer], branches[j], document)
         if complement is None:
             raise UnsupportedKeywords(f"its branches {min(index, j)} and {max(index, j)} may share values", "oneOf")
+        if not is_exact:
+            document.narrow("values are left out that violate another branch only by what has no complement", "")
         complements.append(complement)
     return {"allOf": [branches[index], *complements]}
 
@@ -156,10 +160,10 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     if "if" not in schema or ("then" not in schema and "else" not in schema):
         return rest
     condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
-    negation = negate(condition, document)
+    negation, is_exact = subtract([rest], condition, document)
     shared: list[Schema] = []
-    if negation is None:
-        negation, shared = subtract([rest], condition, document), [{"allOf": [then, otherwise]}]
+    if not is_exact:
+        shared = [{"allOf": [then, otherwise]}]
         document.narrow("values that violate both the condition and then (or else) may be left out", "if")
     if negation is None and (then is False or otherwise is False):
         raise UnsupportedKeywords(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import jsonschema_rs
 import pytest
@@ -34,8 +35,11 @@ EXAMPLES = {
     "email": "te~st@example.com !#$%&'*+-/=?^_`{|}~@x.org a.b.c@x.y a@[127.0.0.1] a@[IPv6:::1] a@localhost"
     rf' "a\"b"@x.org {"a" * 64}@x.org a@a.b.c.d.e.f',
     "idn-email": "jörg@b.org a.b@c.d 実例@x.org a@müller.de",
-    "hostname": f"a.b.c.d.e.f.g.h {'a' * 63} {'a' * 63}.{'b' * 63} a--b 1.2.3.4 A.B {'a' * 40}.s3.eu-west-1.a.com",
-    "idn-hostname": f"müller.de straße.example 例え.テスト 실례.com пример.org a-b.c {'a' * 63}",
+    "hostname": f"a.b.c.d.e.f.g.h {'a' * 63} {'a' * 63}.{'b' * 63} a--b 1.2.3.4 A.B {'a' * 40}.s3.eu-west-1.a.com"
+    " xn--bcher-kva.example www.xn--mller-kva.com xn--mnchen-3ya.de a.xn--caf-dma.b.c",
+    "idn-hostname": f"müller.de straße.example 例え.テスト 실례.com пример.org a-b.c {'a' * 63}"
+    " bundesärztekammer.de www.mail.bücher.co.uk nord-münchnerin.de mein-grüßgott.de xn--bcher-kva.example"
+    " mail.google.internal.a-b.company.org",
     "ipv6": ":: ::1 1:: 1:2:3:4:5:6:7:: ::2:3:4:5:6:7:8 ::6666:6666:6666:6666:6666:6666 ::1.2.3.4 1:2:3:4:5:6:1.2.3.4"
     " 1:2:3:4:5::1.2.3.4 1::3:4:5:6:7:8 1:2:3:4:5:6:7:8 ::ffff:255.0.0.1 fe80::1",
     "date-time": "2024-01-01t10:00:00z 1998-12-31T23:59:60Z 1998-12-31T23:59:60.5+00:00 2024-02-29T00:00:00.123-23:59",
@@ -59,6 +63,25 @@ def test_common_texts_are_allowed(name, texts) -> None:
     for text in (*texts.split(), *([""] if name in MAY_BE_EMPTY else [])):
         assert PATTERNS[name].fullmatch(text), text
         assert VALIDATORS[name].is_valid(text), text
+
+
+@pytest.mark.parametrize("count", range(1, 15))
+def test_a_labels_with_one_letter_of_latin_1(count: int) -> None:
+    """All of them for words of so many letters of ASCII, by Python's codec, and none with other digits."""
+    letters = [chr(code) for code in (*range(0xDF, 0xF7), *range(0xF8, 0x100))]
+    words = ["b" * at + letter + "b" * (count - at) for letter in letters for at in range(count + 1)]
+    labels = {f"xn--{word.encode('punycode').decode()}" for word in words}
+    codes = map("".join, product("abcdefghijklmnopqrstuvwxyz0123456789", "abyz0189", "abz0"))
+    others = {f"xn--{'b' * count}-{code}" for code in codes} - labels
+    assert all(PATTERNS["hostname"].fullmatch(label) and VALIDATORS["hostname"].is_valid(label) for label in labels)
+    assert not any(PATTERNS["hostname"].fullmatch(label) for label in others)
+
+
+def test_the_longest_international_labels_fit() -> None:
+    for one, other in product("\xdf\xff\u3041\u4e00\ud7a3", repeat=2):
+        label = f"zzzz-{'z' * 12}{one}{'z' * 12}{other}{'z' * 12}-zzzz"
+        assert PATTERNS["idn-hostname"].fullmatch(label) and VALIDATORS["idn-hostname"].is_valid(label)
+        assert 50 < len(f"xn--{label.encode('punycode').decode()}") <= 63
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -29,6 +29,7 @@ from plait.constrained import Grammar, GrammarError
 TEXT, INTEGER, SHUT = {"type": "string"}, {"type": "integer"}, {"additionalProperties": False}
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 OBJECT = {"type": "object"}
+LONG_PATTERN = "|".join(f"([0-9A-F]{{1,4}}:){{{n}}}(:[0-9A-F]{{1,4}}){{1,{7 - n}}}" for n in range(1, 7))
 CASES: dict[str, dict[str, Any]] = {
     "closed objects without required names": {
         "oneOf": [{**OBJECT, "properties": {name: TEXT}, **SHUT} for name in "abc"],
@@ -75,6 +76,33 @@ CASES: dict[str, dict[str, Any]] = {
         "oneOf": [{"dependentRequired": {"a": ["b"]}}, {"required": ["a"], "properties": {"a": TEXT}}],
     },
     "one of oneOf": {"oneOf": [{"oneOf": [TEXT, {"type": "null"}]}, {"enum": ["a", 1, None]}]},
+    "large patterns": {
+        "type": "string",
+        "oneOf": [{"pattern": rf"^({LONG_PATTERN}|[0-9]+(\.[0-9]+){{3}})$"}, {"pattern": r"^\$\{[a-z_]+\}$|^x$"}],
+    },
+    "objects that forget their type": {
+        "oneOf": [
+            {"properties": {"a": {"const": kind}}, "required": ["a"], **SHUT} for kind in ("x", "a", *"123456789")
+        ],
+    },
+    "many branches within a branch": {
+        "oneOf": [
+            {
+                "oneOf": [{"properties": {"a": {"const": f"{i}"}}, "required": ["a", "b"]} for i in range(20)]
+                + [{"$ref": "#/$defs/x"}]
+            },
+            {
+                **OBJECT,
+                "properties": {"a": {"const": "a"}, "b": {}},
+                "unevaluatedProperties": False,
+                "oneOf": [
+                    {"required": ["b"], "not": {"anyOf": [{"required": ["a"]}, {"required": ["c"]}]}},
+                    {"required": ["a"], "not": {"required": ["b"]}},
+                ],
+            },
+        ],
+        "$defs": {"x": {"required": ["a", "b"], "properties": {"a": {"const": "x"}, "b": {"items": {"$ref": "#"}}}}},
+    },
     "a minimum beside names": {
         "oneOf": [
             {**OBJECT, "properties": {"a": TEXT}, "required": ["a"], **SHUT},

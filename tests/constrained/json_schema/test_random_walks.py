@@ -35,7 +35,6 @@ REFUSED_POINTERS = {
     "openapi/pet_nullable": "/properties/owner/nullable",
     "zod/emoji": "/pattern",
     "zod/not_empty": "",
-    "others/overlapping": "/oneOf",
     "others/remote": "/$ref",
     "others/typo": "/properties/name/minlength",
 }

@@ -146,7 +146,7 @@ def test_a_grammar_is_a_content() -> None:
     assert all(accepts(spec, "<c>begin\n+a\n+b c\nend</c> x", "<d>1</d><c>begin\n+<d>\nend</c>"))
     assert not any(accepts(spec, "<c>begin\nend</c>", "<c>begin\n+a\nend", "<d>begin\n+a\nend</d>"))
     assert refusal(Structural([("<c>", Lark("start: missing"), "</c>")])).where == "/triggers/0/content"
-    assert refusal(Structural([("<c>", Lark("start: %json {}"), "</c>")])).where == "/triggers/0/content"
+    assert refusal(Structural([("<c>", Lark('start: %json {"type": 1}'), "</c>")])).where == "/triggers/0/content"
 
 
 def test_each_content_has_its_style() -> None:

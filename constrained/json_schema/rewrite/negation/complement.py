@@ -30,28 +30,24 @@ MAX_ONE_OF = 16
 MAX_NAMES = 200
 
 
-def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> Schema | None:
-    """Returns a schema that, together with all of `branch`, has the values that do not match `other`; None if unknown.
-
-    Left out may be values that violate `other` in a property or an item only, where this has no complement.
+def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> tuple[Schema | None, bool]:
+    """Returns a schema that, together with all of `branch`, has the values that do not match `other`, None if unknown;
+    and whether it has all of them. If not, values are left out that violate `other` only by what has no complement.
 
     >>> a, b = ({"type": "object", "additionalProperties": False, "properties": {n: {"format": "uri"}}} for n in "ab")
     >>> subtract([a], b, SchemaDocument("{}"))
-    {'anyOf': [{'type': 'object', 'required': ['a']}]}
+    ({'anyOf': [{'type': 'object', 'required': ['a']}]}, True)
     """
     listed = listed_values({"allOf": branch}, document)
     if listed is not None and len(listed) <= MAX_LISTED:
         rest = [value for value in listed if not document.is_valid(other, value)]
-        return {"enum": rest} if rest else False
+        return {"enum": rest} if rest else False, True
     context = Context(document, flattened(branch, document))
     exact = _negate(other, context)
     if exact is not None:
-        return exact
+        return exact, True
     partial = _negate(other, replace(context, is_partial=True))
-    if partial is None or partial is False:
-        return None
-    document.narrow("values are left out that violate another branch in a property or an item only", "")
-    return partial
+    return None if partial is False else partial, False
 
 
 def negate(schema: Schema, document: SchemaDocument) -> Schema | None:
@@ -80,9 +76,10 @@ def _negate(schema: Schema, context: Context) -> Schema | None:
         if name not in ASSERTIONS or context.implies(schema, name):
             continue
         negations = _negate_keyword(name, value, schema, context)
-        if negations is None:
+        if negations is not None:
+            alternatives += negations
+        elif not context.is_partial:
             return None
-        alternatives += negations
     if any(alternative is True for alternative in alternatives):
         return True
     alternatives = [one for one in alternatives if one is not False and not context.excludes(one)]

@@ -31,8 +31,7 @@ _NEVER_IMPLIED = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 class Context:
     """What is known about the values that a complement is for: they match all of `parts`.
 
-    `is_partial`: values may be left out of a complement because a property or an item of theirs violates a schema that
-    has no complement.
+    `is_partial`: values may be left out of a complement that violate the schema only by what has no complement.
     """
 
     document: SchemaDocument

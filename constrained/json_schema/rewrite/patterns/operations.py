@@ -8,13 +8,18 @@ from itertools import product
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
+from numpy.typing import NDArray
 
+from plait.constrained.byte_trie import Int32Array
+from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
-from plait.constrained.regex.pattern_algebra import for_interegular
 from plait.constrained.regex.python_syntax import parse_regex
+from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError
 
-MAX_PAIRS = 100_000  # states of the product of two automata
+MAX_PAIRS = 20_000  # states of two automata that are reached by one text
+MAX_AUTOMATON_WORK = 60_000  # see build_small_dfa: 60 ms
 MAX_WEIGHT_TO_MATCH = 2000
 _NARROWED = re.compile(r"\\[pPbB]|\(\?i")
 
@@ -67,25 +72,34 @@ def _validator(anchored: str) -> jsonschema_rs.Draft202012Validator | None:
 
 
 @lru_cache(maxsize=1024)
-def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
-    """Returns whether no text matches both plain patterns.
-
-    Returns False if that cannot be decided: for larger patterns, and for ones that interegular cannot read.
+def are_disjoint(left: str, right: str) -> bool:
+    """Returns whether no text matches both plain patterns; False if that would take too much work.
 
     >>> are_disjoint("ab", "a(?:c){1,2}")
     True
     """
-    import interegular
-
-    if len(left) + len(right) > 4 * max_weight:
-        return False
     try:
-        a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (left, right))
-        if len(a.states) * len(b.states) > MAX_PAIRS:
-            return False
-        return bool((a & b).empty())  # interegular's isdisjoint() returns True for some patterns that share texts
-    except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
+        (rows, ends), (other_rows, other_ends) = _byte_automaton(left), _byte_automaton(right)
+    except (DfaTooLarge, re.error, OverflowError):
         return False
+    todo, seen = [(0, 0)], {(0, 0)}
+    for state, other in todo:  # grows
+        if ends[state] and other_ends[other]:
+            return False
+        row, other_row = rows[state], other_rows[other]
+        both = (row >= 0) & (other_row >= 0)
+        new = set(zip(row[both].tolist(), other_row[both].tolist(), strict=True)) - seen
+        if len(seen) + len(new) > MAX_PAIRS:
+            return False
+        seen |= new
+        todo += new
+    return True
+
+
+@lru_cache(maxsize=256)
+def _byte_automaton(plain: str) -> tuple[Int32Array, NDArray[np.bool_]]:
+    states, _, accepting = build_small_dfa(plain, MAX_AUTOMATON_WORK)
+    return states, accepting
 
 
 def finite_texts(plain: str, limit: int = 24) -> list[str] | None:
