@@ -12,13 +12,13 @@ from unittest import mock
 import numpy as np
 import torch
 from machine import DRY
+from reference_fused import REFERENCE_FUSED_OPERATORS
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
 from plait.kernels.operators import Kernels
 from plait.kernels.quantized_matrix import E4M3_NAN, Grid, e4m3_numbers
-from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher, prepare_device
