@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.constrained import Regex
-from plait.lang.choices import choice_probabilities
 from plait.runtime.client.client import Client
 from plait.runtime.process.engine import Engine
 from plait.runtime.process.runtime import Runtime
+from plait.runtime.sampling.choice_scores import choice_probabilities
 from plait.runtime.sampling_params import sampling_params
 
 
