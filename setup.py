@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-PACKAGES = [f".path/plait/{name}" for name in ("lang", "runtime", "constrained", "kernels", "system")]
+PACKAGES = [f".path/plait/{name}" for name in ("lang", "runtime", "constrained", "kernels", "host")]
 
 if missing := [package for package in PACKAGES if not Path(package).is_dir()]:
     raise SystemExit(

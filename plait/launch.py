@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plait.coding_agents import CODING_AGENTS, CodingAgent, Served
+from plait.host.child_process import ChildProcess, last_line
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.serve import KEY_VARIABLE, add_model_option
-from plait.system.child_process import ChildProcess, last_line
 
 OWNED = ".plait-launch"  # a file that marks a folder as one that this command has made, or found empty
 END_TIMEOUT_S = 10.0  # for the server to end after the agent

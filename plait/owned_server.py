@@ -10,7 +10,7 @@ import signal
 import sys
 
 from plait.cli import main
-from plait.system.owner import watch_owner
+from plait.host.owner import watch_owner
 
 # An agent has dozens of tools, whose constraint may take longer than is good for a server of several users.
 FLAGS = ("--port=0", "--log-format=text", "--drain-timeout=0", "--compile-deadline=60")

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import plait
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
-    "plait": {"plait", "lang", "runtime", "system"},
-    "lang": {"lang", "runtime", "constrained", "system"},
-    "runtime": {"runtime", "constrained", "kernels", "system"},
-    "constrained": {"constrained", "system"},
-    "kernels": {"kernels", "system"},
-    "system": {"system"},
+    "plait": {"plait", "lang", "runtime", "host"},
+    "lang": {"lang", "runtime", "constrained", "host"},
+    "runtime": {"runtime", "constrained", "kernels", "host"},
+    "constrained": {"constrained", "host"},
+    "kernels": {"kernels", "host"},
+    "host": {"host"},
 }
 # The packages of runtime/, lowest first: a package imports itself and the packages before it.
 RUNTIME_ORDER = (
@@ -134,7 +136,7 @@ def test_file_violates_no_rule(path: Path) -> None:
     ("importer", "source"),
     [
         ("plait.kernels.x", "from plait.runtime import errors"),
-        ("plait.system.x", "from plait.kernels import layout"),
+        ("plait.host.x", "from plait.kernels import layout"),
         ("plait.constrained.x", "import plait.runtime.errors"),
         ("plait.lang.core.x", "import torch"),
         ("plait.cli", "import torch"),
@@ -178,3 +180,8 @@ def test_the_order_lists_every_package_of_the_runtime() -> None:
 def test_no_file_uses_tcp_or_inet_sockets() -> None:
     for path in FILES:
         assert not re.search(r"tcp://|0\.0\.0\.0|AF_INET", path.read_text()), path
+
+
+def test_no_folder_has_the_name_of_a_public_function() -> None:
+    """Importing `plait.system` as a package would replace the function `plait.system`."""
+    assert not set(plait.__all__) & (set(MAY_IMPORT) - {"plait"})

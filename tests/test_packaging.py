@@ -14,7 +14,7 @@ import pytest
 from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels", "system")
+FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels", "host")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETTINGS["project"]
 # Modules and packages (with a dot at the end) that import torch or triton when they are imported. Nothing that runs a

@@ -17,7 +17,7 @@ from plait.constrained.compile_service.messages import (
     WorkerInit,
     encode,
 )
-from plait.system.frames import HEADER_BYTES, pop_frame
+from plait.host.frames import HEADER_BYTES, pop_frame
 
 _BUFFER_BYTES = 1 << 20
 _REST_OF_MESSAGE_S = 0.005

@@ -1,6 +1,6 @@
 """The messages between a compile pool, its template process and its workers, and their encoding in frames.
 
-They are frames of msgpack on a socket pair (`system/frames.py`). No message holds code or names any.
+They are frames of msgpack on a socket pair (`host/frames.py`). No message holds code or names any.
 What the pool requests of its template has five bytes instead, and the worker's socket where a worker is forked.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.specs import Spec
-from plait.system.frames import encode_frame
+from plait.host.frames import encode_frame
 
 MAX_FRAME_BYTES = 256 << 20
 FORK = b"f"

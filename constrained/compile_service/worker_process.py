@@ -21,7 +21,7 @@ from plait.constrained.compile_service.messages import (
     send_reap,
 )
 from plait.constrained.specs import Spec
-from plait.system.child_process import ChildProcess
+from plait.host.child_process import ChildProcess
 
 START_LIMIT_S = 20.0
 _SELF_END_S = 1.0  # a worker ends itself so long after its deadline, if the pool has not ended it

@@ -30,7 +30,7 @@ from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.vocabulary import Vocabulary
-from plait.system.frames import receive_frame
+from plait.host.frames import receive_frame
 
 NICENESS = 11  # beside a thread at 0: 8% of a core
 

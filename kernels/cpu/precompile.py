@@ -17,13 +17,13 @@ import os
 import sys
 from collections.abc import Iterator
 
+from plait.host.owner import watch_owner
+from plait.host.private_file import open_private
 from plait.kernels.cpu import decoder_kernels
 from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.compiler.background import ERROR, OPTIMIZED, QUICK, BackgroundCompilation, CompileProgress
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.parallel import thread_pool
-from plait.system.owner import watch_owner
-from plait.system.private_file import open_private
 
 LOWEST_PRIORITY = 19
 KERNELS: dict[str, KernelLibrary] = {

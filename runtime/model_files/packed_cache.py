@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
+from plait.host.private_file import OddFile, is_private, open_private
 from plait.runtime.model_files.array_file import ArrayFile, Bytes, DamagedFile, file_bytes, map_arrays, write_arrays
 from plait.runtime.model_files.pypi_models import cache_folder
-from plait.system.private_file import OddFile, is_private, open_private
 
 LIMIT_VARIABLE = "PLAIT_PACKED_CACHE_GB"
 DEFAULT_LIMIT_GB = 16.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.constrained.spec_file import SpecFile
+from plait.host.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
@@ -20,7 +21,6 @@ from plait.runtime.models.loading.pooling import UnsupportedPooling, read_poolin
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ServerTransport
-from plait.system.private_file import open_private
 
 
 def build_engine_loop(

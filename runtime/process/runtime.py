@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plait.host.child_process import ChildProcess, last_line
+from plait.host.group_signals import blocked_for_child
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
@@ -22,8 +24,6 @@ from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.process.runtime_directory import make_runtime_directory
 from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
-from plait.system.child_process import ChildProcess, last_line
-from plait.system.group_signals import blocked_for_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
     import numpy as np

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.host import group_signals
+from plait.host.owner import watch_owner
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
-from plait.system import group_signals
-from plait.system.owner import watch_owner
 
 if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
     from plait.constrained import Vocabulary

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from plait.system.private_file import PRIVATE_MODE, open_regular
+from plait.host.private_file import PRIVATE_MODE, open_regular
 
 
 class NotAResult(ValueError):

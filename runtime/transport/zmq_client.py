@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from plait.host.fork import register_after_fork_in_child
 from plait.runtime.errors import CLIENT_CLOSED, RUNTIME_EXITED, RuntimeGone
 from plait.runtime.messages import PROTOCOL, Append, ClientMessage, Close, Hello, Inspect, Open, ServerMessage, Welcome
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
@@ -25,7 +26,6 @@ from plait.runtime.transport.frame_decoder import decode_server_frame
 from plait.runtime.transport.frames import build_frame, build_frames, encode, encode_client_message
 from plait.runtime.transport.io_driver import EventLoopIoDriver, IoDriver, ThreadIoDriver
 from plait.runtime.transport.zmq_server import CLIENT_ID_BYTES, FRAMES_SOCKET, LIFELINE_SOCKET
-from plait.system.fork import register_after_fork_in_child
 
 MAX_FRAMES_PER_POLL = 4096  # read before they are delivered
 SILENCE_CHECK_S, UNRESPONSIVE_AFTER_S = 5.0, 120.0  # a liveness check follows each silent SILENCE_CHECK_S

@@ -8,10 +8,10 @@ import pytest
 
 from plait.constrained import JsonSchema, Regex
 from plait.constrained.spec_file import SpecFile
+from plait.host.private_file import open_private
 from plait.runtime.errors import InputError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
-from plait.system.private_file import open_private
 
 SPECS = [Regex(r"\bno\b"), JsonSchema({"type": "string", "pattern": "^(?!a)[a-c]{2,3}$"})]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("plait", "lang", "runtime", "constrained", "kernels", "system")
+PACKAGES = ("plait", "lang", "runtime", "constrained", "kernels", "host")
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 MAX_REPEATS = 20  # a repetition with a higher limit counts as unlimited
 LINEAR = {

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from plait.host.child_process import ChildProcess
 from plait.kernels.cpu.compiler.library import KernelLibrary
-from plait.system.child_process import ChildProcess
 
 COMPILE_TIMEOUT_S = 600.0  # compiling takes four seconds on an idle machine
 REPORT_INTERVAL_S = 1.0

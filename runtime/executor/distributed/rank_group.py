@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.host.child_process import ChildProcess
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import RuntimeGone
@@ -36,7 +37,6 @@ from plait.runtime.executor.distributed.rank_messages import (
     Started,
     ToRank,
 )
-from plait.system.child_process import ChildProcess
 
 if TYPE_CHECKING:
     from plait.runtime.executor.distributed.process_group import ProcessGroup

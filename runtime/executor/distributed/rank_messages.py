@@ -18,10 +18,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from plait.host.frames import encode_frame, receive_frame
 from plait.runtime.arrays import IntArray
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.batch_arrays import BatchArrays
-from plait.system.frames import encode_frame, receive_frame
 
 MAX_MESSAGE_BYTES = 1 << 30
 

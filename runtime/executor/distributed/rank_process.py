@@ -19,6 +19,8 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+from plait.host import group_signals
+from plait.host.owner import watch_owner
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
@@ -31,8 +33,6 @@ from plait.runtime.executor.distributed.rank_messages import (
     Started,
 )
 from plait.runtime.models.weight_split import Rank
-from plait.system import group_signals
-from plait.system.owner import watch_owner
 
 CHANNEL_FD = 0  # standard input
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from plait.host.private_file import PRIVATE_MODE, open_private, open_regular
 from plait.runtime.errors import InputError
 from plait.runtime.results.result_file import sync_folder, write_all
-from plait.system.private_file import PRIVATE_MODE, open_private, open_regular
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")

@@ -10,11 +10,11 @@ import odd_files
 import pytest
 from batch_services import Service, line
 
+from plait.host.private_file import OddFile
 from plait.runtime.errors import InputError
 from plait.runtime.server.batches.directory import StateDirectory, write_record
 from plait.runtime.server.batches.input_file import read_lines
 from plait.runtime.server.batches.result_log import ResultLine, ResultLog
-from plait.system.private_file import OddFile
 
 pytestmark = pytest.mark.timeout(60)  # a FIFO that is waited for
 KINDS = [kind for kind in odd_files.KINDS if kind != "writable"]  # the folder is this account's only

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from runtime_helpers import wait_until
 
-from plait.system.child_process import ChildProcess, last_line
+from plait.host.child_process import ChildProcess, last_line
 
 # Started as `python -P -m timeit -n1 -r1 CODE`, a module of the standard library that runs a statement.
-ENDS_WITH_OWNER = "import os, time; from plait.system.owner import watch_owner; watch_owner(lambda: os._exit(3)); {}"
+ENDS_WITH_OWNER = "import os, time; from plait.host.owner import watch_owner; watch_owner(lambda: os._exit(3)); {}"
 SLEEPS = ENDS_WITH_OWNER.format("time.sleep(600)")
 
 
@@ -56,7 +56,7 @@ def test_it_ends_with_a_killed_owner_that_had_forked(channel: bool) -> None:
     """The forked process has no copy of the pipe or of the channel, and does not end the child."""
     code = f"""
 import os, signal, time
-from plait.system.child_process import ChildProcess
+from plait.host.child_process import ChildProcess
 child = ChildProcess("timeit", "-n1", "-r1", {SLEEPS!r}, channel={channel})
 fork = os.fork()
 if fork == 0:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.system.frames import encode_frame, pop_frame, receive_frame
+from plait.host.frames import encode_frame, pop_frame, receive_frame
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(1, 9))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from plait.system.fork import register_after_fork_in_child
+from plait.host.fork import register_after_fork_in_child
 
 MAX_LOG_LINE = 200  # characters that `last_line` returns
 
