@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from plait.host.fork import register_after_fork_in_child
 
@@ -25,42 +25,23 @@ class ChildProcess:
     and leaves the child to its parent.
 
     channel: standard input is one end of a socket pair, `channel` the other one, in place of the pipe `stdin`.
-    stdout, stderr, options: as in subprocess.Popen. environment: None is that of this process.
+    options: as of subprocess.Popen; without `stdout`, the output is dropped.
 
     >>> child = ChildProcess("plait.owned_server", stdout=subprocess.PIPE)    # doctest: +SKIP
     >>> child.end(grace_s=5.0)                                                # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        module: str,
-        *arguments: str,
-        channel: bool = False,
-        stdout: int = subprocess.DEVNULL,
-        stderr: IO[bytes] | int | None = None,
-        environment: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, module: str, *arguments: str, channel: bool = False, **options: Any) -> None:
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL} | options
         self.channel: socket.socket | None = None
-        theirs: socket.socket | None = None
-        if channel:
-            self.channel, theirs = socket.socketpair()
-        try:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *arguments],
-                stdin=subprocess.PIPE if theirs is None else theirs.fileno(),
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                **options,
-            )
-        except BaseException:
-            if self.channel is not None:
-                self.channel.close()
-            raise
-        finally:
-            if theirs is not None:
-                theirs.close()
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            if channel:
+                self.channel, options["stdin"] = socket.socketpair()
+                ours.enter_context(self.channel)
+                theirs.enter_context(options["stdin"])
+            self._process: subprocess.Popen[Any] = subprocess.Popen(command, **options)
+            ours.pop_all()  # they are closed if the process cannot be started
         self.pid, self.stdin, self.stdout = self._process.pid, self._process.stdin, self._process.stdout
         self._owner = os.getpid()
         register_after_fork_in_child(self._after_fork)

@@ -119,7 +119,7 @@ def _server(options: argparse.Namespace, folder: Path) -> Iterator[Served]:
     with log_path.open("wb") as log:
         pipe, environment = subprocess.PIPE, {**os.environ, KEY_VARIABLE: key}
         process = ChildProcess(
-            "plait.owned_server", *arguments, stdout=pipe, stderr=log, environment=environment, start_new_session=True
+            "plait.owned_server", *arguments, stdout=pipe, stderr=log, env=environment, start_new_session=True
         )
     assert process.stdout is not None
     try:

@@ -109,7 +109,7 @@ class TemplateProcess:
     def __init__(self, init: WorkerInit) -> None:
         # Not a new session: Linux shares CPU time between sessions whatever their niceness.
         module, environment = "plait.constrained.compile_service.worker_template", {**os.environ, **_ONE_THREAD}
-        self._process = ChildProcess(module, channel=True, environment=environment, process_group=0)
+        self._process = ChildProcess(module, channel=True, env=environment, process_group=0)
         assert self._process.channel is not None
         self.connection = FrameConnection(self._process.channel)
         self.is_ready = False

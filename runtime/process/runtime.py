@@ -173,9 +173,7 @@ class Runtime:
     def _start(self) -> ChildProcess:
         environment = {"GOMP_SPINCOUNT": GOMP_SPIN_COUNT, **environment_without_secrets()}
         with open(self._log, "wb") as log, blocked_for_child():
-            return ChildProcess(
-                "plait.runtime.process.worker", stdout=subprocess.PIPE, stderr=log, environment=environment
-            )
+            return ChildProcess("plait.runtime.process.worker", stdout=subprocess.PIPE, stderr=log, env=environment)
 
     def _send_worker_args(self, config: EngineConfig, model_path: Path) -> None:
         worker_args = {"config": msgspec.to_builtins(config), "model_path": str(model_path), "directory": self.address}
