@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ class ChildProcess:
                 self.channel, options["stdin"] = socket.socketpair()
                 ours.enter_context(self.channel)
                 theirs.enter_context(options["stdin"])
-            self._process: subprocess.Popen[Any] = subprocess.Popen(command, **options)
+            popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+            self._process = popen(command, **options)
             ours.pop_all()  # they are closed if the process cannot be started
         self.pid, self.stdin, self.stdout = self._process.pid, self._process.stdin, self._process.stdout
         self._owner = os.getpid()

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from plait.lang.backends.cluster import Cluster
 from plait.lang.backends.default_backend import Backend
 from plait.lang.batch import num_workers, progress
 from plait.lang.cluster.batch import ClusterBatch
-from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
 from plait.lang.control.item_log import batch_identity
 from plait.lang.core.execution import Execution
