@@ -12,7 +12,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FOLDERS = "plait|lang|runtime|constrained|kernels|tests|benchmarks|examples|docs"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 READING_PATH = re.compile(r"<!-- path: (\w+), at most (\d+) -->\n(.*?)<!-- end -->", re.DOTALL)
-MAX_FILES = {"gen": 15, "chat": 25, "family": 2, "sampling": 6, "eviction": 1}
+MAX_FILES = {"gen": 15, "chat": 25, "schema": 14, "gguf": 14, "family": 2, "sampling": 6, "eviction": 1}
 
 
 def reading_paths() -> dict[str, tuple[int, list[str]]]:
@@ -54,7 +54,7 @@ def test_every_link_to_a_page_names_a_file_and_one_of_its_headings(page: Path) -
     assert wrong == []
 
 
-def test_there_are_five_reading_paths() -> None:
+def test_the_reading_paths_are_these() -> None:
     assert {name: max_files for name, (max_files, _) in reading_paths().items()} == MAX_FILES
 
 

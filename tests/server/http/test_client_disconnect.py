@@ -1,7 +1,4 @@
-"""A disconnect of the client ends its request: the pages are free, it is counted, and it is not logged as an error.
-
-How fast pages are freed is measured by benchmarks/serving_rejections.py.
-"""
+"""A disconnect of the client ends its request: the pages are free, it is counted, and it is not logged as an error."""
 
 from __future__ import annotations
 
