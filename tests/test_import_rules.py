@@ -44,7 +44,7 @@ RUNTIME_ORDER = (
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch
 # Siblings whose modules import each other, though no module imports itself that way: (package, its members).
 CIRCLES = (
-    ("plait.constrained", "dfa guidance json_schema regex vocabulary"),
+    ("plait.constrained", "guidance json_schema regex"),
     ("plait.lang", "aio core derived retries spans"),
     ("plait.lang", "cluster control program tracing"),
     (

@@ -30,7 +30,7 @@ from plait.constrained.compiler import compile_spec
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.regex.forked_build import build_byte_dfa_in_fork
 from plait.constrained.specs import GrammarError, Spec
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.host.frames import receive_frame
 
 _UNLIMITED_STACK = 2 << 20  # glibc's stack of a thread where RLIMIT_STACK sets none

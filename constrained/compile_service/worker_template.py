@@ -26,10 +26,10 @@ from plait.constrained.compile_service.messages import (
     receive_control,
 )
 from plait.constrained.compile_service.worker import run_worker
-from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.python_syntax import to_plain_pattern
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.token_trie import SINGLE_BYTES
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.host.frames import receive_frame
 
 NICENESS = 11  # beside a thread at 0: 8% of a core
