@@ -161,6 +161,3 @@ def dequantize_kv(cache: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor 
     if scale is None:
         return values
     return values * (scale if scale.numel() == 1 else scale.view(-1, cache.shape[-2])[slots, :, None])
-
-
-FP8_MAX = 448.0  # of float8_e4m3fn
