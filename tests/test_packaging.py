@@ -93,7 +93,7 @@ def test_a_source_tree_without_its_links_is_refused(tmp_path: Path, monkeypatch:
     for folder in FOLDERS[1:]:
         (tmp_path / "plait" / folder).write_text(f"../{folder}")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"no folders \.path/plait/lang, .*/kernels: .*core\.symlinks=true"):
+    with pytest.raises(SystemExit, match=r"no folders \.path/plait/lang, .*/host: .*core\.symlinks=true"):
         runpy.run_path(str(ROOT / "setup.py"))
 
 
