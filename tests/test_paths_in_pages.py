@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-FOLDERS = "plait|lang|runtime|constrained|kernels|tests|benchmarks|examples|docs"
+FOLDERS = "plait|lang|runtime|constrained|kernels|host|tests|benchmarks|examples|docs"
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
 READING_PATH = re.compile(r"<!-- path: (\w+), at most (\d+) -->\n(.*?)<!-- end -->", re.DOTALL)
 MAX_FILES = {"gen": 15, "chat": 25, "schema": 14, "gguf": 14, "family": 2, "sampling": 6, "eviction": 1}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels")
+FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels", "host")
 SOURCES = (*FOLDERS, ".path", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 PROGRAM = """
 import plait
