@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         Structural,
         Trigger,
     )
+    from plait.constrained.tokens.vocabulary import Vocabulary
     from plait.constrained.transformers_processor import GrammarLogitsProcessor
-    from plait.constrained.vocabulary import Vocabulary
 
 __all__ = [
     "Choices",
@@ -66,7 +66,7 @@ _MODULE_OF = {
     "Grammar": "grammar",
     "GrammarLogitsProcessor": "transformers_processor",
     "Matcher": "grammar",
-    "Vocabulary": "vocabulary",
+    "Vocabulary": "tokens.vocabulary",
     "capture_names": "captures",
     "captured_texts": "captures",
     "compile_grammar": "compile_service.blocking",

@@ -13,7 +13,7 @@ from plait.constrained.json_schema.compiler import compile_json
 from plait.constrained.regex.compiler import ByteDfaBuilder, compile_regex
 from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Reasoning, Regex, Spec, Structural
 from plait.constrained.structural.compiler import compile_structural
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 
 def compile_spec(

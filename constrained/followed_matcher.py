@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plait.constrained.grammar import Int32Array, Matcher, mask_words
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_SPANNED_BYTES = 16  # bytes of the text in a token that spans the border
 MAX_SPANNING_TRIED = 256  # spanning tokens that one mask tries, those with the lowest ids; about 2 us each

@@ -23,7 +23,7 @@ from plait.constrained.guidance.call_tracker import spell_control
 from plait.constrained.specs import GrammarError, Reasoning, Regex
 from plait.constrained.structural.marks import Marks
 from plait.constrained.token_healing import set_bits
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CACHED_MARKS = 16
 _ANY = Regex("")

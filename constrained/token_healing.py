@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plait.constrained.grammar import Int32Array, Matcher, mask_words
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TEXTS = 256  # whose tokens are kept
 MAX_SPELLED_TRIED = 2048  # tokens that go on with what is no token, tried for one mask; those with the lowest ids

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plait.constrained.grammar import Grammar, Matcher, mask_words
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch

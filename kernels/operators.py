@@ -25,7 +25,7 @@ LinearOp = Callable[[torch.Tensor, LinearWeight, torch.Tensor | None], torch.Ten
 # (x, routing weights, expert ids, gate_up, down) -> [T, C], see reference.ops.experts
 ExpertsOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# (logits [B, V], parameters, adjustments, out [B]) -> out, see reference.sampling.sample
+# (logits [B, V], parameters, adjustments, out [B]) -> out, see reference_sampling.sample
 SampleOp = Callable[[torch.Tensor, SamplingInputs, LogitAdjustments, torch.Tensor], torch.Tensor]
 
 
@@ -94,7 +94,7 @@ class AddRMSNormOp(Protocol):
     """Residual addition fused with the RMSNorm that follows it."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Adds x [T, C] to residual in place and returns the norm of the sum, see `float32_ops.add_rms_norm`."""
+        """Adds x [T, C] to residual in place and returns the norm of the sum, see `reference_float32.add_rms_norm`."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class FusedOperators:
     add_rms_norm: AddRMSNormOp
     with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]  # once per forward
     make_sampler: Callable[[int, int, torch.device], SampleOp]  # (rows, vocab, device); allocates the workspace
-    count_tokens: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # see reference.sampling.count_tokens
-    gather_logprobs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # see reference.sampling
-    top_logprobs: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]  # see reference.sampling
+    count_tokens: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # see reference_sampling.count_tokens
+    gather_logprobs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # see reference_sampling
+    top_logprobs: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]  # see reference_sampling
     kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
     # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None

@@ -1,9 +1,7 @@
-"""The three methods by which `select` scores its choices, which the scheduler does, and probabilities of choices."""
+"""The three methods by which `select` scores its choices, which `runtime/sampling/choice_scores.py` has."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,23 +43,3 @@ def method_name(method: object) -> SelectMethod:
         "choices_method must be token_length_normalized, greedy_token_selection or "
         f"unconditional_likelihood_normalized (the objects, not their names as text), not {method!r:.80}"
     )
-
-
-def choice_probabilities(
-    token_logprobs: Sequence[Sequence[float]], unconditional_logprobs: Sequence[Sequence[float]] | None = None
-) -> list[float]:
-    """Returns how likely each choice is as the next text, given that one of them is: the numbers sum to 1.
-
-    They are the softmax of the summed logprobs of the choices. With the logprobs without the prompt, which are
-    subtracted, they are calibrated against an empty prompt: a choice that is likely in any context has no advantage
-    (Holtzman et al. 2021, arXiv:2104.08315).
-
-    >>> choice_probabilities([[-1.0, -1.0], [-2.0]], [[-3.0], [-3.0]])
-    [0.5, 0.5]
-    """
-    sums = [math.fsum(logprobs) for logprobs in token_logprobs]
-    if unconditional_logprobs is not None:
-        sums = [total - math.fsum(logprobs) for total, logprobs in zip(sums, unconditional_logprobs, strict=True)]
-    highest = max(sums)
-    weights = [math.exp(total - highest) for total in sums]
-    return [weight / math.fsum(weights) for weight in weights]

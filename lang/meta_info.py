@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from plait.lang.choices import choice_probabilities
+from plait.runtime.sampling.choice_scores import choice_probabilities
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import CallResult, ScoredChoices

@@ -19,10 +19,10 @@ from plait.lang.aio.execution import (
     start_loop_thread,
 )
 from plait.lang.aio.state import AsyncState
+from plait.lang.backends.cluster import Cluster
 from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.batch import iter_in_order, num_workers
 from plait.lang.budget import Budget, checked_budget
-from plait.lang.cluster.settings import Cluster
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import unknown_keyword

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the same names at run time
     from plait.lang.aio.state import AsyncState
     from plait.lang.backends.anthropic import Anthropic
+    from plait.lang.backends.cluster import Cluster
     from plait.lang.backends.default_backend import flush_cache, get_server_info, set_default_backend
     from plait.lang.backends.litellm import LiteLLM
     from plait.lang.backends.openai import OpenAI
@@ -23,7 +24,6 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from plait.lang.cluster.settings import Cluster
     from plait.lang.compat.global_config import global_config
     from plait.lang.control.agent import AgentRun, AgentStep, agent
     from plait.lang.control.beam import beam
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.select import image, select, video
     from plait.lang.core.state import ProgramState, ProgramStateGroup
-    from plait.lang.core.tool_calls import ToolResult
+    from plait.lang.core.tool_use.tool_calls import ToolResult
     from plait.lang.derived.reasoning import separate_reasoning
     from plait.lang.errors import (
         Attempt,
@@ -190,7 +190,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.choices": (
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
-    "plait.lang.cluster.settings": "Cluster",
+    "plait.lang.backends.cluster": "Cluster",
     "plait.lang.derived.reasoning": "separate_reasoning",
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
@@ -211,7 +211,7 @@ _NAMES_BY_MODULE = {
         "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
     ),
     "plait.lang.core.state": "ProgramState ProgramStateGroup",
-    "plait.lang.core.tool_calls": "ToolResult",
+    "plait.lang.core.tool_use.tool_calls": "ToolResult",
     "plait.lang.tools.mcp_client.server": "MCPServer",
     "plait.lang.tools.tool": "Tool ToolCall",
     "plait.lang.usage": "ProgramUsage",

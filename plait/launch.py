@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plait.coding_agents import CODING_AGENTS, CodingAgent, Served
+from plait.host.child_process import ChildProcess, last_line
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
 from plait.serve import KEY_VARIABLE, add_model_option
@@ -109,36 +110,25 @@ def _agent_folder(options: argparse.Namespace) -> Iterator[Path]:
 def _server(options: argparse.Namespace, folder: Path) -> Iterator[Served]:
     """Runs the server for the block. It takes no Ctrl-C, and ends with this process, however that ends."""
     key, log_path = secrets.token_urlsafe(32), folder / "server.log"
-    command = [sys.executable, "-P", "-m", "plait.owned_server", *([] if options.model is None else [options.model])]
+    arguments = [] if options.model is None else [options.model]
     for option in MODEL_OPTIONS.values():
         value = getattr(options, option.dest)
         if value is not None and value is not False:
-            command.append(f"--{option.name}" if value is True else f"--{option.name}={value}")
+            arguments.append(f"--{option.name}" if value is True else f"--{option.name}={value}")
     _say(f"the server starts; its log is {log_path}")
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, KEY_VARIABLE: key},
-            start_new_session=True,
+        pipe, environment = subprocess.PIPE, {**os.environ, KEY_VARIABLE: key}
+        process = ChildProcess(
+            "plait.owned_server", *arguments, stdout=pipe, stderr=log, env=environment, start_new_session=True
         )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout is not None
     try:
         url = process.stdout.readline().decode().split()[-1:]
         if not url:
-            lines = log_path.read_text("utf-8", "replace").splitlines()
-            raise PlaitError(f"the server did not start: {' '.join(lines[-1:])}")
+            raise PlaitError(f"the server did not start: {last_line(log_path)}")
         yield _served(url[0], key)
     finally:
-        process.stdin.close()
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        process.end(END_TIMEOUT_S)
 
 
 def _served(url: str, key: str) -> Served:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from plait.lang.backends.cluster import Cluster
 from plait.lang.budget import Budget
-from plait.lang.cluster.settings import Cluster
 from plait.lang.program import Program
 
 __all__ = ["application", "map"]

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import plait
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
-    "plait": {"plait", "lang", "runtime"},
-    "lang": {"lang", "runtime", "constrained"},
-    "runtime": {"runtime", "constrained", "kernels"},
-    "constrained": {"constrained"},
-    "kernels": {"kernels"},
+    "plait": {"plait", "lang", "runtime", "host"},
+    "lang": {"lang", "runtime", "constrained", "host"},
+    "runtime": {"runtime", "constrained", "kernels", "host"},
+    "constrained": {"constrained", "host"},
+    "kernels": {"kernels", "host"},
+    "host": {"host"},
 }
 # The packages of runtime/, lowest first: a package imports itself and the packages before it.
 RUNTIME_ORDER = (
@@ -39,6 +42,17 @@ RUNTIME_ORDER = (
     *("cluster", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch
+# Siblings whose modules import each other, though no module imports itself that way: (package, its members).
+CIRCLES = (
+    ("plait.constrained", "guidance json_schema regex"),
+    ("plait.lang", "aio core derived retries spans"),
+    ("plait.lang", "cluster control program tracing"),
+    (
+        "plait.runtime.server",
+        "app_state batches chat engines generation http ops protocols replicated_runtime request_fields rerun",
+    ),
+    ("plait.runtime.chat", "argument_readers formats parser"),
+)
 MAX_FILES_IN_FOLDER = 16
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -133,6 +147,7 @@ def test_file_violates_no_rule(path: Path) -> None:
     ("importer", "source"),
     [
         ("plait.kernels.x", "from plait.runtime import errors"),
+        ("plait.host.x", "from plait.kernels import layout"),
         ("plait.constrained.x", "import plait.runtime.errors"),
         ("plait.lang.core.x", "import torch"),
         ("plait.cli", "import torch"),
@@ -159,6 +174,34 @@ def test_import_cycles_are_found() -> None:
     assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
+def package_circles(imports: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Groups of siblings, modules or packages, that import each other, from {module: modules it imports}."""
+    siblings: dict[str, dict[str, set[str]]] = {}
+    for module, targets in imports.items():
+        for target in targets:
+            source, other = module.split("."), target.split(".")
+            depth = next((i for i, (a, b) in enumerate(zip(source, other, strict=False)) if a != b), 0)
+            if depth:
+                edges = siblings.setdefault(".".join(source[:depth]), {})
+                edges.setdefault(".".join(other[: depth + 1]), set())
+                edges.setdefault(".".join(source[: depth + 1]), set()).add(".".join(other[: depth + 1]))
+    return {frozenset(circle) for edges in siblings.values() for circle in import_cycles(edges)}
+
+
+def test_packages_import_each_other_only_where_they_did() -> None:
+    """No further package joins a circle, and a circle that was opened stays open."""
+    modules = {module_name(path) for path in FILES}
+    circles = package_circles({module_name(path): imported_modules(path, modules) for path in FILES})
+    known = [{f"{parent}.{name}" for name in names.split()} for parent, names in CIRCLES]
+    assert [sorted(circle) for circle in circles if not any(circle <= names for names in known)] == []
+    assert len(known) == len(circles), "a circle is open now: remove it from CIRCLES"
+
+
+def test_circles_of_packages_are_found() -> None:
+    imports = {"p.a.x": {"p.b"}, "p.b": {"p.c.y"}, "p.c.y": {"p.a.z"}, "p.a.z": set(), "p.d": {"p.a.x"}}
+    assert package_circles(imports) == {frozenset({"p.a", "p.b", "p.c"})}
+
+
 def test_no_folder_has_more_than_16_files() -> None:
     folders: dict[Path, int] = {}
     for path in FILES:
@@ -176,3 +219,8 @@ def test_the_order_lists_every_package_of_the_runtime() -> None:
 def test_no_file_uses_tcp_or_inet_sockets() -> None:
     for path in FILES:
         assert not re.search(r"tcp://|0\.0\.0\.0|AF_INET", path.read_text()), path
+
+
+def test_no_folder_has_the_name_of_a_public_function() -> None:
+    """Importing `plait.system` as a package would replace the function `plait.system`."""
+    assert not set(plait.__all__) & (set(MAY_IMPORT) - {"plait"})

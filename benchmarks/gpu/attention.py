@@ -25,6 +25,7 @@ import machine
 import torch
 from attention_peers import compare_with_peers
 from machine import DEVICE, DRY, DTYPE
+from reference_rope import quantize_kv
 
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
 from plait.kernels.reference import ops
@@ -171,7 +172,7 @@ def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]
         for name in ("k", "v"):
             x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device=DEVICE, dtype=DTYPE)
             if case.cache.itemsize == 1:
-                x, layer[f"{name}_scale"] = ops.quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
+                x, layer[f"{name}_scale"] = quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
             layer[f"{name}_cache"] = x
         layers.append(layer)
     return q, layers

@@ -19,12 +19,12 @@ from typing import Any
 from unittest import mock
 
 import machine
+import reference_float8 as reference
 import torch
 from machine import DEVICE, DRY
 
 from kernels import FLUSH_BYTES, Case, Result, measure, randn
 from plait.kernels.quantized_weights import Float8Weight
-from plait.kernels.reference import float8_matmul as reference
 from plait.kernels.reference import matmul
 from plait.kernels.triton.linear import float8_matmul, quantized_linear
 

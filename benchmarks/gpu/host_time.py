@@ -26,10 +26,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from no_driver import NoDriver, install_no_driver
-from workbench import Workbench, prompts, workbench
+from workbench import ImmediateStream, Workbench, prompts, workbench
 
 from plait.kernels.kv_cache import LayerCache
-from plait.runtime.executor.gpu.stream import DeviceWork, ImmediateStream, PieceReplay
+from plait.runtime.executor.gpu.stream import DeviceWork, PieceReplay
 
 GOAL_MS = 1.0
 MAX_MIXED_STEPS = 40

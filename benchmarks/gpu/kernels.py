@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import reference_experts
+import reference_float32
+import reference_sampling
 import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
 from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
 from plait.kernels.gguf_weights import GGUFWeight, weight_from_gguf
-from plait.kernels.reference import float32_ops, matmul, ops
-from plait.kernels.reference import sampling as reference_sampling
+from plait.kernels.reference import matmul, ops
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 FLUSH_BYTES = 1 if DRY else 256 << 20  # several times an H200's L2
@@ -78,7 +80,7 @@ def row_cases() -> Iterator[Case]:
         yield Case(
             f"SwiGLU, {rows} x {inner}",
             lambda g=gate_up, o=gated: activation.silu_and_multiply(g, o),
-            lambda g=gate_up: float32_ops.silu_and_multiply(g),
+            lambda g=gate_up: reference_float32.silu_and_multiply(g),
             rows * inner * 6,
             "B",
         )
@@ -191,14 +193,14 @@ def expert_cases() -> Iterator[Case]:
             yield Case(
                 f"grouped product, {tokens} tokens, {top_k} of {experts} experts, {hidden} -> {2 * inner}",
                 lambda x=x, w=weights, r=routing, k=top_k: grouped.grouped_matmul(x, w, r, k),
-                lambda x=x, w=weights, r=routing, k=top_k: matmul.grouped_matmul(x, w, r, k),
+                lambda x=x, w=weights, r=routing, k=top_k: reference_experts.grouped_matmul(x, w, r, k),
                 used * 4.0 * inner * hidden if few else 4.0 * ids.numel() * inner * hidden,
                 "B" if few else "FLOP",
             )
             yield Case(
                 f"routing, {tokens} tokens, {top_k} of {experts} experts",
                 lambda i=ids, e=experts, b=block: grouped.sort_by_expert(i, e, b).block_experts,
-                lambda i=ids, e=experts, b=block: matmul.sort_by_expert(i, e, b).block_experts,
+                lambda i=ids, e=experts, b=block: reference_experts.sort_by_expert(i, e, b).block_experts,
                 ids.numel() * 8,
                 "B",
                 tolerance=0.0,

@@ -12,17 +12,18 @@ from unittest import mock
 import numpy as np
 import torch
 from machine import DRY
+from reference_fused import REFERENCE_FUSED_OPERATORS
+from synchronous_stream import ImmediateStream
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
 from plait.kernels.operators import Kernels
 from plait.kernels.quantized_matrix import E4M3_NAN, Grid, e4m3_numbers
-from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher, prepare_device
-from plait.runtime.executor.gpu.stream import ImmediateStream, Stream
+from plait.runtime.executor.gpu.stream import Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
 from plait.runtime.models.config import ModelConfig

@@ -19,7 +19,7 @@ from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.regex.compiler import ByteDfaBuilder, compile_plain_pattern
 from plait.constrained.specs import Ebnf, GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 
 def compile_ebnf(

@@ -16,14 +16,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.cfg.gbnf_parser import Alternatives, CharClass, Node, Repeat, RuleReference, Sequence, TokenSet
 from plait.constrained.cfg.gbnf_patterns import PatternWriter
 from plait.constrained.cfg.gbnf_recursion import EMPTY, NEVER, Rules, one_of, references, regular_rules, sequence
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import Int32Array
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_ROUNDS = 40
 MAX_LEXEMES = 200  # more are divided into characters

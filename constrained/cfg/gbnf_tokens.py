@@ -22,7 +22,7 @@ from plait.constrained.cfg.gbnf_parser import (
     TokenTerminal,
 )
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 _ANY_CHARACTER = CharClass((), negated=True)
 _IN_TEXT = re.compile("\ufffe([0-9]+);")  # a token in a text that the trial writes; no text has U+FFFE

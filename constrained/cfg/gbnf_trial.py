@@ -18,7 +18,7 @@ from plait.constrained.cfg.gbnf_tokens import encode_with_tokens, text_of_set
 from plait.constrained.guidance.inner_matcher import MAX_ITEMS, compile_inner_matcher
 from plait.constrained.regex.char_classes import merge_ranges
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 SIZES = (0, 50, 100, 200, 400)  # repeated characters; items in proportion to them reach MAX_ITEMS at 4 x the last
 ROW_ITEMS = 1_000  # for one place of such a text

@@ -12,7 +12,7 @@ from plait.constrained.cfg.lark_nesting import FlatLark, flatten, moved
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.specs import GrammarError, Lark
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 _TOKEN = re.compile(
     r"(?P<text>\"(?:\\.|[^\"\\\n])*\")|(?P<comment>(?://|#)[^\n]*)|(?P<regex>/(?:\\.|[^/\\\n])+/)"

@@ -12,7 +12,7 @@ from plait.constrained.compile_service.pool import CompilePool
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.grammar import Grammar
 from plait.constrained.specs import Choices, GrammarError, Spec
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_POOLS = 2
 DEADLINE_S = 2.0

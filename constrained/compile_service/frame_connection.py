@@ -11,12 +11,13 @@ from time import monotonic
 import msgspec
 
 from plait.constrained.compile_service.messages import (
+    MAX_FRAME_BYTES,
     CompileJob,
     FromWorker,
     WorkerInit,
-    encode_frame,
-    pop_frame,
+    encode,
 )
+from plait.host.frames import HEADER_BYTES, pop_frame
 
 _BUFFER_BYTES = 1 << 20
 _REST_OF_MESSAGE_S = 0.005
@@ -55,7 +56,7 @@ class FrameConnection:
 
     def send(self, message: WorkerInit | CompileJob) -> None:
         """Queues a message and writes as much as the socket takes."""
-        self._outgoing += encode_frame(message)
+        self._outgoing += encode(message)
         self.flush()
 
     def flush(self) -> None:
@@ -85,7 +86,7 @@ class FrameConnection:
                 self.is_dead = True
         messages: list[FromWorker] = []
         try:
-            while (body := pop_frame(self._incoming)) is not None:
+            while (body := pop_frame(self._incoming, MAX_FRAME_BYTES)) is not None:
                 messages.append(_decoder.decode(body))
         except (ValueError, msgspec.DecodeError):
             self.is_dead = True
@@ -93,8 +94,8 @@ class FrameConnection:
 
     def _is_within_message(self) -> bool:
         """Whether a part of a message has arrived: a socket holds less than a large automaton."""
-        header = int.from_bytes(self._incoming[:4], "little") + 4
-        return 0 < len(self._incoming) < header
+        end = HEADER_BYTES + int.from_bytes(self._incoming[:HEADER_BYTES], "little")
+        return 0 < len(self._incoming) < end
 
     def close(self) -> None:
         self.is_dead = True

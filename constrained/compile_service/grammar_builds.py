@@ -13,7 +13,7 @@ from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.regex.char_classes import warm_up_classes
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 QUICK_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
 NICENESS = 11  # of such a thread: it takes 8% of a core that another thread wants

@@ -18,7 +18,7 @@ from plait.constrained.regex.char_classes import are_classes_warm
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import Choices, GrammarError, JsonObject, JsonSchema, Regex, Spec
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CHOICES_BYTES = 512
 MAX_PATTERN_CHARS = 256

@@ -1,6 +1,6 @@
 """The messages between a compile pool, its template process and its workers, and their encoding in frames.
 
-A frame is a length (four bytes, little-endian) and that many bytes of msgpack. No message holds code or names any.
+They are frames of msgpack on a socket pair (`plait/host/frames.py`). No message holds code or names any.
 What the pool requests of its template has five bytes instead, and the worker's socket where a worker is forked.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.specs import Spec
+from plait.host.frames import encode_frame
 
 MAX_FRAME_BYTES = 256 << 20
-_HEADER_BYTES = 4
 FORK = b"f"
 REAP = b"r"
 _LAYOUT = struct.Struct("<cI")
@@ -76,36 +76,13 @@ class CompileResult(msgspec.Struct, frozen=True, tag="done"):
 FromWorker: TypeAlias = WorkerReady | CompileResult
 
 
-def encode_frame(message: WorkerInit | CompileJob | FromWorker) -> bytes:
+def encode(message: WorkerInit | CompileJob | FromWorker) -> bytes:
     """Returns `message` as a frame.
 
-    >>> encode_frame(WorkerReady(7))
+    >>> encode(WorkerReady(7))
     b'\\x11\\x00\\x00\\x00\\x82\\xa4type\\xa5ready\\xa3pid\\x07'
     """
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_HEADER_BYTES, "little") + body
-
-
-def pop_frame(buffer: bytearray) -> bytes | None:
-    """Removes the first frame from `buffer` and returns its body; None while the frame is incomplete.
-
-    Raises ValueError for a frame of more than 256 MiB, after which the sender is not to be trusted.
-
-    >>> pop_frame(bytearray(b"\\x02\\x00\\x00\\x00abc"))
-    b'ab'
-    """
-    if len(buffer) < _HEADER_BYTES:
-        return None
-    length = int.from_bytes(buffer[:_HEADER_BYTES], "little")
-    if length > MAX_FRAME_BYTES:
-        raise ValueError("the frame is longer than 256 MiB")
-    end = _HEADER_BYTES + length
-    if len(buffer) < end:
-        return None
-    with memoryview(buffer) as view:
-        body = bytes(view[_HEADER_BYTES:end])
-    del buffer[:end]
-    return body
+    return encode_frame(msgspec.msgpack.encode(message))
 
 
 def pack_dfa(table: TokenDfa) -> TokenDfaArrays:

@@ -23,7 +23,7 @@ from plait.constrained.grammar import Grammar
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.spec_file import KeptSpecs, SpecFile
 from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
 RETRY_S = 30.0  # how long the failure of a spec that was too slow or too large stays cached

@@ -17,19 +17,21 @@ from time import perf_counter
 import msgspec
 
 from plait.constrained.compile_service.messages import (
+    MAX_FRAME_BYTES,
     CompileJob,
     CompileRefused,
     CompileResult,
     TokenDfaArrays,
     WorkerReady,
-    encode_frame,
+    encode,
     pack_dfa,
 )
 from plait.constrained.compiler import compile_spec
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.regex.forked_build import build_byte_dfa_in_fork
 from plait.constrained.specs import GrammarError, Spec
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.host.frames import receive_frame
 
 _UNLIMITED_STACK = 2 << 20  # glibc's stack of a thread where RLIMIT_STACK sets none
 
@@ -40,11 +42,11 @@ def run_worker(connection: socket.socket, vocabulary: Vocabulary, memory_bytes: 
     _limit_memory(memory_bytes)
     _limit_stack()
     decoder = msgspec.msgpack.Decoder(CompileJob)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError), connection.makefile("rb") as incoming:
-        connection.sendall(encode_frame(WorkerReady(os.getpid())))
-        while len(header := incoming.read(4)) == 4:
-            body = incoming.read(int.from_bytes(header, "little"))
-            connection.sendall(encode_frame(_run_job(decoder.decode(body), vocabulary)))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        connection.sendall(encode(WorkerReady(os.getpid())))
+        while True:
+            job = decoder.decode(receive_frame(connection, MAX_FRAME_BYTES))
+            connection.sendall(encode(_run_job(job, vocabulary)))
 
 
 def _run_job(job: CompileJob, vocabulary: Vocabulary) -> CompileResult:

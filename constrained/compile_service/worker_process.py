@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from time import monotonic
 
@@ -23,6 +21,7 @@ from plait.constrained.compile_service.messages import (
     send_reap,
 )
 from plait.constrained.specs import Spec
+from plait.host.child_process import ChildProcess
 
 START_LIMIT_S = 20.0
 _SELF_END_S = 1.0  # a worker ends itself so long after its deadline, if the pool has not ended it
@@ -108,21 +107,11 @@ class TemplateProcess:
     """
 
     def __init__(self, init: WorkerInit) -> None:
-        ours, theirs = socket.socketpair()
-        self.connection = FrameConnection(ours)
-        with theirs:
-            try:
-                self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "plait.constrained.compile_service.worker_template"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env={**os.environ, **_ONE_THREAD},
-                    # Not a new session: Linux shares CPU time between sessions whatever their niceness.
-                    process_group=0,
-                )
-            except OSError:
-                self.connection.close()
-                raise
+        # Not a new session: Linux shares CPU time between sessions whatever their niceness.
+        module, environment = "plait.constrained.compile_service.worker_template", {**os.environ, **_ONE_THREAD}
+        self._process = ChildProcess(module, channel=True, env=environment, process_group=0)
+        assert self._process.channel is not None
+        self.connection = FrameConnection(self._process.channel)
         self.is_ready = False
         self.deadline: float | None = monotonic() + START_LIMIT_S
         self.connection.send(init)
@@ -166,13 +155,9 @@ class TemplateProcess:
 
     def has_exited(self) -> bool:
         """Returns whether the process has ended and was reaped."""
-        return self._process.poll() is not None
+        return self._process.status() is not None
 
     def end(self) -> None:
         """Closes the socket, upon which the process ends its workers and itself; kills it after five seconds."""
         self.connection.close()
-        try:
-            self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_TIMEOUT_S)
+        self._process.end(_END_TIMEOUT_S)

@@ -18,13 +18,21 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from plait.constrained.compile_service.messages import REAP, WorkerInit, WorkerReady, encode_frame, receive_control
+from plait.constrained.compile_service.messages import (
+    MAX_FRAME_BYTES,
+    REAP,
+    WorkerInit,
+    WorkerReady,
+    encode,
+    receive_control,
+)
 from plait.constrained.compile_service.worker import run_worker
-from plait.constrained.dfa.token_trie import SINGLE_BYTES
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.guidance.unique_items import item_tokens
 from plait.constrained.regex.python_syntax import to_plain_pattern
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.token_trie import SINGLE_BYTES
+from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.host.frames import receive_frame
 
 NICENESS = 11  # beside a thread at 0: 8% of a core
 
@@ -97,23 +105,6 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _read_init(control: socket.socket) -> WorkerInit | None:
-    """Reads the first frame; None if the socket is closed before its end."""
-    header = _read_exactly(control, 4)
-    body = _read_exactly(control, int.from_bytes(header, "little"))
-    return msgspec.msgpack.decode(body, type=WorkerInit) if body else None
-
-
-def _read_exactly(control: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        chunk = control.recv(count - len(received))
-        if not chunk:
-            return b""
-        received += chunk
-    return bytes(received)
-
-
 def main() -> None:
     """Serves on standard input, after redirecting the standard streams so that no library can print."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,15 +114,16 @@ def main() -> None:
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, 0)
         os.dup2(devnull, 1)
-        init = _read_init(control)
-        if init is None:
+        try:
+            init = msgspec.msgpack.decode(receive_frame(control, MAX_FRAME_BYTES), type=WorkerInit)
+        except EOFError:
             return
         vocabulary = _load(init)
         memory_bytes = init.memory_bytes
         del init
         _return_freed_memory()
         os.dup2(devnull, 2)  # hides what a library prints when it aborts
-        control.sendall(encode_frame(WorkerReady(os.getpid())))
+        control.sendall(encode(WorkerReady(os.getpid())))
         serve(control, vocabulary, memory_bytes)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
-from plait.constrained.dfa.token_trie import DEAD_CLASS, SINGLE_BYTES
+from plait.constrained.tokens.byte_trie import Int32Array
+from plait.constrained.tokens.token_trie import DEAD_CLASS, SINGLE_BYTES
 
 FEW_TOKENS = 16  # a state that at most 1/16 of the tokens may follow, by their first bytes, is walked byte by byte
 MAX_LABELS = 200_000  # states times distinct columns of the transitions; 1 us each

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plait.constrained.byte_trie import ByteTrie
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_dfa
 from plait.constrained.specs import Choices, GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import ByteTrie
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CHOICE_BYTES = 20_000  # each byte of the longest choice costs one pass over the vocabulary, about 30 us
 

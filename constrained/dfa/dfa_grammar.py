@@ -9,7 +9,7 @@ from plait.constrained.dfa.forced_bytes import forced_bytes, tokenize_forced_byt
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_CACHED_MASK_BYTES = 4 << 20
 _TERMINATED = -1  # the state after an end token

@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import Int32Array
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_FORCED_BYTES = 4096
 

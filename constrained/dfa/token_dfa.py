@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array, expand_slices
 from plait.constrained.dfa.byte_partitions import StatePartitions, single_bytes, state_partitions
-from plait.constrained.dfa.token_trie import TokenTrie
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import Int32Array, expand_slices
+from plait.constrained.tokens.token_trie import TokenTrie
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 ByteTransition: TypeAlias = Callable[[Int32Array, NDArray[np.uint8]], Int32Array]
 """(states int32 [n], bytes uint8 [n]) -> next states int32 [n], -1 where there is none."""

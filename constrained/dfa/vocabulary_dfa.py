@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import TokenDfa
-from plait.constrained.dfa.token_trie import TokenTrie
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import Int32Array
+from plait.constrained.tokens.token_trie import TokenTrie
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ import llguidance
 import numpy as np
 
 from plait.constrained.grammar import Int32Array, mask_words
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_SKIPPED = 4  # bytes at the start of a known completion that a guess may drop
 

@@ -12,7 +12,7 @@ import llguidance
 
 from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_REASON = 200  # characters of an error text
 MAX_ITEMS = 20_000  # of the parser in one step

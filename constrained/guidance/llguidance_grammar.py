@@ -19,14 +19,14 @@ from plait.constrained.guidance.inner_matcher import (
     raise_on_error,
 )
 from plait.constrained.guidance.item_tracker import ItemTracker
-from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher, UniqueItemsMatcher
 from plait.constrained.guidance.mask_cache import MaskCache
 from plait.constrained.guidance.unique_items import UniqueItems
 from plait.constrained.json_schema.full_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.json_schema.unique_paths import UniquePaths
 from plait.constrained.specs import GrammarError
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.json_scanner import JsonDelimiters, JsonRegions
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_LITERAL = 16_384  # forced bytes: llguidance tokenizes all of them again at each step, at 0.4 us a byte
 BYTES_PER_CHARACTER = 100  # memory of a compiled grammar; measured: a literal of 1 MB takes 86 MB

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import llguidance
 
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [  # tokens that a state of the lexer admits or not as a whole: a mask then visits only the others

@@ -24,7 +24,7 @@ from plait.constrained.guidance.item_tracker import (
     rests_of_seen,
     unique_frame,
 )
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item

@@ -16,7 +16,6 @@ import llguidance
 
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
@@ -28,7 +27,8 @@ from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.spelling import PYTHON, Spelling
 from plait.constrained.json_schema.unique_paths import has_freer_alternatives, separate_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.number_limiter import MAX_DIGITS, digit_limit
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 Style: TypeAlias = JsonSchema | JsonObject | Elements | Keywords | Notation
 """A spec that says how JSON is written."""

@@ -16,7 +16,6 @@ import numpy as np
 import outlines_core
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_table_dfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, regex_source
 from plait.constrained.regex.lookaround_automaton import TOO_MANY_STATES
@@ -24,7 +23,8 @@ from plait.constrained.regex.lookaround_dfa import build_lookaround_dfa
 from plait.constrained.regex.python_syntax import ASSERTION_REASONS, PlainPattern, to_plain_pattern
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError, Regex
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.byte_trie import Int32Array
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 ByteDfa: TypeAlias = tuple[Int32Array, int, NDArray[np.bool_]]
 ByteDfaBuilder: TypeAlias = Callable[[str], ByteDfa]

@@ -7,13 +7,13 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.char_classes import Ranges
 from plait.constrained.regex.lookaround_automaton import lookaround_table
 from plait.constrained.regex.python_syntax import check_regex, parse_regex
 from plait.constrained.regex.utf8_rows import NO_BYTE, utf8_rows
 from plait.constrained.specs import GrammarError
+from plait.constrained.tokens.byte_trie import Int32Array
 
 MAX_BYTE_STATES = 20_000
 _ASCII = 128

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.regex.char_classes import Ranges
 from plait.constrained.regex.python_syntax import MAXREPEAT, ParseItem, parse_regex
 from plait.constrained.regex.utf8_rows import split_classes, utf8_rows
+from plait.constrained.tokens.byte_trie import Int32Array
 
 MAX_POSITIONS = 512
 MAX_WORK = 20_000  # pairs of a state and one of its positions or of eight bytes, rows of bytes; about 1 us each

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.regex.char_classes import Ranges
+from plait.constrained.tokens.byte_trie import Int32Array
 
 NO_BYTE = -1
 Node: TypeAlias = "dict[int, Node | int]"  # by the bits of the next byte; an int is the place of a class

@@ -17,7 +17,6 @@ import msgspec
 
 from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.guidance.number_limiter import digit_limit
 from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.json_schema.full_validation import Segment
 from plait.constrained.specs import (
@@ -35,7 +34,8 @@ from plait.constrained.specs import (
 )
 from plait.constrained.structural.contents import ContentRules, content_rules
 from plait.constrained.structural.marks import Marks, regex_literal
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.number_limiter import digit_limit
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_MARKS = 8  # that a completion tries at each step
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from plait.constrained.guidance.call_tracker import spell_control
 from plait.constrained.specs import ID_PLACE, GrammarError, Reasoning, Structural
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 
 class Marks:

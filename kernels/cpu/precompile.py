@@ -15,15 +15,15 @@ import fcntl
 import gc
 import os
 import sys
-import threading
 from collections.abc import Iterator
 
+from plait.host.owner import watch_owner
+from plait.host.private_file import open_private
 from plait.kernels.cpu import decoder_kernels
 from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.compiler.background import ERROR, OPTIMIZED, QUICK, BackgroundCompilation, CompileProgress
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.parallel import thread_pool
-from plait.kernels.private_file import open_private
 
 LOWEST_PRIORITY = 19
 KERNELS: dict[str, KernelLibrary] = {
@@ -75,10 +75,8 @@ def _send(name: str, stage: str, content: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _exit_with_parent() -> None:
-    """Ends this process when standard input ends, which means that the process that started it has ended."""
-    while os.read(sys.stdin.fileno(), 64):
-        continue
+def _exit() -> None:
+    """Ends this process once it is not within writing a file of the cache."""
     with object_code.WRITING:
         os._exit(1)
 
@@ -92,7 +90,7 @@ def main() -> None:
     if sys.argv[1:2] != ["--child"]:
         load_kernels(_print_progress, wait_until_optimized=True)
         return
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    watch_owner(_exit)
     gc.disable()  # the process ends when it has compiled: searching for cycles would take a tenth of its time
     try:
         compile_in_stages(sys.argv[2:])

@@ -278,13 +278,3 @@ def address_of(context: Any, array: Any) -> Any:
         return b.ptrtoint(data, ir.IntType(64))
 
     return types.int64(array), generate
-
-
-@intrinsic
-def half_to_float(context: Any, bits: Any) -> Any:
-    """Converts the bits of a float16 to float32."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.fpext(b.bitcast(values[0], v.F16), v.F32)
-
-    return types.float32(types.uint16), generate

@@ -58,12 +58,12 @@ def soft_cap_in_place(x: torch.Tensor, cap: float) -> None:
 
 
 def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As `float32_ops.silu_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous; else ValueError."""
+    """As `reference_float32.silu_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous; else ValueError."""
     return _launch(gate_up, out, False)
 
 
 def gelu_tanh_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As `float32_ops.gelu_tanh_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous; else ValueError."""
+    """As `reference_float32.gelu_tanh_and_multiply`, for gate_up as that of `silu_and_multiply`."""
     return _launch(gate_up, out, True)
 
 

@@ -100,7 +100,7 @@ def add_rms_norm(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.float32_ops.add_rms_norm`, for x and residual [T, C] with C contiguous; `out` may be x.
+    """As `reference_float32.add_rms_norm`, for x and residual [T, C] with C contiguous; `out` may be x.
 
     Raises ValueError for shapes or strides that do not fit.
     """

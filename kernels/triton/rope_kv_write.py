@@ -170,7 +170,7 @@ def apply_rope_and_write_kv(
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.ops.apply_rope_and_write_kv`; writes the queries to `out` [T, H, D], contiguous, if given.
+    """As `reference_rope.apply_rope_and_write_kv`; writes the queries to `out` [T, H, D], contiguous, if given.
 
     Raises ValueError for shapes and strides that do not fit together.
     """

@@ -11,7 +11,7 @@ from plait.lang.core.base_state import BaseState
 from plait.lang.core.expressions import T, Typed
 from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.results import Segment
-from plait.lang.core.tool_calls import ToolResult
+from plait.lang.core.tool_use.tool_calls import ToolResult
 from plait.lang.errors import ProgramError
 from plait.lang.meta_info import GenMeta
 from plait.lang.usage import ProgramUsage

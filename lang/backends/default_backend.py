@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from plait.lang.cluster.settings import Cluster
+from plait.lang.backends.cluster import Cluster
 from plait.runtime.errors import InputError
 from plait.runtime.programs.backend import NEEDED_OF_CLIENT
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
-from plait.lang.backends.choice_scoring import score_choices
 from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.remote_session import Part, RemoteCall
@@ -23,9 +22,9 @@ from plait.lang.backends.sglang_format import (
     parse_logprobs,
     structural_tag,
 )
-from plait.lang.choices import choice_probabilities
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.sampling.choice_scores import choice_probabilities, mean, score_choices
 from plait.runtime.sampling_params import NAMES, SamplingParams, is_any_set
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.token_healing import (
@@ -231,17 +230,18 @@ class RuntimeEndpoint(RemoteClient):
         unconditional: list[list[float]] | None = None
         if method == "unconditional_likelihood_normalized":
             unconditional = self._unconditional_logprobs(parts, tokens, choices, timeout_s)
-        scores, best = score_choices(method, tokens, logprobs, unconditional)
+        scores = score_choices(method, logprobs, unconditional)
+        best = scores.index(max(scores))
         call.on_text(choices[best], 0)
         extra_meta = {
             "choices": list(choices),
             "choice_scores": scores,
             "choice_probabilities": choice_probabilities(logprobs, unconditional),
-            "normalized_prompt_logprobs": [_mean(values) for values in logprobs],
+            "normalized_prompt_logprobs": [mean(values) for values in logprobs],
             "input_token_logprobs": [[parse_logprob_entry(entry) for entry in own] for own in entries],
         }
         if unconditional is not None:
-            extra_meta["normalized_unconditional_prompt_logprobs"] = [_mean(values) for values in unconditional]
+            extra_meta["normalized_unconditional_prompt_logprobs"] = [mean(values) for values in unconditional]
             extra_meta["unconditional_token_logprobs"] = unconditional
         meta = answers[best].get("meta_info") or {}
         cached = min(before, int(meta.get("cached_tokens") or 0))
@@ -393,7 +393,3 @@ def _tokenizer(model_path: str, tokenizer_path: str | Path | None) -> Tokenizer 
     if tokenizer_path is None and not path.exists():
         return None
     return load_tokenizer(path)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plait.lang.backends.cluster import Cluster
 from plait.lang.batch import MAX_AUTO_THREADS, num_workers
 from plait.lang.budget import checked_budget
 from plait.lang.cluster.actor import Work, encode_work
@@ -28,7 +29,6 @@ from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import import_program, reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources
-from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import USAGE_FIELDS, as_json, failed_result, result_of
 from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
 from plait.lang.control.item_log import is_json

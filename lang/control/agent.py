@@ -13,7 +13,7 @@ from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.state import ProgramState
-from plait.lang.core.tool_calls import ToolResult
+from plait.lang.core.tool_use.tool_calls import ToolResult
 from plait.lang.errors import UnreadableValue
 from plait.lang.program import Program
 from plait.lang.tools.function_tool import function_tool

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from plait.lang.backends.cluster import Cluster
 from plait.lang.batch import num_workers, progress
 from plait.lang.cluster.batch import ClusterBatch
-from plait.lang.cluster.settings import Cluster
 from plait.lang.control.batch_output import TABLE_SUFFIX, OutputFile
 from plait.lang.control.item_log import batch_identity
 from plait.lang.program import Program

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from plait.lang.core import interpreter, tool_calls
+from plait.lang.core import interpreter
 from plait.lang.core.expressions import Expr, GenToolCall, SystemWithTools
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.lang.core.tool_use import tool_calls
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
@@ -151,7 +152,9 @@ class Branch(BranchText[Segment, Segment]):
     def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
         """Begins a turn. `behind` as in `append`: a call of a tool can begin the turn in another way than a text."""
         if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
-            from plait.lang.tools.tool_turns import begin_call_turn  # lazy, here and below: few programs have tools
+            from plait.lang.core.tool_use.tool_turns import (
+                begin_call_turn,  # lazy, here and below: few programs have tools
+            )
 
             begin_call_turn(self, role)
         else:
@@ -159,7 +162,7 @@ class Branch(BranchText[Segment, Segment]):
 
     def write_system_turn(self, turn: SystemWithTools) -> None:
         """Writes a system turn that lists tools."""
-        from plait.lang.tools.tool_turns import write_system_turn
+        from plait.lang.core.tool_use.tool_turns import write_system_turn
 
         write_system_turn(self, turn)
 

@@ -82,7 +82,7 @@ def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Se
             case Select():
                 _select(branch, expr)
             case GenToolCall():
-                from plait.lang.tools.tool_turns import tool_call_gen
+                from plait.lang.core.tool_use.tool_turns import tool_call_gen
 
                 before, gen = tool_call_gen(branch, expr)
                 if before:
@@ -120,7 +120,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
 
 def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
     if isinstance(value_format, ToolCallFormat) and value_format.form is not None and value_format.form.marks:
-        from plait.lang.tools.marked_call import MarkedCall
+        from plait.lang.core.tool_use.marked_call import MarkedCall
 
         return MarkedCall
     return GenResult

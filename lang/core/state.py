@@ -10,7 +10,7 @@ from typing import Any, overload
 from plait.lang.core.expressions import T, Typed
 from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.state_reader import StateReader
-from plait.lang.core.tool_calls import ToolResult
+from plait.lang.core.tool_use.tool_calls import ToolResult
 
 
 class ProgramState(StateReader):

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
+from plait.lang.partial.annotations import has_pydantic_types
 from plait.lang.partial.members import could_be, is_union, plain_type
 from plait.lang.partial.objects import ObjectShape, shape_of
-from plait.lang.typed.annotations import has_pydantic_types
 from plait.runtime.client.partial_json import JsonPart, parse_partial_json
 from plait.runtime.errors import InputError
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args, get_origin
 from uuid import UUID
 
 from plait.constrained.specs import Choices, GrammarError, JsonSchema, Regex, Spec
+from plait.lang.partial.annotations import has_msgspec_meta, has_pydantic_types
 from plait.lang.typed import patterns
-from plait.lang.typed.annotations import has_msgspec_meta, has_pydantic_types
 from plait.lang.typed.msgspec_schema import decoder_of, schema_of
 from plait.lang.typed.schema_rewriting import close_schema
 from plait.runtime.errors import InputError

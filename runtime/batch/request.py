@@ -26,7 +26,7 @@ from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import RecentTokens, SeenTokens
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ExactInfo, ParticlesInfo, TokenLogprob, Usage
+from plait.runtime.messages import ExactInfo, ParticlesInfo, SelectMethod, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 
@@ -274,7 +274,7 @@ class Selection:
     owner: RequestOwner
     call_id: int
     choices: list[list[int]]
-    method: str
+    method: SelectMethod
     num_prompt: int
     top_logprobs: int = 0
     seed: int = 0

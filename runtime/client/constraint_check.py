@@ -28,7 +28,7 @@ from plait.constrained.specs import (
     Spec,
     Structural,
 )
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 COMPILE_TIMEOUT_S = 60.0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from plait.kernels.private_file import OddFile, is_private, open_private
+from plait.host.private_file import OddFile, is_private, open_private
 from plait.runtime.model_files.array_file import ArrayFile, Bytes, DamagedFile, file_bytes, map_arrays, write_arrays
 from plait.runtime.model_files.pypi_models import cache_folder
 

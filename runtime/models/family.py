@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from plait.runtime.models.config import Fields
-from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
+from plait.runtime.models.gguf_config import GGUFKeys, TensorDerivedFields
 from plait.runtime.models.weight_shapes import LayerShapes
 
 LayerNorms = tuple[str | None, str | None, str | None, str | None]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
+from plait.runtime.models.gguf_config import GGUFKeys, TensorDerivedFields
 
 if TYPE_CHECKING:
     from plait.runtime.models.decoder import Decoder

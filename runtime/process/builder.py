@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.constrained.spec_file import SpecFile
-from plait.kernels.private_file import open_private
+from plait.host.private_file import open_private
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap

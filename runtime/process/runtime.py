@@ -7,25 +7,23 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plait.host.child_process import ChildProcess, last_line
+from plait.host.group_signals import blocked_for_child
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
-from plait.runtime.process.group_signals import blocked_for_child
 from plait.runtime.process.runtime_directory import make_runtime_directory
 from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
-from plait.runtime.transport.fork import register_after_fork_in_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
     import numpy as np
@@ -89,19 +87,24 @@ class Runtime:
         located_path = locate_model(config.model_path or None)
         self.address = make_runtime_directory()
         self._log = Path(self.address) / "runtime.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._started = time.monotonic()
-        register_after_fork_in_child(self._after_fork)
         try:
             self._process = self._start()
-            with self._kill_after(start_timeout_s):
+            with self._process.killed_after(start_timeout_s) as is_too_late:
                 self._send_worker_args(config, located_path)
                 if meanwhile is not None:
                     meanwhile()
                 from plait.runtime.client.connect import connect_client, try_load_tokenizer
 
                 tokenizer = try_load_tokenizer(located_path)
-                self._wait_until_ready(startup_display(progress, self._started))
+                try:
+                    self._wait_until_ready(startup_display(progress, self._started))
+                except errors.RuntimeGone:
+                    if is_too_late.is_set():
+                        text = f"the runtime did not start within {start_timeout_s:g} s"
+                        raise errors.RuntimeGone(text) from None
+                    raise
             self.client: Client = connect_client(self.address, self._exit_reason, tokenizer)
         except BaseException:
             self._stop_process(grace_s=0.0)  # it has no work to finish
@@ -167,15 +170,10 @@ class Runtime:
 
     # -- the child process ------------------------------------------------------------------------
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> ChildProcess:
+        environment = {"GOMP_SPINCOUNT": GOMP_SPIN_COUNT, **environment_without_secrets()}
         with open(self._log, "wb") as log, blocked_for_child():
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "plait.runtime.process.worker"],  # -P: no imports from the user's folder
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={"GOMP_SPINCOUNT": GOMP_SPIN_COUNT, **environment_without_secrets()},
-            )
+            return ChildProcess("plait.runtime.process.worker", stdout=subprocess.PIPE, stderr=log, env=environment)
 
     def _send_worker_args(self, config: EngineConfig, model_path: Path) -> None:
         worker_args = {"config": msgspec.to_builtins(config), "model_path": str(model_path), "directory": self.address}
@@ -183,28 +181,6 @@ class Runtime:
         with contextlib.suppress(BrokenPipeError):  # the process has ended; `_wait_until_ready` reports why
             self._process.stdin.write(json.dumps(worker_args).encode() + b"\n")
             self._process.stdin.flush()
-
-    @contextlib.contextmanager
-    def _kill_after(self, timeout_s: float) -> Iterator[None]:
-        """Kills the process if the block takes longer than `timeout_s` seconds, and raises RuntimeGone."""
-        assert self._process is not None
-        timed_out, process = threading.Event(), self._process
-
-        def kill() -> None:
-            timed_out.set()
-            process.kill()
-
-        watchdog = threading.Timer(timeout_s, kill)
-        watchdog.daemon = True  # an exit during the start does not wait for it; the process then ends by itself
-        watchdog.start()
-        try:
-            yield
-        except errors.RuntimeGone:
-            if timed_out.is_set():
-                raise errors.RuntimeGone(f"the runtime did not start within {timeout_s:g} s") from None
-            raise
-        finally:
-            watchdog.cancel()
 
     def _wait_until_ready(self, display: StartupDisplay) -> None:
         process = self._process
@@ -219,44 +195,21 @@ class Runtime:
                 display.show(status_line["progress"], status_line["doing"])
             raise errors.RuntimeGone(f"the runtime did not start: {self._exit_reason()}")
 
-    def _after_fork(self) -> None:
-        """Runs in a forked child: the process belongs to the parent, and so does the pipe whose end ends it."""
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None and process.stdout is not None:
-            process.stdin.close()
-            process.stdout.close()
-            process.returncode = 0  # the child must not wait for the parent's process
-
     def _exit_reason(self) -> str:
-        code: int | None = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(2.0)
-        if code is None:
+        status = None if self._process is None else self._process.status(2.0)
+        if status is None:
             return errors.RUNTIME_EXITED
-        exit_status = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        with contextlib.suppress(OSError):
-            last_lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            return f"{errors.RUNTIME_EXITED} ({exit_status})" + (
-                f"; its last words: {last_lines[0][:200]}" if last_lines else ""
-            )
-        return f"{errors.RUNTIME_EXITED} ({exit_status})"
+        last_words = last_line(self._log)
+        return f"{errors.RUNTIME_EXITED} ({status})" + (f"; its last words: {last_words}" if last_words else "")
 
     def _stop_process(self, grace_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends the process, unless a forked child calls this: it belongs to the parent."""
         process, self._process = self._process, None
-        if process is None:
+        if process is None or not process.is_owned:
             return
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()  # the worker exits at end of file
         try:
-            process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass  # a long step is running, and nobody waits for its result
+            process.end(grace_s)  # within a long step it is killed: nobody waits for its result
         finally:  # also after Ctrl-C
-            process.kill()
-            process.wait()
-            process.stdout.close()
             shutil.rmtree(self.address, ignore_errors=True)
 
 

@@ -13,21 +13,22 @@ import contextlib
 import gc
 import json
 import os
-import select
 import shutil
 import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.host import group_signals
+from plait.host.owner import watch_owner
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
 from plait.runtime.log_writer import LogWriter
-from plait.runtime.process import group_signals
 
 if TYPE_CHECKING:  # slow imports, which begin after the first report of progress
     from plait.constrained import Vocabulary
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # slow imports, which begin after the first report of progres
     from plait.runtime.transport.zmq_server import ZmqServerTransport
 
 COMPILE_PROCESSES_AFTER_S = 0.3  # or when the first constraint comes, if that is earlier
-OWNER_CHECK_MS = 200  # how soon the watch of the owner ends after the model is loaded
 MAX_ARGS_BYTES = 1 << 20
 
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 def _serve(args: WorkerArgs) -> int:
     is_loaded = threading.Event()
-    threading.Thread(target=_exit_with_owner, args=(args.directory, is_loaded), daemon=True).start()
+    watch_owner(partial(_exit_while_loading, is_loaded, args.directory))
     _send_status(progress=0.0, doing="starting")
     from plait.runtime.process.builder import build_engine_loop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
@@ -116,14 +116,11 @@ def _prepare_tokenizer(vocabulary: Vocabulary) -> None:
         vocabulary.encode(" ")
 
 
-def _exit_with_owner(directory: str, is_loaded: threading.Event) -> None:
-    """Ends this process when its owner exits while the model is loaded, which may take minutes."""
-    poller = select.poll()
-    poller.register(sys.stdin.fileno(), 0)  # reports the end of the pipe only
-    while not is_loaded.is_set():
-        if poller.poll(OWNER_CHECK_MS) and not is_loaded.is_set():
-            shutil.rmtree(directory, ignore_errors=True)
-            os._exit(1)
+def _exit_while_loading(is_loaded: threading.Event, directory: str) -> None:
+    """Ends this process when its owner has exited while the model is loaded, which may take minutes."""
+    if not is_loaded.is_set():
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
 
 
 def _read_args(fd: int) -> WorkerArgs:

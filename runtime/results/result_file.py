@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from plait.kernels.private_file import PRIVATE_MODE, PUBLIC_MODE, open_regular
+from plait.host.private_file import PRIVATE_MODE, PUBLIC_MODE, open_regular
 
 PART_SUFFIX = ".part"  # of a file that has not taken its place
 

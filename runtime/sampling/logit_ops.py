@@ -8,9 +8,9 @@ For each row of logits [V] float32:
        `is_kept`; then typical-p of what is left, see `is_typical`), and invert the cumulative distribution at
        `hash_uniform(seed, step)`
 
-`numpy_ops` and `torch_ops` implement it. The Triton kernel follows the same rule in `kernels/reference/sampling.py`,
-but has no typical-p: its tokens are not the likeliest ones, so a threshold does not find them.
-This file does not import torch, because the packed-CPU path runs without it.
+`numpy_ops` and `torch_ops` implement it. The Triton kernel follows the same rule
+(`tests/support/kernels/reference_sampling.py`), but has no typical-p: its tokens are not the likeliest ones, so a
+threshold does not find them. This file does not import torch, because the packed-CPU path runs without it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers
 
-from plait.constrained.tokenizer_file import is_panic
+from plait.constrained.tokens.tokenizer_file import is_panic
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import (

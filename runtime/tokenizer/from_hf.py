@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from plait.constrained.tokenizer_file import is_panic
+from plait.constrained.tokens.tokenizer_file import is_panic
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.tokenizer.chat_template import ChatTemplate

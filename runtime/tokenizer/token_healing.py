@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from plait.runtime.messages import MAX_REPLACED
 
 if TYPE_CHECKING:
-    from plait.constrained.vocabulary import Vocabulary
+    from plait.constrained.tokens.vocabulary import Vocabulary
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 MAX_HEALED_TOKENS = MAX_REPLACED  # last tokens of a text that are tokenized again

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.runtime.errors import ContextOverflow, InputError
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.tokenizer.chat_template import ChatTemplate

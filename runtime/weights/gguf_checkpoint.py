@@ -15,7 +15,7 @@ from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.loading.gguf_config import TensorDerivedFields
+from plait.runtime.models.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
 from plait.runtime.weights.parallel_read import Readers
 from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 from fast_gguf_reader import Reader
 
-from plait.constrained.tokenizer_file import decode_byte_level_token
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.tokenizer_file import decode_byte_level_token
+from plait.constrained.tokens.vocabulary import Vocabulary
 
 END, SECOND_END, CONTROL = 0, 300, 1
 ABSENT = {0xC0, 0xC1, 0xF9, 0xFF, ord("~")}  # bytes that no token spells

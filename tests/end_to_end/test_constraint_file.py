@@ -8,7 +8,7 @@ import pytest
 
 from plait.constrained import JsonSchema, Regex
 from plait.constrained.spec_file import SpecFile
-from plait.kernels.private_file import open_private
+from plait.host.private_file import open_private
 from plait.runtime.errors import InputError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params

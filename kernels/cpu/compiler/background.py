@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from plait.host.child_process import ChildProcess
 from plait.kernels.cpu.compiler.library import KernelLibrary
 
 COMPILE_TIMEOUT_S = 600.0  # compiling takes four seconds on an idle machine
@@ -35,18 +36,14 @@ class BackgroundCompilation:
         self._is_usable, self._has_ended = threading.Event(), threading.Event()
         self._is_closed, self._error = False, ""
         self._note_usable()
-        command = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile", "--child", *self._libraries]
-        pipe = subprocess.PIPE
+        module, pipe, null = "plait.kernels.cpu.precompile", subprocess.PIPE, subprocess.DEVNULL
         try:
-            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            self._child = ChildProcess(module, "--child", *self._libraries, stdout=pipe, stderr=null)
         except OSError:
             self._is_usable.set()
             self._has_ended.set()
             return
         atexit.register(self.close)
-        self._watchdog = threading.Timer(COMPILE_TIMEOUT_S, self._child.kill)
-        self._watchdog.daemon = True
-        self._watchdog.start()
         threading.Thread(target=self._run, name="plait-compile", daemon=True).start()
 
     def wait(self, progress: CompileProgress, until_optimized: bool) -> None:
@@ -76,19 +73,16 @@ class BackgroundCompilation:
 
     def _receive(self) -> None:
         """Installs what the process sends until it ends."""
-        assert self._child.stdout is not None and self._child.stdin is not None
+        assert self._child.stdout is not None
         try:
-            while (message := _read_message(self._child.stdout)) is not None:
-                self._take(*message)
+            with self._child.killed_after(COMPILE_TIMEOUT_S):
+                while (message := _read_message(self._child.stdout)) is not None:
+                    self._take(*message)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: of LLVM, which cannot load the code
             self._error = str(error)
-        self._child.kill()
-        self._child.wait()
-        self._watchdog.cancel()
-        self._child.stdin.close()
-        self._child.stdout.close()
+        self._child.end(0.0)
         if self._unfinished and not self._is_closed and all(library.is_loaded for library in self._libraries.values()):
-            reason = self._error or f"the process that compiles ended with exit code {self._child.returncode}"
+            reason = self._error or f"the process that compiles has ended ({self._child.status()})"
             print(f"plait: kernels are not optimized, steps take a tenth longer: {reason}", file=sys.stderr, flush=True)
 
     def _take(self, name: str, stage: str, content: bytes) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from plait.host.private_file import is_private, open_private
 from plait.kernels.cpu import isa
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
-from plait.kernels.private_file import is_private, open_private
 
 CHECKSUM_BYTES = 32
 MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted

@@ -142,7 +142,7 @@ def _float8_matmul(
 
 
 def quantize_activations(x: torch.Tensor, group: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.float8_matmul.quantize_activations`; the rows of the codes are 16 bytes apart or a multiple."""
+    """As `reference_float8.quantize_activations`; the rows of the codes are 16 bytes apart or a multiple."""
     rows, channels = x.shape
     stride = triton.cdiv(channels, ROW_ALIGN) * ROW_ALIGN
     codes = torch.empty((rows, stride), dtype=torch.uint8, device=x.device)[:, :channels]
@@ -158,7 +158,7 @@ def quantize_activations(x: torch.Tensor, group: int | None) -> tuple[torch.Tens
 def float8_matmul(
     x: torch.Tensor, weight: Float8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference.float8_matmul.float8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
+    """As `reference_float8.float8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     (outs, channels), rows = weight.values.shape, len(x)
     out = check_operands(x, channels, outs, bias, out)
     if not rows or not outs:

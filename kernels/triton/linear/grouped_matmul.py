@@ -139,7 +139,7 @@ def _combine(
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:
-    """As `reference.matmul.sort_by_expert`, for contiguous expert_ids; `block` is from `routing_block_size`."""
+    """As `reference_experts.sort_by_expert`, for contiguous expert_ids; `block` is from `routing_block_size`."""
     if expert_ids.dtype != torch.int32 or not expert_ids.is_contiguous():
         raise ValueError("expert ids must be int32 and contiguous")
     num_slots = expert_ids.numel()
@@ -158,7 +158,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> Ex
 def grouped_matmul(
     x: torch.Tensor, weights: torch.Tensor, routing: ExpertRouting, slots_per_row: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference.matmul.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
+    """As `reference_experts.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
     _, outs, channels = weights.shape
     if x.dim() != 2 or x.shape != (routing.num_slots // slots_per_row, channels) or x.stride(1) != 1:
         raise ValueError(f"expected x [{routing.num_slots // slots_per_row}, {channels}], not {tuple(x.shape)}")
@@ -182,7 +182,7 @@ def grouped_matmul(
 def combine_experts(
     results: torch.Tensor, routing_weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference.matmul.combine_experts`; routing_weights and expert_ids must be contiguous."""
+    """As `reference_experts.combine_experts`; routing_weights and expert_ids must be contiguous."""
     tokens, top_k = routing_weights.shape
     if results.shape[0] != tokens * top_k or expert_ids.shape != routing_weights.shape or results.stride(1) != 1:
         raise ValueError(f"results {tuple(results.shape)} do not fit routing weights {tuple(routing_weights.shape)}")

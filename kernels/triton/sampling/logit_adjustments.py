@@ -149,7 +149,7 @@ def launch_adjust_logits(
 def adjust_logits(
     logits: torch.Tensor, adjusted: torch.Tensor, status: torch.Tensor, adjustments: LogitAdjustments = NO_ADJUSTMENTS
 ) -> None:
-    """As `reference.sampling.adjust_logits`. `adjusted` may be `logits` if those are float32. ValueError for shapes."""
+    """As `reference_sampling.adjust_logits`. `adjusted` may be `logits` if those are float32. ValueError for shapes."""
     rows, vocab = check_logits(logits)
     if adjusted.shape != logits.shape or adjusted.dtype != torch.float32 or adjusted.stride(1) != 1:
         raise ValueError(
@@ -165,6 +165,6 @@ def adjust_logits(
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """As `reference.sampling.count_tokens`."""
+    """As `reference_sampling.count_tokens`."""
     if len(rows):
         _count_tokens[(len(rows),)](counts, rows, tokens, counts.stride(0), num_warps=1)

@@ -105,7 +105,7 @@ def _partials(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gather_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """As `reference.sampling.gather_logprobs`; rows and tokens [N] int32."""
+    """As `reference_sampling.gather_logprobs`; rows and tokens [N] int32."""
     if rows.shape != tokens.shape or rows.dim() != 1:
         raise ValueError(f"rows {tuple(rows.shape)} and tokens {tuple(tokens.shape)} must be one list of pairs")
     out = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
@@ -121,7 +121,7 @@ def gather_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tens
 
 
 def top_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.sampling.top_logprobs`, for 1 to MAX_TOP tokens; else ValueError."""
+    """As `reference_sampling.top_logprobs`, for 1 to MAX_TOP tokens; else ValueError."""
     if not 1 <= count <= MAX_TOP:
         raise ValueError(f"top_logprobs gives 1 to {MAX_TOP} tokens, not {count}")
     rows, vocab = check_logits(logits)

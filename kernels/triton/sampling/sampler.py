@@ -8,7 +8,7 @@
 
 Candidates are the tokens that the filters may keep. Weights are integers, so that sums do not depend on order or split,
 and a token depends on its row alone. If a row has more than CANDIDATES candidates (a flat distribution), all its tokens
-are searched instead, which is slower. `reference.sampling` explains the sampling rule.
+are searched instead, which is slower. `reference_sampling` explains the sampling rule.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def sample(
     out: torch.Tensor | None = None,
     workspace: SamplingWorkspace | None = None,
 ) -> torch.Tensor:
-    """Like `reference.sampling.sample`: returns token ids [B] int32 for logits [B, V] of any float dtype.
+    """Like `reference_sampling.sample`: returns token ids [B] int32 for logits [B, V] of any float dtype.
 
     `workspace` is for at least B rows of V tokens; by default one is allocated. Afterwards `workspace.adjusted` holds
     the adjusted logits. Raises ValueError if shapes do not fit.

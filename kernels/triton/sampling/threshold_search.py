@@ -14,7 +14,7 @@ from plait.kernels.triton.sampling.vocab_chunks import from_order_key, integer_w
 
 @triton.jit
 def hash_seed_step(seed, step):
-    """As `reference.sampling.hash_seed_step`, uint64."""
+    """As `reference_sampling.hash_seed_step`, uint64."""
     hash_bits = seed.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
     hash_bits += step.to(tl.uint64, bitcast=True) * 0xD1B54A32D192ED03
     hash_bits += 0x632BE59BD9B4E019

@@ -11,9 +11,6 @@ import contextlib
 import os
 import select
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.host.child_process import ChildProcess
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import RuntimeGone
@@ -71,7 +69,7 @@ class RankGroup:
         self._watcher: threading.Thread | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ChildProcess] = []
         self._channels: list[Channel] = []
         atexit.register(self.close)
         for index in range(1, size):
@@ -135,30 +133,20 @@ class RankGroup:
     def close(self) -> None:
         """Ends the ranks. Idempotent."""
         self._closing.set()
-        for channel in self._channels:
-            with contextlib.suppress(OSError):
-                channel.stream.shutdown(socket.SHUT_RDWR)
+        for process in self.processes:
+            process.hang_up()
         deadline = time.monotonic() + END_TIMEOUT_S
         for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.end(max(0.0, deadline - time.monotonic()))
         shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.close)
 
     def _start(self, index: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "plait.runtime.executor.distributed.rank_process"]
-                + [str(index), str(self.size), str(self._folder)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-            )
+        module = "plait.runtime.executor.distributed.rank_process"
+        process = ChildProcess(module, str(index), str(self.size), str(self._folder), channel=True)
+        assert process.channel is not None
         self.processes.append(process)
-        self._channels.append(Channel(ours))
+        self._channels.append(Channel(process.channel))
 
     def _send(self, message: ToRank) -> None:
         frame = self._channels[0].encode(message)
@@ -172,7 +160,7 @@ class RankGroup:
             raise RuntimeGone(f"rank {index} did not answer within {timeout_s:g} s") from None
         except (EOFError, OSError):
             raise RuntimeGone(f"{self._ending(index)} while it started") from None
-        except msgspec.DecodeError as error:
+        except (ValueError, msgspec.DecodeError) as error:
             raise RuntimeGone(f"rank {index} sent a broken message: {error!s:.200}") from None
         if isinstance(message, Failed):
             kind = getattr(errors, message.kind, RuntimeGone)
@@ -182,12 +170,8 @@ class RankGroup:
 
     def _ending(self, index: int) -> str:
         """How a rank has ended."""
-        try:
-            code = self.processes[index - 1].wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return f"rank {index} has closed its channel"
-        status = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"rank {index} has ended ({status})"
+        status = self.processes[index - 1].status(END_TIMEOUT_S)
+        return f"rank {index} has ended ({status})" if status else f"rank {index} has closed its channel"
 
     def _watch(self) -> None:
         """Waits until a channel is closed, also while the ranks compute."""

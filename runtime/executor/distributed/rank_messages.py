@@ -13,17 +13,16 @@ A step's tokens are in the next step's `Forward`, so no rank but rank 0 decides 
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from plait.host.frames import encode_frame, receive_frame
 from plait.runtime.arrays import IntArray
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.batch_arrays import BatchArrays
 
-LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 1 << 30
 
 
@@ -101,35 +100,18 @@ class Channel:
         self._from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 
     def encode(self, message: ToRank | FromRank) -> bytes:
-        body = self._encoder.encode(message)
-        return LENGTH.pack(len(body)) + body
+        return encode_frame(self._encoder.encode(message))
 
     def send_frame(self, frame: bytes) -> None:
         self.stream.sendall(frame)
 
     def receive_from_rank0(self) -> ToRank:
-        return self._to_rank.decode(self._receive())
+        return self._to_rank.decode(receive_frame(self.stream, MAX_MESSAGE_BYTES))
 
     def receive_from_rank(self, timeout_s: float) -> FromRank:
         """Raises TimeoutError if nothing has come after `timeout_s`."""
         self.stream.settimeout(timeout_s)
         try:
-            return self._from_rank.decode(self._receive())
+            return self._from_rank.decode(receive_frame(self.stream, MAX_MESSAGE_BYTES))
         finally:
             self.stream.settimeout(None)
-
-    def _receive(self) -> bytearray:
-        (length,) = LENGTH.unpack(self._read(LENGTH.size))
-        if length > MAX_MESSAGE_BYTES:
-            raise EOFError(f"a message of {length} bytes")
-        return self._read(length)
-
-    def _read(self, count: int) -> bytearray:
-        buffer = bytearray(count)
-        view, done = memoryview(buffer), 0
-        while done < count:
-            got = self.stream.recv_into(view[done:])
-            if not got:
-                raise EOFError("the other end was closed")
-            done += got
-        return buffer

@@ -11,15 +11,16 @@ import contextlib
 import ctypes
 import gc
 import os
-import select
 import shutil
 import signal
 import socket
 import sys
-import threading
 import traceback
+from functools import partial
 from pathlib import Path
 
+from plait.host import group_signals
+from plait.host.owner import watch_owner
 from plait.runtime.errors import PlaitError
 from plait.runtime.executor.distributed.rank_messages import (
     Allocate,
@@ -38,12 +39,11 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(index: int, size: int, folder: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the runtime process
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    group_signals.ignore()  # as the runtime process does
     os.umask(0o077)
     _continue_when_rank0_ends()
     stream = socket.socket(fileno=os.dup(CHANNEL_FD))
-    threading.Thread(target=_exit_with_rank0, args=(stream.fileno(), folder), daemon=True).start()
+    watch_owner(partial(_exit, folder))
     channel = Channel(stream)
     try:
         _serve(channel, Rank(index, size))
@@ -117,10 +117,7 @@ def _continue_when_rank0_ends() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def _exit_with_rank0(descriptor: int, folder: str) -> None:
-    poller = select.poll()
-    poller.register(descriptor, 0)  # reports the end of the channel only
-    poller.poll()
+def _exit(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 

@@ -1,7 +1,6 @@
 """A device's work queue: ordered work, captured work, copies to the host, and events.
 
-`ImmediateStream` runs work as soon as it is enqueued, without a device. Tests also have streams that run it as late as
-they are allowed to.
+Tests have streams without a device: they run work at once, or as late as they are allowed to.
 """
 
 from __future__ import annotations
@@ -54,45 +53,6 @@ class Stream(Protocol):
 
         Later work must not write `source` before the returned event is complete.
         """
-
-
-class CompletedEvent:
-    """An event in the past."""
-
-    is_complete = True
-
-    def wait(self) -> None:
-        pass
-
-
-class ImmediateStream:
-    """Runs work at once; captured work is run again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def enqueue(self, work: DeviceWork) -> None:
-        work()
-
-    def capture(self, work: DeviceWork) -> DeviceWork:
-        work()
-        return work
-
-    def capture_pieces(self, work: Callable[[DeviceWork], None]) -> PieceReplay:
-        work(lambda: None)
-
-        def replay(between: Sequence[DeviceWork]) -> None:
-            left = iter(between)
-            work(lambda: next(left)())
-
-        return replay
-
-    def record_event(self) -> Event:
-        return CompletedEvent()
-
-    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Event:
-        target.copy_(source)
-        return CompletedEvent()
 
 
 class CudaEvent:

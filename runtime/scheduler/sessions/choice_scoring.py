@@ -2,13 +2,10 @@
 
 A choice of m tokens needs the logits at m positions: after the prompt, and after each of its tokens but the last.
 Choices with a common prefix share these positions, so one request is made for each maximal prefix only.
-
-The three methods are SGLang's published ones. The fourth, "exact", draws a choice by its probability.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
 from bisect import bisect_left
 from collections import defaultdict
@@ -20,6 +17,7 @@ from plait.runtime.batch.request import ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import ChoiceScores, Select, TokenLogprob, encode_logprobs
+from plait.runtime.sampling.choice_scores import score_choices
 from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.scheduler.sessions.session import Session
 
@@ -78,32 +76,13 @@ def _maximal_prefixes(choices: list[list[int]]) -> tuple[list[list[int]], list[i
 
 
 def best_choice(selection: Selection) -> ChoiceScores:
-    """Scores every choice by the selection's method. Ties go to the earlier choice.
-
-    token_length_normalized: the mean logprob of the choice's tokens.
-    unconditional_likelihood_normalized: the mean of logprob minus the token's logprob without the prompt.
-    greedy_token_selection: token by token, the choices without the best next token are dropped. A choice that has
-    ended takes part with its mean logprob.
-    exact: the scores are the probabilities of the choices, which sum to 1, and the choice is drawn by them.
-    """
-    logprobs = _choice_logprobs(selection, selection.requests, selection.num_prompt - 1)
-    unconditional = None
-    if selection.method == "greedy_token_selection":
-        scores = _greedy_scores(logprobs)
-    elif selection.method == "unconditional_likelihood_normalized":
+    """Scores every choice by the selection's method (`sampling/choice_scores.py`), and selects one."""
+    logprobs, unconditional = _choice_logprobs(selection, selection.requests, selection.num_prompt - 1), None
+    if selection.method == "unconditional_likelihood_normalized":
         unconditional = _choice_logprobs(selection, selection.unconditional_requests, 0)
-        scores = [
-            sum(p - q for p, q in zip(with_prompt, without, strict=True)) / len(with_prompt)
-            for with_prompt, without in zip(logprobs, unconditional, strict=True)
-        ]
-    elif selection.method == "exact":
-        scores = _probabilities(logprobs)
-    else:
-        scores = [_mean(choice_logprobs) for choice_logprobs in logprobs]
-    if selection.method == "exact":
-        index = _draw(scores, hash_uniform(selection.seed, 0))
-    else:
-        index = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    scores = score_choices(selection.method, logprobs, unconditional)
+    is_drawn = selection.method == "exact"
+    index = _draw(scores, hash_uniform(selection.seed, 0)) if is_drawn else scores.index(max(scores))
     top_logprobs = _choice_top_logprobs(selection, logprobs) if selection.top_logprobs else None
     return ChoiceScores(index, scores, logprobs, unconditional, top_logprobs)
 
@@ -130,37 +109,8 @@ def _choice_logprobs(selection: Selection, requests: list[ScoringRequest], first
     ]
 
 
-def _greedy_scores(logprobs: list[list[float]]) -> list[float]:
-    """1.0 for each choice that is never dropped; for the others the share of positions before they were dropped."""
-    longest = max(len(choice_logprobs) for choice_logprobs in logprobs)
-    padded = [
-        choice_logprobs + [_mean(choice_logprobs)] * (longest - len(choice_logprobs)) for choice_logprobs in logprobs
-    ]
-    remaining, scores = list(range(len(logprobs))), [0.0] * len(logprobs)
-    for position in range(longest):
-        best = max(padded[i][position] for i in remaining)
-        remaining = [i for i in remaining if padded[i][position] == best]
-        for i in remaining:
-            scores[i] = (position + 1) / longest
-        if len(remaining) == 1:
-            break
-    for i in remaining:
-        scores[i] = 1.0
-    return scores
-
-
-def _probabilities(logprobs: list[list[float]]) -> list[float]:
-    sums = [math.fsum(choice_logprobs) for choice_logprobs in logprobs]
-    weights = [math.exp(total - max(sums)) if total > -math.inf else 0.0 for total in sums]
-    return [weight / math.fsum(weights) for weight in weights] if any(weights) else [1 / len(sums)] * len(sums)
-
-
 def _draw(probabilities: list[float], uniform: float) -> int:
     """The first choice where the cumulative probabilities exceed `uniform`; never one of probability 0."""
     cumulative = list(accumulate(probabilities))
     target = uniform * cumulative[-1]
     return next(index for index, total in enumerate(cumulative) if total > target)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plait.kernels.private_file import PRIVATE_MODE, open_private, open_regular
+from plait.host.private_file import PRIVATE_MODE, open_private, open_regular
 from plait.runtime.errors import InputError
 from plait.runtime.results.result_file import PART_SUFFIX, replacing
 

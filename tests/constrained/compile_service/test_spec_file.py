@@ -10,7 +10,7 @@ import pytest
 
 from plait.constrained import Choices, CompilePool, Grammar, JsonSchema, Lark, Regex, Vocabulary, spec_file
 from plait.constrained.spec_file import SpecFile
-from plait.kernels.private_file import open_private
+from plait.host.private_file import open_private
 
 SPECS = [
     JsonSchema({"type": "object", "properties": {"a": {"pattern": "^a{3}$", "type": "string"}}}),

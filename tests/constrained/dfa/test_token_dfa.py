@@ -14,8 +14,8 @@ from plait.constrained.compile_service.messages import pack_dfa, unpack_dfa
 from plait.constrained.dfa.byte_partitions import MAX_PARTITIONS, state_partitions
 from plait.constrained.dfa.dfa_grammar import DfaGrammar
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, build_table_dfa
-from plait.constrained.dfa.token_trie import DEAD_CLASS, SINGLE_BYTES, TokenTrie
 from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
+from plait.constrained.tokens.token_trie import DEAD_CLASS, SINGLE_BYTES, TokenTrie
 
 EOS, EOS_WITH_BYTES, CONTROL = 0, 1, 2
 UNREACHABLE = np.iinfo(np.int32).max

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions, ends_in_string
+from plait.constrained.tokens.json_scanner import JsonDelimiters, JsonRegions, ends_in_string
 
 CALLS = JsonRegions(
     (JsonDelimiters(b"<c>", b"</c>"), JsonDelimiters(b"#", b"#"), JsonDelimiters(b'{"p": ', b"}")), free_text=True

@@ -137,7 +137,7 @@ def test_a_compiling_process_ends_with_its_parent() -> None:
     """Its standard input ends."""
     reader, writer = os.pipe()
     os.close(writer)
-    code = "import os\nfrom plait.kernels.cpu import precompile\nprecompile._exit_with_parent()\nos._exit(5)"
+    code = "import time\nfrom plait.kernels.cpu import precompile as p\np.watch_owner(p._exit)\ntime.sleep(60)"
     child = subprocess.Popen([precompile.sys.executable, "-c", code], stdin=reader)
     os.close(reader)
     assert child.wait(60) == 1

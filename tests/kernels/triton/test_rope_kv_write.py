@@ -10,8 +10,9 @@ import triton_device as kernel_device
 from attention_cases import FP8, i32, layout_of, on
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_rope import apply_rope_and_write_kv
 
-from plait.kernels.reference import ops
+from plait.kernels.reference.ops import dequantize_kv
 from plait.kernels.triton import rope_kv_write
 
 DEVICE = kernel_device.DEVICE.type
@@ -35,7 +36,7 @@ def dequantized(tensors: dict[str, torch.Tensor | None], name: str) -> torch.Ten
     """The contents of a cache as float32."""
     cache, scale = tensors[f"{name}_cache"], tensors[f"{name}_scale"]
     assert cache is not None
-    return ops.dequantize_kv(cache, torch.arange(len(cache), device=DEVICE), scale)
+    return dequantize_kv(cache, torch.arange(len(cache), device=DEVICE), scale)
 
 
 @settings(max_examples=40, deadline=None)
@@ -61,7 +62,7 @@ def test_rope_and_kv_write_equal_the_reference(rows, heads, dtypes, norm, page_s
     angles = random(64, rotary_dim // 2)
     weights = {name: (1 + random(dim) / 4).to(dtype) if norm else None for name in ("q_norm", "k_norm")}
     outs, stores = [], []
-    for operator in (ops.apply_rope_and_write_kv, rope_kv_write.apply_rope_and_write_kv):
+    for operator in (apply_rope_and_write_kv, rope_kv_write.apply_rope_and_write_kv):
         stores.append(caches(cache, pages * page_size, groups, dim))
         outs.append(operator(qkv, angles.cos(), angles.sin(), layout=layout, **stores[-1], **weights, eps=1e-5))
     torch.testing.assert_close(outs[1], outs[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])

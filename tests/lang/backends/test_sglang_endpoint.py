@@ -11,7 +11,7 @@ from sample_programs import talk
 
 import plait
 from plait import gen, select, user
-from plait.lang.backends.choice_scoring import score_choices
+from plait.runtime.sampling.choice_scores import score_choices
 
 pytestmark = pytest.mark.timeout(120)
 CHATML = (
@@ -63,7 +63,8 @@ def test_select_scores_choices_by_server_logprobs(sglang, method):
     state = program.run(backend=plait.RuntimeEndpoint(sglang.url))
     tokens = [list(choice.encode()) for choice in choices]
     logprobs = [[-(t % 10) / 10 for t in choice] for choice in tokens]
-    scores, best = score_choices(method.name, tokens, logprobs, logprobs)
+    scores = score_choices(method.name, logprobs, logprobs)
+    best = scores.index(max(scores))
     assert state["sure"] == choices[best] and state.text() == "Sure? " + choices[best]
     meta = state.get_meta_info("sure")
     assert meta["choice_scores"] == scores and meta["choices"] == choices
@@ -88,9 +89,8 @@ def test_choices_that_merge_with_the_prompt_are_scored_from_the_merged_token(met
         input_logprobs = state.get_meta_info("colour")["input_token_logprobs"]
         assert [[text for _, _, text in choice] for choice in input_logprobs] == [[" red"], [" ", "9"], [" blue"]]
         logprobs = [[servers.logprob_of(text) for text in choice] for choice in ([" red"], [" ", "9"], [" blue"])]
-        scores, best = score_choices(
-            method.name, [[number for _, number, _ in choice] for choice in input_logprobs], logprobs, logprobs
-        )
+        scores = score_choices(method.name, logprobs, logprobs)
+        best = scores.index(max(scores))
         assert state.get_meta_info("colour")["choice_scores"] == pytest.approx(scores)
         assert state.text() == "the answer: it is " + choices[best]
     finally:

@@ -26,7 +26,7 @@ from typed_examples import (
 )
 
 from plait.constrained import Choices
-from plait.lang.typed.annotations import has_pydantic_types
+from plait.lang.partial.annotations import has_pydantic_types
 from plait.lang.typed.value_format import value_format_of
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton_device as kernel_device
 from example_share import sample_of
+from reference_fused import REFERENCE_FUSED_OPERATORS
 from tiny_hf_models import randomized, run, runner, text
 from transformers import (
     Gemma2ForCausalLM,
@@ -20,7 +21,6 @@ from transformers import (
 )
 
 from plait.kernels.kernel_selection import select_kernels
-from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.kernels.triton.operators import triton_kernels
 from plait.kernels.triton.support import HeadShape, triton_unsupported_reason
 from plait.runtime.config import engine_config

@@ -15,7 +15,7 @@ from transformers import Gemma3TextConfig, Phi3Config, PreTrainedConfig, Qwen2Co
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
-from plait.runtime.models.loading.gguf_config import TensorDerivedFields
+from plait.runtime.models.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES, config_from_gguf, config_from_hf
 
 BASE: dict[str, Any] = {

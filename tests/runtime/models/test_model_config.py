@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.models.loading.gguf_config import TensorDerivedFields
+from plait.runtime.models.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import config_from_gguf, config_from_hf
 from plait.runtime.models.rope import RopeScaling
 

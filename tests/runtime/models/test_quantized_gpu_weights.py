@@ -18,6 +18,7 @@ from engine_runs import MODELS as STEPPED
 from engine_runs import run as stepped
 from gguf_blocks import random_blocks
 from safetensors.torch import load_file
+from synchronous_stream import ImmediateStream
 from tiny_hf_models import all_logits, randomized, run, text, write_gguf
 from transformers import (
     Gemma3ForCausalLM,
@@ -36,7 +37,6 @@ from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.models.loading import torch_weights
 from plait.runtime.models.quantization import choose_weight_format

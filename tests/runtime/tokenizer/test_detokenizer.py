@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.detokenizer import Detokenizer

@@ -10,7 +10,7 @@ import odd_files
 import pytest
 from batch_services import Service, line
 
-from plait.kernels.private_file import OddFile
+from plait.host.private_file import OddFile
 from plait.runtime.errors import InputError
 from plait.runtime.server.batches.directory import StateDirectory
 from plait.runtime.server.batches.input_file import read_lines

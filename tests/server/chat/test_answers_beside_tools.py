@@ -15,7 +15,7 @@ from call_templates import CALL_TEMPLATES
 from matchers import compile_in_process
 from message_templates import CHANNELS, MESSAGES_WITH_IDS, RECIPIENTS
 
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.runtime.chat.formats.control_marks import ControlMarks, texts_around
 from plait.runtime.chat.formats.model_formats import find_formats
 from plait.runtime.chat.parser import OutputParser

@@ -12,8 +12,7 @@ from collections import deque
 import numpy as np
 import torch
 from recorded_graphs import GraphPool
-
-from plait.runtime.executor.gpu.stream import ImmediateStream
+from synchronous_stream import ImmediateStream
 
 GARBAGE = -1_000_000
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from reference_rope import quantize_kv
 
 from plait.kernels.layout import AttentionLayout, SharedPrefixes
 from plait.kernels.reference import ops
@@ -102,7 +103,7 @@ def tensors(layer: Layer, tokens: int, slots: int, device: str = "cpu", seed: in
         x = random(slots, layer.kv_heads, layer.dim) * factor
         scale = None
         if layer.cache is not None:
-            x, scale = ops.quantize_kv(x, layer.cache, torch.tensor([0.03 * factor]))
+            x, scale = quantize_kv(x, layer.cache, torch.tensor([0.03 * factor]))
             scale = scale.to(device)
         inputs[f"{name}_cache"] = x.to(device, layer.cache or layer.dtype)
         inputs[f"{name}_scale"] = scale

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import reference_fused
 from recorded_graphs import as_kernel
 
 from plait.kernels.layout import AttentionLayout, PrefixSharingCost
-from plait.kernels.reference import fused_operators
 
 
 def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
@@ -45,7 +45,7 @@ def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
 
 
 def attention(q, layer, layout, *, out=None):
-    return fused_operators.attention(q, layer, with_leader_pages(layout), out=out)
+    return reference_fused.attention(q, layer, with_leader_pages(layout), out=out)
 
 
 def prefix_sharing_cost(shape, max_q_len):
@@ -54,8 +54,8 @@ def prefix_sharing_cost(shape, max_q_len):
 
 
 LEADER_READS = replace(
-    fused_operators.REFERENCE_FUSED_OPERATORS,
-    rotate_and_write=as_kernel(fused_operators.rotate_and_write),
+    reference_fused.REFERENCE_FUSED_OPERATORS,
+    rotate_and_write=as_kernel(reference_fused.rotate_and_write),
     attention=attention,
     prefix_sharing_cost=prefix_sharing_cost,
 )

@@ -11,12 +11,12 @@ import jsonschema_rs
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.json_schema.rewrite.patterns.conversion import ANY, ecma_to_plain_pattern
 from plait.constrained.regex.python_syntax import parse_regex
 from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError
+from plait.constrained.tokens.byte_trie import Int32Array
 
 MAX_PAIRS = 20_000  # states of two automata that are reached by one text
 MAX_AUTOMATON_WORK = 60_000  # see build_small_dfa: 60 ms

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily, PackedLayer
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
 from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
 

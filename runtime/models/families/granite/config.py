@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_bool, checked_float
 from plait.runtime.models.weight_shapes import llama_layer_shapes
 

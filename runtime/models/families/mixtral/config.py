@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig, MoEConfig
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.weight_shapes import attention_shapes, experts_or_mlp_shapes, norm_shapes
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime.errors import UnsupportedModel
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import attention_shapes, joint_qk_norm_shapes, mlp_shapes, norm_shapes
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime.errors import CorruptModel
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily, PackedLayer
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_float
 from plait.runtime.models.weight_shapes import linear_shapes, norm_shapes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import qk_norm_layer_shapes
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.runtime.errors import CorruptModel
+from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
 from plait.runtime.models.weight_shapes import llama_layer_shapes
 

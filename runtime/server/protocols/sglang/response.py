@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import reference_float8 as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
 from plait.kernels.quantized_weights import Float8Weight, concat_outputs, dequantize_int8, select_outputs
-from plait.kernels.reference import float8_matmul as reference
 from plait.kernels.triton.attention.tile_config import GpuSpec
 from plait.kernels.triton.linear import float8_matmul, quantized_linear
 

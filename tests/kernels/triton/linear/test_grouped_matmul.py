@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import reference_experts as experts
+import reference_float32
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
 from plait.kernels.operators import ExpertRouting, max_num_blocks
-from plait.kernels.reference import float32_ops
-from plait.kernels.reference import matmul as reference
 from plait.kernels.triton.linear import grouped_matmul as grouped
 
 seeds = st.integers(0, 10**6)
@@ -42,7 +42,7 @@ def test_sort_by_expert_equals_the_reference(tokens, top_k, num_experts, block, 
     ids = random_expert_ids(tokens, top_k, num_experts, seed, skewed)
     routing, expected_routing = (
         grouped.sort_by_expert(ids, num_experts, block),
-        reference.sort_by_expert(ids, num_experts, block),
+        experts.sort_by_expert(ids, num_experts, block),
     )
     assert torch.equal(routing.block_experts, expected_routing.block_experts)
     used = (expected_routing.block_experts >= 0).repeat_interleave(block)
@@ -79,23 +79,23 @@ def test_an_expert_layer_equals_the_reference(tokens, top_k, num_experts, block,
     routing_weights = randn(tokens, top_k, dtype=torch.float32, seed=seed + 3).softmax(-1)
     routing, expected_routing = (
         grouped.sort_by_expert(ids, num_experts, block),
-        reference.sort_by_expert(ids, num_experts, block),
+        experts.sort_by_expert(ids, num_experts, block),
     )
     has_expert = (ids >= 0).flatten()
-    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, routing), (reference, expected_routing)))
+    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, routing), (experts, expected_routing)))
     torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
-    gated = float32_ops.silu_and_multiply(b)
+    gated = reference_float32.silu_and_multiply(b)
     gated[~has_expert] = float("nan")  # rows without an expert may hold any value
-    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, routing), (reference, expected_routing)))
+    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, routing), (experts, expected_routing)))
     torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
     b[~has_expert] = float("nan")
     combined = grouped.combine_experts(b, routing_weights, ids)
-    torch.testing.assert_close(combined, reference.combine_experts(b, routing_weights, ids), **close_enough(dtype))
+    torch.testing.assert_close(combined, experts.combine_experts(b, routing_weights, ids), **close_enough(dtype))
     for token in range(tokens):
         total = torch.zeros(hidden, device=DEVICE)
         for choice, expert in enumerate(ids[token].tolist()):
             if expert >= 0:
-                up = float32_ops.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
+                up = reference_float32.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
                 total += routing_weights[token, choice] * (second[expert].float() @ up.float())
         torch.testing.assert_close(combined[token].float(), total, atol=6e-2, rtol=6e-2)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import reference_sampling as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_cases import logits_of
 from triton_device import DEVICE
 
-from plait.kernels.reference import sampling as reference
 from plait.kernels.triton.sampling import logprobs
 from plait.runtime.sampling_params import MAX_TOP_LOGPROBS
 

@@ -6,13 +6,13 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import reference_sampling as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_cases import f32, inputs_of, logits_of, pack, row_of
 from triton_device import DEVICE, INTERPRETED
 
-from plait.kernels.reference import sampling as reference
 from plait.kernels.sampling_inputs import NO_TOKEN, NOT_FINITE, LogitAdjustments, Penalties, RowBias, RowMasks
 from plait.kernels.triton.sampling import logit_adjustments, sampler, vocab_chunks
 from plait.runtime.sampling.logit_ops import hash_uniform

@@ -40,7 +40,7 @@ def test_an_error_within_a_step_ends_all_ranks(folder):
         assert len(ranks.losses) == 1 and "an error within a step" in ranks.losses[0]
         assert "AttributeError" in ranks.losses[0]
         (process,) = ranks.processes
-    assert process.poll() is not None and not ranks._folder.exists()
+    assert process.status() is not None and not ranks._folder.exists()
 
 
 def test_a_rank_that_ends_is_reported(folder):
@@ -57,7 +57,7 @@ def test_a_rank_of_another_stage_that_ends_within_a_step_is_reported(folder):
     with rank_group(2) as ranks:
         runner = rank_runner(ranks, folder, 2, max_pages=90)
         (process,) = ranks.processes
-        process.send_signal(signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         killer = threading.Timer(0.3, process.kill)
         killer.start()
         with pytest.raises(RuntimeError):
@@ -116,7 +116,7 @@ def test_a_rank_ends_when_rank_0_does_not_connect(folder, monkeypatch, tmp_path)
         channel.send_frame(channel.encode(Load(config, str(folder), str(tmp_path / "rendezvous"))))
         channel.stream.close()
         ranks._channels.clear()
-        assert wait_until(lambda: ranks.processes[0].poll() is not None)
+        assert wait_until(lambda: ranks.processes[0].status() is not None)
 
 
 STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engine_runs import CPU, MODELS, PAGES, WORDS, arrivals_of, run
 from shared_prefix_reference import LEADER_READS
+from synchronous_stream import ImmediateStream
 from tiny_hf_models import randomized
 
 from plait.kernels.layout import AttentionShape
@@ -19,7 +20,6 @@ from plait.runtime.executor import torch_device, torch_runner
 from plait.runtime.executor.gpu.cuda_graphs import MAX_PAGE_TABLE_ENTRIES, MAX_Q_LEN, max_graph_rows
 from plait.runtime.executor.gpu.page_table import DevicePageTable
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling_params import sampling_params

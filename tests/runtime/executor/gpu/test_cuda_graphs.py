@@ -17,6 +17,7 @@ from fake_engine import EOS, spell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_prefix_reference import LEADER_READS
+from synchronous_stream import ImmediateStream
 from tiny_hf_models import randomized, runner
 
 from plait.kernels.kernel_selection import select_kernels
@@ -26,7 +27,6 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.cuda_graphs import MAX_Q_LEN, GraphKey, make_capture_sizes
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Abort, Append, Fork, Generate, Open, Select

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from engine_runs import CPU
+from synchronous_stream import ImmediateStream
 
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer
-from plait.runtime.executor.gpu.stream import ImmediateStream
 
 
 def test_a_double_buffer_uploads_to_fixed_addresses():

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synchronous_stream import ImmediateStream
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.kv_cache.sequence import Sequence
 
 MAX_ROWS, MAX_TOKENS = 9, 40

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from engine_runs import CPU, MODELS, arrivals_of, run
 from shared_prefix_reference import LEADER_READS
+from synchronous_stream import ImmediateStream
 from tiny_hf_models import randomized
 
 from plait.runtime.batch.batch import Batch
@@ -15,7 +16,6 @@ from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu import kv_pool_size
 from plait.runtime.executor.gpu.kv_pool_size import MIN_RESERVE_BYTES, default_batch_rows
 from plait.runtime.executor.gpu.step_launcher import NUM_TRIAL_CAPTURES, prepare_device
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import Finished
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from engine_runs import CPU
+from synchronous_stream import ImmediateStream
 
 from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.request import Request
 from plait.runtime.executor.gpu.page_table import DevicePageTable
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.kv_cache.sequence import Sequence
 
 

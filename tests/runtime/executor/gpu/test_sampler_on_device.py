@@ -17,13 +17,13 @@ from fake_engine import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_prefix_reference import LEADER_READS
+from synchronous_stream import ImmediateStream
 from tiny_hf_models import randomized, runner
 
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.adjustment_slots import AdjustmentSlots
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
-from plait.runtime.executor.gpu.stream import ImmediateStream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select, decode_logprobs
 from plait.runtime.sampling_params import sampling_params

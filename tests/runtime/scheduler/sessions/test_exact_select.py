@@ -9,7 +9,7 @@ import pytest
 from fake_engine import logprob, make_engine_loop, run_until_idle, spell, text_of
 
 from plait.runtime.messages import Append, Close, Open, Select
-from plait.runtime.scheduler.sessions.choice_scoring import _draw, _probabilities
+from plait.runtime.scheduler.sessions.choice_scoring import _draw
 
 PROMPT = [25, 3]  # of three likely choices
 CHOICES = ["a", "be", "car"]
@@ -53,5 +53,4 @@ def test_without_a_seed_the_draws_differ():
 
 
 def test_impossible_choices_are_never_drawn():
-    assert _probabilities([[-1.0], [-math.inf], [-1.0]]) == [0.5, 0.0, 0.5]
     assert [_draw([0.0, 0.5, 0.0, 0.5], uniform) for uniform in (0.0, 0.49, 0.5, 0.999999)] == [1, 1, 3, 3]

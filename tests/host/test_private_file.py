@@ -8,7 +8,7 @@ from pathlib import Path
 import odd_files
 import pytest
 
-from plait.kernels.private_file import OddFile, open_private
+from plait.host.private_file import OddFile, open_private
 
 pytestmark = pytest.mark.timeout(20)  # a FIFO that is waited for
 

@@ -13,7 +13,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import ByteTrie, Int32Array, expand_slices
+from plait.constrained.tokens.byte_trie import ByteTrie, Int32Array, expand_slices
 
 NO_NODE = -1
 DEAD_CLASS = 0  # of the bytes that no text contains; tokens with such a byte have no node

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import reference_float32
+import reference_sampling as sampling
 import torch
+from reference_rope import apply_rope_and_write_kv
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import AttentionLayer, FusedOperators, qk_norm_weights
-from plait.kernels.reference import float32_ops, ops, sampling
+from plait.kernels.reference import ops
 
 
 def rotate_and_write(
@@ -23,7 +26,7 @@ def rotate_and_write(
 ) -> torch.Tensor:
     """Implements `RotateAndWriteOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
-    q = ops.apply_rope_and_write_kv(
+    q = apply_rope_and_write_kv(
         qkv,
         cos,
         sin,
@@ -52,7 +55,7 @@ def attention(
 REFERENCE_FUSED_OPERATORS = FusedOperators(
     rotate_and_write=rotate_and_write,
     attention=attention,
-    add_rms_norm=float32_ops.add_rms_norm,
+    add_rms_norm=reference_float32.add_rms_norm,
     with_plans=lambda layout, shapes: layout,
     make_sampler=lambda rows, vocab, device: sampling.sample,
     count_tokens=sampling.count_tokens,

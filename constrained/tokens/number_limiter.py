@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.guidance.json_scanner import ALL_JSON, JsonRegions, ends_in_string
+from plait.constrained.tokens.json_scanner import ALL_JSON, JsonRegions, ends_in_string
 
 MAX_DIGITS = 23
 """The digits of the longest shortest-form double: 21 as Python writes it, 23 as JavaScript does (ECMA-262,

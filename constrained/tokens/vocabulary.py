@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.byte_trie import ByteTrie
-from plait.constrained.dfa.token_trie import SINGLE_BYTES, TokenTries
-from plait.constrained.guidance.completion_search import CompletionSearch
-from plait.constrained.guidance.number_limiter import NumberLimiter
+from plait.constrained.tokens.byte_trie import ByteTrie
+from plait.constrained.tokens.completion_search import CompletionSearch
+from plait.constrained.tokens.number_limiter import NumberLimiter
+from plait.constrained.tokens.token_trie import SINGLE_BYTES, TokenTries
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from plait.constrained.tokenizer_file import FastTokenizer
+    from plait.constrained.tokens.tokenizer_file import FastTokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Vocabulary:
 
         >>> Vocabulary.from_tokenizer("model.gguf")                       # doctest: +SKIP
         """
-        from plait.constrained.tokenizer_file import read_tokenizer
+        from plait.constrained.tokens.tokenizer_file import read_tokenizer
 
         return cls(*read_tokenizer(path_or_tokenizer, eos_ids, size))
 

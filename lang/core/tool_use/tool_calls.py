@@ -99,7 +99,7 @@ def _failed(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def _append_result(branch: Branch, name: str, variable: Segment, result: ToolResult) -> ToolResult:
-    from plait.lang.tools.tool_turns import append_result  # lazy: few programs have tools
+    from plait.lang.core.tool_use.tool_turns import append_result  # lazy: few programs have tools
 
     append_result(branch, *_checked(name, variable), result.name, result.text)
     return result
