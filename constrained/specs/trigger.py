@@ -98,6 +98,8 @@ def _continues(longer: Trigger, shorter: Trigger) -> bool:
         return False
     following = longer.begin[len(shorter.begin)]
     content = shorter.content
+    if isinstance(content, Notation):
+        return following == "{"
     return not isinstance(content, Elements) or following in (content.open[0], shorter.end[:1])
 
 

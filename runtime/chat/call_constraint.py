@@ -118,8 +118,11 @@ def _trigger(call_format: CallFormat, tool: CallableTool, index: int, head: str)
 
 
 def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, str]:
-    """Returns the arguments of a tool with freeform input: what is before the text, its constraint, what is behind."""
-    probe = "zq_input"
+    """Returns the arguments of a tool with freeform input: what is before the text, its constraint, what is behind.
+
+    Where a form has two spellings of strings, it is that of any text.
+    """
+    probe = "zq'<input"
     text = call_format.arguments.render({INPUT: probe})
     content: Content = spec
     if f'"{probe}"' in text:

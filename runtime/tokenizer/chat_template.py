@@ -215,7 +215,7 @@ class ChatTemplate:
         cached = self._turns.get(key)
         if cached is not None:
             return cached
-        if len(key[0]) >= MAX_TURNS or not all(isinstance(_name(one), str) for one in (*key[0], role)):
+        if len(key[0]) >= MAX_TURNS or not all(isinstance(getattr(one, "role", one), str) for one in (*key[0], role)):
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
             if self._rewrites_answers:

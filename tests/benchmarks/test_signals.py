@@ -134,7 +134,7 @@ def test_serving_overhead_ends_its_runtime_and_server() -> None:
         assert (code, kill_running([child.pid for child in children])) == (128 + signal.SIGTERM, [])
 
 
-@pytest.mark.parametrize("script", ["cpu.py", "paper_programs.py", "serving_overhead.py", "serving_rejections.py"])
+@pytest.mark.parametrize("script", ["cpu.py", "paper_programs.py", "serving_overhead.py"])
 def test_scripts_that_start_servers_handle_signals(script) -> None:
     source = (BENCHMARKS / script).read_text()
     assert "    unwind_on_signal()\n" in source

@@ -56,7 +56,7 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     "constraints.md": (
         'from plait import assistant, gen, user\nquestion = "6 * 7?"\n'
         'schema = {"type": "object", "properties": {"n": {"type": "integer"}}}\n',
-        {6: IN_A_BODY, 7: IN_A_BODY},
+        {7: IN_A_BODY, 8: IN_A_BODY},
     ),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks

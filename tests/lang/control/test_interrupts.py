@@ -29,7 +29,7 @@ def plain(s, i=0):
 
 @plait.function
 async def calls_a_tool(s):
-    s += plait.gen("step", tools=[slow])
+    s += "A call: " + plait.gen("step", tools=[slow])
     result = await s.call("step", timeout=0.2)
     print(result.error, flush=True)
 

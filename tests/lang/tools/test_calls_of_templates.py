@@ -30,7 +30,11 @@ TEMPLATES = {kind: template.source + MARK for kind, template in CALL_TEMPLATES.i
     "messages with ids": MESSAGES_WITH_IDS + MARK,
 }
 MESSAGES = ("channels", "recipients", "messages with ids")
-PYTHON = ("keywords", "elements that python writes")  # whose quotes differ from JSON's, which the constraint writes
+PYTHON = (
+    "keywords",
+    "keywords in single quotes",
+    "elements that python writes",
+)  # whose quotes differ from JSON's, which the constraint writes
 NUMBER = {"type": "integer"}
 TOWN = {"town": "Köln 'a'", "day": 3, "new": True, "tags": ["x", None]}
 
