@@ -41,6 +41,15 @@ def create_and_stream(client, **request):
     return response, events
 
 
+@pytest.mark.parametrize("model", [{"model": MODEL}, {}])
+def test_counted_tokens_are_those_of_the_response(smollm, model) -> None:
+    """The model need not be named where nothing is generated."""
+    request = {"input": ASK, "instructions": "Be short."}
+    counted = smollm.responses.input_tokens.count(**model, **request)
+    response = smollm.responses.create(model=MODEL, **request, max_output_tokens=1)
+    assert counted.object == "response.input_tokens" and counted.input_tokens == response.usage.input_tokens
+
+
 def test_text_and_events(smollm) -> None:
     response, events = create_and_stream(smollm)
     assert response.output_text == "The capital of France is Paris." and response.store is False
