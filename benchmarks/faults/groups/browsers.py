@@ -19,8 +19,10 @@ PATHS += [
     ("DELETE", "/api/delete"),
 ]
 TYPES = ["application/json", "text/plain", ""]
-# clients of SGLang flush, and those of Ollama generate, without a content type; a browser sends an Origin then
-UNTYPED = (("/flush_cache", ""), ("/api/generate", ""))
+FORM = "application/x-www-form-urlencoded"
+# clients of SGLang flush, and those of Ollama generate, without a content type or with that of `curl -d`; a browser
+# sends an Origin then
+UNTYPED = (("/flush_cache", ""), ("/api/generate", ""), ("/api/generate", FORM))
 CHANGES = ("/flush_cache", "/health_generate")
 
 
@@ -80,7 +82,7 @@ def changing_gets(server: Server, own: str) -> Figure:
 
 def bodies_of_forms(server: Server, own: str) -> Figure:
     """Without Sec-Fetch headers and Origin: the content type is all that distinguishes a form."""
-    types = ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+    types = ["text/plain", "", FORM, "multipart/form-data; boundary=x"]
     posts = [path for method, path in PATHS if method == "POST"]
     codes = {(path, kind): status(server, "POST", path, [f"host: {own}"], kind) for path in posts for kind in types}
     failures = [
@@ -90,7 +92,7 @@ def bodies_of_forms(server: Server, own: str) -> Figure:
     ]
     marks = [f"referer: http://{own}/", "sec-fetch-site: none", "user-agent: Mozilla/5.0"]
     blobs = {(mark, kind): status(server, "POST", "/api/generate", [f"host: {own}", mark], kind)
-             for mark in marks for kind in ("", "application/octet-stream")}  # fmt: skip
+             for mark in marks for kind in ("", "application/octet-stream", FORM)}  # fmt: skip
     failures += [f"{code} for a blob with {mark!r} as {kind!r}" for (mark, kind), code in blobs.items() if code != 415]
     codes |= blobs
     return none_of("a form's POST", failures, len(codes), "answered")

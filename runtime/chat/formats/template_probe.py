@@ -8,11 +8,11 @@ from typing import Any
 
 from plait.runtime.errors import PlaitError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.template_sandbox import LimitReached
 
 USER, TEXT = "Qzuserzq", "Qztextzq"
 NAMES = ("qz_first", "qz_second")
 MAX_SECONDS = 4.0  # of all renderings of one template
-ENDED_SECONDS = 0.5  # a rendering that failed after so long was ended by its limit, as the others would be
 
 ProbeCall = tuple[str, str, str | Mapping[str, Any]]  # id, name, arguments or their JSON text
 
@@ -40,8 +40,7 @@ class TemplateProbe:
         variables: Mapping[str, Any] | None = None,
     ) -> str | None:
         """Returns the whole rendering; None if the template refuses it."""
-        start = time.monotonic()
-        if start > self._end:
+        if time.monotonic() > self._end:
             raise ProbeTimeout
         known = {name: value for name, value in (variables or {}).items() if name in self._template.variable_names}
         try:
@@ -51,8 +50,8 @@ class TemplateProbe:
                 add_generation_prompt=add_generation_prompt,
                 variables=known,
             )
-        except PlaitError:
-            if time.monotonic() - start > ENDED_SECONDS:
+        except PlaitError as error:
+            if isinstance(error.__cause__, LimitReached):  # as the others would be
                 raise ProbeTimeout from None
             return None
 
