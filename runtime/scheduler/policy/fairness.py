@@ -9,7 +9,8 @@
 In both orders background requests come last, may be interrupted by all others, and are counted apart: what a tenant has
 computed in the background does not set back its other requests.
 
-Service is counted in tokens that went through the model. While all rows are taken, a waiting request gets one
+Service is counted in tokens that went through the model; what a tenant gets while no other has requests is not counted
+for tenants, so that it is not held against it when others come. While all rows are taken, a waiting request gets one
 - from a tenant that is above its share, which gives up its newest request;
 - from another program of its tenant: levels rank waiting requests, and tiers, which are wider, interrupt running ones;
 - from a tenant with one row, if its own has none: there are more tenants than rows, which then take turns.
@@ -20,6 +21,7 @@ to starve.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,6 +84,7 @@ class Fairness:
         self.order = order
         self._shares = TenantShares(weights), TenantShares(weights)  # by is_background; the units are rows
         self._accounts: dict[Request, RequestAccount] = {}  # from `add` to `remove`
+        self._num_requests = Counter[str](), Counter[str]()  # of each tenant that has some, by is_background
         self._programs: dict[ProgramId, ProgramAccount] = {}
         self._num_arrivals = 0
 
@@ -94,10 +97,15 @@ class Fairness:
         owner = request.owner
         queue = owner.is_background, owner.tenant if self.order == "fair" else ""
         self._accounts[request] = RequestAccount(queue, self._programs.setdefault(owner.program_id, ProgramAccount()))
+        self._num_requests[queue[0]][queue[1]] += 1
 
     def remove(self, request: Request) -> None:
         """Unregisters a request that has ended. It holds no row any more."""
-        del self._accounts[request]
+        is_background, tenant = self._accounts.pop(request).queue
+        num_requests = self._num_requests[is_background]
+        num_requests[tenant] -= 1
+        if not num_requests[tenant]:
+            del num_requests[tenant]
 
     def forget_program(self, program_id: ProgramId) -> None:
         """Drops the account of a program whose last session is gone."""
@@ -118,7 +126,8 @@ class Fairness:
         """Charges tokens of the request that go through the model at time `now`."""
         account = self._accounts[request]
         is_background, tenant = account.queue
-        self._shares[is_background].charge(tenant, num_tokens, now)
+        if len(self._num_requests[is_background]) > 1:
+            self._shares[is_background].charge(tenant, num_tokens, now)
         if num_tokens == 1 or request.num_draft_tokens:
             account.num_output_tokens += 1
         else:

@@ -113,8 +113,9 @@ def test_a_long_prompt_takes_a_part_of_each_step_beside_others():
 def test_their_service_is_counted_apart():
     """A tenant that has computed much in the background is served as one that has computed nothing."""
     engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64, pages=4096)
-    run_until_idle(engine_loop, transport, *call(1, [7] * 50, 50, tenant="a", background=True))
-    run_until_idle(engine_loop, transport, *call(2, [8] * 20, 1, tenant="b"))
+    beside = [*call(5, [9] * 20, 50, tenant="c", background=True), *call(6, [9] * 20, 20, tenant="c")]
+    a_and_b = [*call(1, [7] * 50, 50, tenant="a", background=True), *call(2, [8] * 20, 20, tenant="b")]
+    run_until_idle(engine_loop, transport, *a_and_b, *beside)
     transport.outbox.clear()
     run_until_idle(engine_loop, transport, *call(3, [5] * 9, 2, tenant="b"), *call(4, [6] * 9, 2, tenant="a"))
     assert finish_order(transport) == [4, 3]

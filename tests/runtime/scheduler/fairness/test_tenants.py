@@ -13,7 +13,7 @@ from fake_engine import finish_order, generate, greedy, make_engine_loop, outcom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.messages import Append, Open
+from plait.runtime.messages import Abort, Append, Open
 from plait.runtime.scheduler.policy import batching, fairness, waiting_order
 
 STEP_S = 0.02
@@ -162,6 +162,23 @@ def test_more_tenants_than_rows_take_turns(simulate, num_tenants, monkeypatch):
     share = sum(tokens.values()) / num_tenants
     assert all(0.8 * share <= tokens[i] <= 1.2 * share for i in range(num_tenants)), tokens
     assert simulation.scheduler.num_pauses <= sum(tokens.values()) / fairness.TURN_TOKENS + 4
+
+
+@pytest.mark.parametrize("pause", [0, 100])
+def test_a_tenant_that_had_all_rows_before_others_came_gets_its_share(simulate, pause):
+    """What it got while nobody else wanted rows is not held against it, whether or not it stopped in between."""
+    num_tenants = 24
+    simulation = simulate(rows=8, pages=20_000, batch_tokens=64, context=4096, owner=lambda number: number % 100)
+    simulation.post(*(call(100 * i, "tenant 0", 2000) for i in range(1, 9)))
+    simulation.steps(1000)
+    post(simulation.transport, *(Abort(100 * i, 100 * i) for i in range(1, 9)))
+    simulation.steps(1 + pause)
+    before = simulation.tokens()
+    simulation.post(*(call(i, f"tenant {i}", 1500) for i in range(num_tenants)))
+    simulation.steps(10 * fairness.TURN_TOKENS * num_tenants // 8)
+    tokens = simulation.tokens() - before
+    share = sum(tokens.values()) / num_tenants
+    assert all(0.8 * share <= tokens[i] <= 1.2 * share for i in range(num_tenants)), tokens
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.25], [1.0, 0.1], [4.0, 1.0, 0.25], [0.5, 0.25, 0.125]])
