@@ -39,6 +39,7 @@ from plait.runtime.batch import request_metrics
 from plait.runtime.cluster.router import Placement, Router
 from plait.runtime.config import engine_config
 from plait.runtime.kv_cache.block_events import HEARTBEAT_S, BlockEvents, block_hashes, namespace_hash
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.messages import (
     PROTOCOL,
     Append,
@@ -145,7 +146,7 @@ class Cluster:
         self.router = Router()
         for _ in self.replicas:
             self.router.add_replica(0.0)
-        self.root = namespace_hash(("", ""))
+        self.root = namespace_hash(CacheNamespace())
         self.count, self.due = itertools.count(1), []  # type: tuple[Any, list[tuple[float, int, Any, Any]]]
         self.calls: dict[int, Call] = {}
         self.ended: list[tuple[float, float, float, int]] = []  # arrival, seconds to first token, end, output tokens

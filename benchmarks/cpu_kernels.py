@@ -24,6 +24,7 @@ from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner
 from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -71,7 +72,7 @@ def time_steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
     for rows, new, length in SHAPES:
         batch = Batch(1 << 20)
         for i in range(rows):
-            seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
+            seq = Sequence(CacheNamespace(), np.random.default_rng(i).integers(0, 1000, length).tolist())
             seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
             batch.add(Request(None, seq, 0, length - 1), length - new, new)
         times = []
@@ -134,7 +135,7 @@ def logprobs(runner: LoadedRunner, tokens: list[int]) -> torch.Tensor:
     """Returns the log probabilities [len(tokens) - 1, V] of the token after each token of a text."""
     import torch
 
-    seq = Sequence(("", ""), tokens)
+    seq = Sequence(CacheNamespace(), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(WINDOW)
     batch.add(Request(None, seq, 0, 0), 0, len(tokens))

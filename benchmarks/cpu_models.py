@@ -37,6 +37,7 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 
@@ -150,7 +151,7 @@ def step_seconds(
     """Returns the average time of a step of `rows` requests with `new` new tokens of `length` each."""
     batch = Batch(1 << 20)
     for i in range(rows):
-        seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
+        seq = Sequence(CacheNamespace(), np.random.default_rng(i).integers(0, 1000, length).tolist())
         seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
         batch.add(Request(None, seq, 0, length - 1), length - new, new)
     times = []

@@ -58,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
     chat_template: a Jinja template for turns, instead of the model's; for models without one, and for faulty ones.
         `engine_config` also takes the path of a file with it.
+    adapters: LoRA adapters, name -> folder of peft (adapter_config.json, adapter_model.safetensors); see
+        docs/adapters.md.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
     token_healing: whether a call without the sampling parameter `token_healing` heals; see docs/constraints.md.
@@ -87,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     order: SchedulingOrder = "fair"
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
     chat_template: str = ""
+    adapters: dict[str, str] = {}
     prompt_lookup: bool = True
     token_healing: bool = False
     check_integrity: bool = False

@@ -20,7 +20,7 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 12  # incremented when the layout of any message changes
+PROTOCOL = 13  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
@@ -48,6 +48,7 @@ class Open(Message, frozen=True):
     """Opens an empty session. Only sessions with equal `tenant` and `cache_salt` share cached prefixes.
 
     background: its calls run behind those of all other sessions, of any tenant and priority.
+    adapter: the name of one of `Welcome.adapters`, which computes its text; "" is the model alone.
     """
 
     session: int
@@ -56,6 +57,7 @@ class Open(Message, frozen=True):
     priority: int = 0
     program: int = 0  # sessions of one program are scheduled as one user; 0: a separate program
     background: bool = False
+    adapter: str = ""
 
 
 class Append(Message, frozen=True):
@@ -208,6 +210,7 @@ class Welcome(Message, frozen=True):
     chat_template: replaces that of the model's files; "" if it does not.
     max_batch_rows: number of calls that run at once.
     model_fingerprint: of the model's files, see `model_files/fingerprint.py`.
+    adapters: the names of the adapters that sessions can have, and the digest of each.
     """
 
     protocol: int
@@ -221,6 +224,7 @@ class Welcome(Message, frozen=True):
     chat_template: str = ""
     max_batch_rows: int = 64
     model_fingerprint: str = ""
+    adapters: dict[str, str] = {}
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -32,6 +32,7 @@ from plait.runtime.messages import (
     Tokens,
     Welcome,
 )
+from plait.runtime.similar_names import did_you_mean
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ClientTransport
@@ -76,12 +77,14 @@ class Client:
         priority: int = 0,
         program: int | None = None,
         background: bool = False,
+        adapter: str = "",
     ) -> Session:
         """Opens an empty session.
 
         Sessions with equal `tenant` and `cache_salt` share cached prefixes. Sessions with the same `program` number
         count as one program in fair scheduling; None makes the session a separate program. The calls of a `background`
-        session run behind all others. Raises InputError.
+        session run behind all others. `adapter`: the name of the adapter that computes the session's text; "" is the
+        model alone. Raises InputError.
         """
         for name in (tenant, cache_salt):
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
@@ -91,9 +94,16 @@ class Client:
                 )
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
             raise InputError(f"priority is an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r:.40}")
+        if adapter and adapter not in self.model.adapters:
+            known = ", ".join(self.model.adapters) or "none"
+            raise InputError(
+                f"there is no adapter {adapter!r:.100}{did_you_mean(str(adapter), self.model.adapters)}; this runtime "
+                f"has {known:.500}",
+                field="adapter",
+            )
         session_id = self.next_id()
         program = session_id if program is None else program
-        self.send(Open(session_id, tenant, cache_salt, priority, program, background))
+        self.send(Open(session_id, tenant, cache_salt, priority, program, background, adapter))
         return Session(self, session_id)
 
     def encode_for_embedding(self, text: str) -> list[int]:

@@ -24,6 +24,7 @@ from plait.runtime.cluster.session_routes import (
 )
 from plait.runtime.errors import CLIENT_CLOSED, PlaitError, RuntimeGone
 from plait.runtime.kv_cache.block_events import block_hashes, namespace_hash
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.messages import (
     Abort,
     Append,
@@ -213,7 +214,7 @@ class ReplicatedTransport:
         if route.link is not None:
             return
         opened, text, now = route.opened, route.text(), time.monotonic()
-        blocks = block_hashes(text, namespace_hash((opened.tenant, opened.cache_salt)))
+        blocks = block_hashes(text, namespace_hash(CacheNamespace(opened.tenant, opened.cache_salt, self.welcome.adapters.get(opened.adapter, ""))))
         num_tokens = len(text) + num_prompt_tokens(request)
         with self._lock:
             self._open_answering()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,14 @@ def _decode_arrays(batch: Batch) -> BatchArrays:
     q_starts = np.arange(len(ends) + 1, dtype=np.int32)
     write_slots = kv_pages[kv_starts[1:] - 1]
     return BatchArrays(batch.token_ids(), q_starts[:-1], q_starts, kv_starts, kv_pages, ends - 1, write_slots)
+
+
+def adapter_slots(batch: Batch, slots: Mapping[str, int]) -> IntArray | None:
+    """[T] int32: the slot of each new token's adapter, by its digest; -1: it has none. None if no row has one."""
+    of_rows = [slots.get(row.request.seq.namespace.adapter, -1) for row in batch.rows]
+    if max(of_rows, default=-1) < 0:
+        return None
+    return np.repeat(np.array(of_rows, np.int32), [row.count for row in batch.rows])
 
 
 def starts(lengths: list[int] | IntArray) -> IntArray:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from plait.runtime.adapters.adapter import Adapter
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.errors import InputError
-from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.kv_cache import sequence
 
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
@@ -91,6 +93,10 @@ class LoadedRunner(Runner, Protocol):
     def config(self) -> ModelSizes:
         """The model's sizes."""
 
+    @property
+    def adapters(self) -> Sequence[Adapter]:
+        """The adapters that rows of a batch may have."""
+
 
 def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:
     """Returns how many pages of `page_bytes` the budget (bytes) holds, at most `max_pages` unless that is 0.
@@ -124,7 +130,7 @@ def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:
     """Runs a forward pass of each number of tokens, which compiles and loads the kernels before the first request."""
     for num_tokens in token_counts:
         num_tokens = min(num_tokens, runner.max_session_tokens)
-        seq = Sequence(("", ""), [0] * num_tokens)
+        seq = sequence.Sequence(CacheNamespace(), [0] * num_tokens)
         seq.pages.extend(list(range(num_tokens)))
         batch = Batch(num_tokens)
         batch.add(Request(None, seq, 0, num_tokens - 1), 0, num_tokens)

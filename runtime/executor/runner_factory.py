@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.runtime.config import EngineConfig
+from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import (
     checkpoint_for_packed_cpu,
     require_torch_for,
@@ -31,6 +32,8 @@ def make_runner(
     interpreter lock.
     Raises ModelError or InputError, also for a model that needs torch where torch is not installed.
     """
+    if config.adapters and (config.num_ranks > 1 or uses_transformers(config, model_path)):
+        raise InputError("adapters are for models that plait computes itself, in one process")
     if config.num_ranks > 1:
         return _make_parallel_runner(config, model_path, progress, before_weights)
     if uses_transformers(config, model_path):
@@ -57,9 +60,11 @@ def make_runner(
 
     before_weights()
     runner = TorchRunner(config, model_path, progress)
-    launcher = make_gpu_step_launcher(
-        config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
-    )
+    launcher = None
+    if not config.adapters:  # captured graphs have no updates of adapters
+        launcher = make_gpu_step_launcher(
+            config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
+        )
     on_gpu = runner.device.type == "cuda"
     return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher
 

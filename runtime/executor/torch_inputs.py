@@ -13,6 +13,7 @@ from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
 from plait.runtime.executor.batch_arrays import BatchArrays, batch_arrays
 from plait.runtime.executor.torch_device import upload
+from plait.runtime.models.decoder import StepUpdates
 
 
 class ForwardInputs(NamedTuple):
@@ -21,6 +22,7 @@ class ForwardInputs(NamedTuple):
     token_ids: torch.Tensor  # [T]; negative ids are placeholders, see ScheduledRequest
     output_indices: torch.Tensor  # the tokens whose hidden states are returned
     layout: AttentionLayout
+    updates: StepUpdates | None = None  # of the adapters of the batch's rows
 
 
 def upload_inputs(batch: Batch, device: torch.device, shared: Sequence[IntArray] = ()) -> ForwardInputs:

@@ -14,11 +14,14 @@ from plait.kernels.kv_cache import LayerCache, allocate_caches, cache_dtype, kv_
 from plait.kernels.layout import AttentionShape, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
+from plait.runtime.adapters.load import load_adapters
+from plait.runtime.adapters.torch_updates import TorchAdapters
 from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
+from plait.runtime.executor.batch_arrays import adapter_slots
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
@@ -87,6 +90,9 @@ class TorchRunner(TorchOutputs):
         finally:
             checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
+        self.adapters = load_adapters(config.adapters, self.config)
+        self._adapter_slots = {adapter.digest: slot for slot, adapter in enumerate(self.adapters)}
+        self._torch_adapters = TorchAdapters(self.adapters, self.config, self.dtype, self.device)
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
@@ -194,11 +200,13 @@ class TorchRunner(TorchOutputs):
         layout = inputs.layout
         if self.kernels.fused is not None:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
-        return self.model.forward(inputs.token_ids, layout, self.kv_cache, hidden)
+        return self.model.forward(inputs.token_ids, layout, self.kv_cache, hidden, inputs.updates)
 
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
         """Starts copying the batch's arrays to the device."""
-        return upload_inputs(batch, self.device, self.shared_prefixes(batch))
+        inputs = upload_inputs(batch, self.device, self.shared_prefixes(batch))
+        slots = adapter_slots(batch, self._adapter_slots) if self.adapters else None
+        return inputs if slots is None else inputs._replace(updates=self._torch_adapters.step(slots))
 
     def shared_prefixes(self, batch: Batch) -> Sequence[IntArray]:
         """The arrays of the prefixes that rows of the batch read together; none without such rows."""

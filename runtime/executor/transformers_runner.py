@@ -17,6 +17,7 @@ from plait.runtime.executor.runner import DEFAULT_CPU_BATCH_TOKENS, StartupProgr
 from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, use_device
 from plait.runtime.executor.torch_inputs import upload_inputs
 from plait.runtime.executor.torch_outputs import TorchOutputs
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.models.transformers_backend.config import check_settings, load_hf_config, transformers_config
 from plait.runtime.models.transformers_backend.model import TransformersModel
@@ -33,6 +34,7 @@ class TransformersRunner(TorchOutputs):
     """
 
     num_spared_tokens = 0
+    adapters = ()
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class TransformersRunner(TorchOutputs):
         """Runs one step of (tokens, pages, first new token) rows; returns each row's logits [new tokens, V]."""
         batch = Batch(sum(len(tokens) for tokens, _, _ in rows))
         for tokens, pages, start in rows:
-            seq = Sequence(("", ""), tokens)
+            seq = Sequence(CacheNamespace(), tokens)
             seq.pages.extend(pages)
             batch.add(Request(None, seq, 0, start), start, len(tokens) - start)
         logits = self.logits(self.forward(batch), {})

@@ -1,6 +1,6 @@
 """Block events: which prefixes enter and leave a radix tree, as hashes in numbered batches, for a router of replicas.
 
-A block is BLOCK_TOKENS tokens at a multiple of BLOCK_TOKENS. Its hash covers the namespace (tenant and cache salt) and
+A block is BLOCK_TOKENS tokens at a multiple of BLOCK_TOKENS. Its hash covers the namespace (tenant, cache salt and adapter) and
 all tokens up to its end, so equal hashes mean equal prefixes, and tenants never share one. A block is in the tree while
 the node with its last token is; that node holds the hash.
 
@@ -28,8 +28,9 @@ MAX_PENDING = 65_536  # changes between two batches; beyond it they are dropped 
 
 def namespace_hash(namespace: CacheNamespace) -> int:
     """The hash before the first block of a namespace."""
-    tenant, salt = (part.encode("utf-8", "surrogatepass") for part in namespace)
-    digest = blake2b(len(tenant).to_bytes(8, "little") + tenant + salt, digest_size=HASH_BYTES).digest()
+    tenant, salt = (part.encode("utf-8", "surrogatepass") for part in (namespace.tenant, namespace.salt))
+    adapter = bytes.fromhex(namespace.adapter)
+    digest = blake2b(len(tenant).to_bytes(8, "little") + tenant + salt, digest_size=HASH_BYTES, key=adapter).digest()
     return int.from_bytes(digest, "little")
 
 

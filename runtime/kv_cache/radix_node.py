@@ -8,9 +8,16 @@ import numpy as np
 
 from plait.runtime.arrays import IntArray
 
-CacheNamespace = tuple[str, str]  # (tenant, cache salt)
 MAX_EVICTED = 32  # evicted children that a node remembers
 EMPTY: IntArray = np.empty(0, dtype=np.int32)
+
+
+class CacheNamespace(NamedTuple):
+    """Texts share cached KV only within one: of a tenant, a cache salt, and an adapter's digest ("": none)."""
+
+    tenant: str = ""
+    salt: str = ""
+    adapter: str = ""
 
 
 class PinHolder(Protocol):

@@ -8,7 +8,7 @@
                                           └─ [x]   p4
 
 A node is locked while a running sequence ends in it, and so is every node above it. Unlocked nodes are cache. When
-pages run out, unlocked leaves are evicted in the order of `eviction.eviction_key`. Every namespace (tenant, cache salt)
+pages run out, unlocked leaves are evicted in the order of `eviction.eviction_key`. Every namespace (tenant, cache salt, adapter)
 has its own root.
 
 No code here loops over single tokens or calls a NumPy function that releases the GIL, because another thread may be
@@ -183,7 +183,7 @@ class RadixTree:
 
     def evict_tenant(self, tenant: str) -> IntArray:
         """Evicts all unlocked nodes of a tenant, whatever the cache salt; returns the freed pages."""
-        nodes, freed = [root for (owner, _), root in self._roots.items() if owner == tenant], [EMPTY]
+        nodes, freed = [root for namespace, root in self._roots.items() if namespace.tenant == tenant], [EMPTY]
         for parent in nodes:  # parents before children
             nodes.extend(parent.children.values())
         for node in reversed(nodes):

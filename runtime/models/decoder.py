@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -31,8 +31,29 @@ from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.weight_split import vocabulary_range
 
-Projection = tuple[LinearWeight, torch.Tensor | None]  # weight [out, in], bias [out] or None
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
+
+
+class ProductPlace(NamedTuple):
+    """Which product of a model: that of q, k and v, of the attention output, of gate and up, or of down of a layer."""
+
+    layer: int
+    group: Literal["qkv", "output", "gate_up", "down"]
+
+
+class StepUpdates(Protocol):
+    """What adapters add to the products of one step."""
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor, place: ProductPlace) -> None:
+        """Adds the updates of all tokens' adapters for the inputs x [T, K] to the outputs [T, N] of a product."""
+
+
+class Projection(NamedTuple):
+    """A linear layer, or several over the same inputs, as one product."""
+
+    weight: LinearWeight  # [out, in]
+    bias: torch.Tensor | None  # [out]
+    place: ProductPlace
 
 
 @dataclass(frozen=True)
@@ -125,6 +146,7 @@ class Decoder:
             self.norm = self.load_norm("model.norm.weight")
             self.head = self._load_head()
         self.rope_tables = build_rope_tables(config, device)
+        self._updates: StepUpdates | None = None  # of the step that is computed
 
     def forward(
         self,
@@ -132,12 +154,14 @@ class Decoder:
         layout: AttentionLayout,
         kv_cache: Sequence[LayerCache],
         hidden: torch.Tensor | None = None,
+        updates: StepUpdates | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, C] of token_ids [T] after the last norm, or after the stage's last layer.
 
         hidden: those that the stage before returned; None in the first stage. May be overwritten. Writes KV into
-        `kv_cache`, one entry per layer of the stage.
+        `kv_cache`, one entry per layer of the stage. updates: what adapters add to the products; None: nothing.
         """
+        self._updates = updates
         cos_sin = self.rope_tables  # fused operators index the whole tables by position
         if self.kernels.fused is None:
             cos_sin = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rope_tables]
@@ -195,9 +219,16 @@ class Decoder:
             rows = self.communicator.sum(rows * is_here[:, None])  # one rank's is not 0
         return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
 
+    def project(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
+        """A product of the step, with what adapters add to it: x [T, K] -> [T, N]."""
+        out = self.kernels.linear(x, projection.weight, projection.bias)
+        if self._updates is not None:
+            self._updates.add_to(out, x, projection.place)
+        return out
+
     def row_parallel(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
         """A linear layer whose inputs are split among the ranks: x [T, K / ranks] -> [T, C]."""
-        return self.communicator.sum(self.kernels.linear(x, *projection))
+        return self.communicator.sum(self.project(x, projection))
 
     def layer_forward(
         self,
@@ -256,7 +287,7 @@ class Decoder:
         config, kernels = self.config, self.kernels
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         softcap = config.attention_softcap or None
-        qkv = kernels.linear(h, *attention.qkv)
+        qkv = self.project(h, attention.qkv)
         if attention.joint_norms is not None:
             self.norm_queries_and_keys(qkv, attention.joint_norms)
         qkv = qkv.view(len(h), heads + 2 * kv_heads, size)  # [T, H + 2 G, D]
@@ -296,7 +327,7 @@ class Decoder:
         """The MLP, or the mixture of experts, of h [T, C]; returns [T, C]."""
         if isinstance(mlp, MoE):
             return self.moe(mlp, h)
-        return self.row_parallel(self.activation(self.kernels.linear(h, *mlp.gate_up)), mlp.down)
+        return self.row_parallel(self.activation(self.project(h, mlp.gate_up)), mlp.down)
 
     def activation(self, gate_up: torch.Tensor) -> torch.Tensor:
         """activation(gate) * up: [T, 2 F] -> [T, F]."""
@@ -383,7 +414,7 @@ class Decoder:
         """The named linear layers as one, concatenated along the outputs."""
         biases = [self.load_tensor(f"{name}.bias") for name in names if f"{name}.bias" in self._names]
         weight = self._loader.load_matrix(*(f"{name}.weight" for name in names))
-        return weight, torch.cat(biases) if biases else None
+        return Projection(weight, torch.cat(biases) if biases else None, _place_of(names[0]))
 
     def _qk_norms(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The weights of the norms on queries and keys; None if the model has none."""
@@ -394,6 +425,13 @@ class Decoder:
     def _repeated_norms(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """The weights [D] of a query and of a key head for all heads: [H + G, D]."""
         return torch.stack([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
+
+
+def _place_of(name: str) -> ProductPlace:
+    """The place of a product by the name of its first module, such as "model.layers.0.mlp.gate_proj"."""
+    layer, module = name.removeprefix("model.layers.").split(".", 1)
+    groups: dict[str, Literal["qkv", "output", "gate_up", "down"]] = {"q": "qkv", "o": "output", "d": "down"}
+    return ProductPlace(int(layer), groups.get(module.rpartition(".")[2][0], "gate_up"))
 
 
 def build_rope_tables(config: ModelConfig, device: torch.device) -> list[CosSin]:

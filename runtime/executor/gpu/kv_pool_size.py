@@ -19,6 +19,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.runner import AllowedIds, choose_num_pages
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 RESERVE_FRACTION = 0.03  # of the GPU's memory: fragmentation, and libraries that allocate on first use
@@ -130,7 +131,7 @@ def run_largest_step(runner: PoolRunner) -> None:
     batch = Batch(left)
     while left:
         count = min(left, longest)
-        seq = Sequence(("", ""), [0] * count)
+        seq = Sequence(CacheNamespace(), [0] * count)
         seq.pages.extend(list(range(count)))
         batch.add(Request(None, seq, 0, max(0, count - num_logits)), 0, count)
         left -= count

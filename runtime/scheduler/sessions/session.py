@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, RequestOwner, Selection
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Open
 from plait.runtime.scheduler.sessions.session_queue import SessionQueue
@@ -38,13 +39,18 @@ class Session:
     """
 
     def __init__(
-        self, key: SessionKey, open_message: Open, max_length: int, fork_parent: SessionKey | None = None
+        self,
+        key: SessionKey,
+        open_message: Open,
+        max_length: int,
+        fork_parent: SessionKey | None = None,
+        adapter_digest: str = "",
     ) -> None:
         self.key = key
         self.open_message = open_message
         self.fork_parent = fork_parent
         self.is_materialized = fork_parent is None
-        self.seq = Sequence((open_message.tenant, open_message.cache_salt))
+        self.seq = Sequence(CacheNamespace(open_message.tenant, open_message.cache_salt, adapter_digest))
         self.queue = SessionQueue(max_length)
         self.active_call: Call | None = None
         self.error: SessionError | None = None

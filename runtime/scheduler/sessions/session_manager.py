@@ -99,7 +99,11 @@ class SessionManager:
         is_name_too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
         if is_name_too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return
-        self._add(Session(key, message, self.max_length))
+        digest = self.model.adapters.get(message.adapter, "")
+        session = Session(key, message, self.max_length, adapter_digest=digest)
+        self._add(session)
+        if message.adapter and not digest:
+            self._set_error(session, SessionError("invalid", f"there is no adapter {message.adapter!r:.100}"))
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
         """Queues an instruction, which runs after those before it in its session."""

@@ -14,6 +14,7 @@ from plait.runtime.cluster.replicated_client import ReplicatedClient
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, block_hashes, namespace_hash
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.messages import Abort, Append, BlockBatch, Close, Failed, Fork, Generate, Open, WatchBlocks
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.transport.zmq_client import ZmqClientTransport
@@ -68,7 +69,7 @@ def replicas():
 def publish(replicas, number, text, sequence) -> None:
     """The replica says that it has the blocks of `text`."""
     tokens = np.array([ord(letter) for letter in text], np.int32)
-    blocks = block_hashes(tokens, namespace_hash(("", "")))
+    blocks = block_hashes(tokens, namespace_hash(CacheNamespace()))
     replicas.transport._receive(replicas.transport._links[number], BlockBatch(1, sequence, list(blocks), []))
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.executor.batch_arrays import batch_arrays
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 counts = st.integers(0, 6)
@@ -24,7 +25,7 @@ def test_arrays_equal_those_of_a_loop_over_rows(rows):
     q_starts.append(0)
     kv_starts.append(0)
     for number, (start, count, without_logits) in enumerate(rows):
-        seq = Sequence(("", ""), [100 * number + i for i in range(start + count)])
+        seq = Sequence(CacheNamespace(), [100 * number + i for i in range(start + count)])
         pages = [1000 * number + 7 * i for i in range(start + count)]
         seq.pages.extend(pages)
         batch.add(Request(None, seq, 0, start + without_logits), start, count)

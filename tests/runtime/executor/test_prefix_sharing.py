@@ -22,6 +22,7 @@ from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Close, Fork, Generate, Open
 from plait.runtime.sampling_params import sampling_params
@@ -31,7 +32,7 @@ def decoding_rows(texts):
     """Rows that have all but their last token in the cache."""
     cache, rows = PrefixCache(1000), []
     for text in texts:
-        seq = Sequence(("", ""), text)
+        seq = Sequence(CacheNamespace(), text)
         cache.activate(seq, len(text) - 1)
         cache.extend_from_cache(seq, len(text) - 1)
         cache.allocate(seq, len(text) - 1 - seq.num_computed)

@@ -13,6 +13,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.models.pipeline_stages import Stage
 
@@ -40,7 +41,7 @@ def test_two_stages_have_the_bits_of_the_whole_model(family, tmp_path, monkeypat
         runners.append(StageRunner(config, tmp_path, kernels=triton_kernels(torch.bfloat16)))
     whole, first, second = runners
     batch, tokens = Batch(64), text(20, seed=2)
-    seq = Sequence(("", ""), tokens)
+    seq = Sequence(CacheNamespace(), tokens)
     seq.pages.extend(list(range(len(tokens))))
     batch.add(Request(None, seq, 0, 0), 0, len(tokens))
     inputs = whole.prepare_inputs(batch)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, BlockEvents, block_hashes, namespace_hash
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
-NAMESPACES = [("", ""), ("a", ""), ("a", "b"), ("ab", "")]
+NAMESPACES = [CacheNamespace(*parts) for parts in ((), ("a",), ("a", "b"), ("ab",), ("a", "b", "c0ffee"))]
 HALF = BLOCK_TOKENS // 2
 # Texts of runs of equal tokens, so that they share prefixes and part inside blocks.
 TEXTS = st.lists(
@@ -39,8 +40,9 @@ def blocks_of(cache: PrefixCache) -> set[int]:
             path.append(node.key)
             node = node.parent
         tokens = np.concatenate(path[::-1])
-        tenant = leaf.namespace[0].encode()
-        start = blake2b(len(tenant).to_bytes(8, "little") + tenant + leaf.namespace[1].encode(), digest_size=8).digest()
+        namespace = leaf.namespace
+        tenant, key = namespace.tenant.encode(), bytes.fromhex(namespace.adapter)
+        start = blake2b(len(tenant).to_bytes(8, "little") + tenant + namespace.salt.encode(), digest_size=8, key=key).digest()
         for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
             digest = start
             for block in range(0, end, BLOCK_TOKENS):
@@ -70,7 +72,7 @@ class Receiver:
         self.blocks, self.sequence = set(snapshot.blocks), snapshot.sequence
 
 
-def run(cache: PrefixCache, namespace: tuple[str, str], text: list[tuple[int, int]], publish: bool) -> Sequence | None:
+def run(cache: PrefixCache, namespace: CacheNamespace, text: list[tuple[int, int]], publish: bool) -> Sequence | None:
     tokens = [token for token, count in text for _ in range(count)]
     seq = Sequence(namespace, tokens)
     cache.activate(seq, len(tokens))
@@ -145,7 +147,7 @@ def test_the_router_hashes_a_prompt_as_the_replica_does() -> None:
     events = BlockEvents(cache.tree)
     run(cache, ("a", "s"), [(1, 100), (2, 100)], publish=True)
     prompt = np.array([1] * 100 + [2] * 100, np.int32)
-    assert set(events.take_batch().added) == set(block_hashes(prompt, namespace_hash(("a", "s"))))
+    assert set(events.take_batch().added) == set(block_hashes(prompt, namespace_hash(CacheNamespace("a", "s"))))
 
 
 def test_tenants_share_no_hash() -> None:

@@ -49,7 +49,7 @@ def test_it_equals_a_search_over_the_texts_of_its_namespace(cached, others, toke
     sequences = [publish(cache, text) for text in cached] + [publish(cache, text, OTHER) for text in others]
     assert miss(cache, tokens, limit) == expected(cached, tokens, limit)
     assert miss(cache, tokens, limit, OTHER) == expected(others, tokens, limit)
-    assert miss(cache, tokens, limit, ("tenant", "")) == expected([], tokens, limit)
+    assert miss(cache, tokens, limit, CacheNamespace("tenant")) == expected([], tokens, limit)
     cache.check_integrity(sequences)
 
 

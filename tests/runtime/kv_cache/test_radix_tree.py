@@ -6,6 +6,7 @@ from cached_sequences import NAMESPACE, ints, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.radix_tree import RadixTree
 
 
@@ -50,7 +51,7 @@ def test_a_node_split_equals_the_drawing_in_the_docstring():
 
 def test_namespaces_are_isolated():
     tree = RadixTree()
-    for namespace in (("a", ""), ("b", ""), ("a", "salt")):
+    for namespace in (CacheNamespace(*parts) for parts in (("a",), ("b",), ("a", "salt"), ("a", "", "c0ffee"))):
         root = tree.root(namespace)
         tree.lock_node(root)
         assert tree.match(root, ints([1, 2])).length == 0

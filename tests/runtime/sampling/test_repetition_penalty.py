@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from plait.runtime.batch.request import GenerationRequest, RequestOwner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 from plait.runtime.sampling.torch_ops import TorchLogitOperations
@@ -23,7 +24,7 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
 def request_after(prompt, output, **params):
     """A GenerationRequest that has sampled `output` after `prompt`."""
     owner = RequestOwner("", (b"", 0), 0)
-    request = GenerationRequest(owner, Sequence(("", ""), prompt), 0, sampling_params(**params), 0)
+    request = GenerationRequest(owner, Sequence(CacheNamespace(), prompt), 0, sampling_params(**params), 0)
     for token in output:
         request.append(token, 1)
     return request

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from plait.runtime.kv_cache.sequence import Sequence
 
-NAMESPACE = ("", "")
+NAMESPACE = CacheNamespace()
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 

@@ -18,6 +18,7 @@ from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -38,7 +39,7 @@ class GreedyDecoder:
 
     def logits(self, tokens, computed=0):
         """The logits [len(tokens) - computed, V]; the first `computed` tokens are in the cache."""
-        seq = Sequence(("", ""), tokens)
+        seq = Sequence(CacheNamespace(), tokens)
         seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
         batch = Batch(PAGES)
         batch.add(Request(None, seq, 0, computed), computed, len(tokens) - computed)

@@ -14,6 +14,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 
@@ -38,11 +39,11 @@ def runner(path, **settings):
     return loaded
 
 
-def run(runner, rows):
+def run(runner, rows, namespaces=None):
     """Runs one step of (tokens, pages, start, count, logits_from) rows. Returns each row's logits, [num_logits, V]."""
     batch = Batch(10_000)
-    for tokens, pages, start, count, logits_from in rows:
-        seq = Sequence(("", ""), tokens)
+    for index, (tokens, pages, start, count, logits_from) in enumerate(rows):
+        seq = Sequence(CacheNamespace() if namespaces is None else namespaces[index], tokens)
         seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
         batch.add(Request(None, seq, 0, logits_from), start, count)
     logits = torch.as_tensor(runner.logits(runner.forward(batch), {})).clone()  # the next call may write over it
@@ -57,7 +58,7 @@ def all_logits(runner, tokens):
 
 def all_hidden_states(runner, tokens):
     """[len(tokens), C]: the hidden states of one text after the last norm."""
-    seq = Sequence(("", ""), tokens)
+    seq = Sequence(CacheNamespace(), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(10_000)
     batch.add(Request(None, seq, 0, 0), 0, len(tokens))

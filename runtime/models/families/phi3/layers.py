@@ -14,9 +14,9 @@ class Phi3Decoder(Decoder):
 
     def load_qkv(self, prefix: str) -> Projection:
         config = self.config
-        weight, bias = self.load_projection(f"{prefix}.qkv_proj")
+        projection = self.load_projection(f"{prefix}.qkv_proj")
         if config.effective_rotary_dim == config.head_dim:
-            return weight, bias
+            return projection
         rotated_heads = config.num_heads + config.num_kv_heads
         rows = torch.arange((rotated_heads + config.num_kv_heads) * config.head_dim, device=self.device)
         rows = rows.view(-1, config.head_dim)  # [H + 2 G, D]
@@ -24,8 +24,8 @@ class Phi3Decoder(Decoder):
             partial_rotary_permutation(config.effective_rotary_dim, config.head_dim), device=self.device
         )
         rows[:rotated_heads] = rows[:rotated_heads, order]
-        assert not isinstance(weight, StackedWeight)  # it is one matrix of the file
-        return select_outputs(weight, rows.flatten()), bias
+        assert not isinstance(projection.weight, StackedWeight)  # it is one matrix of the file
+        return projection._replace(weight=select_outputs(projection.weight, rows.flatten()))
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
         return MLP(

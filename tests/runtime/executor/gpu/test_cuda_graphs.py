@@ -28,6 +28,7 @@ from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.cuda_graphs import MAX_Q_LEN, GraphKey, make_capture_sizes
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Abort, Append, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
@@ -152,7 +153,7 @@ def test_replays_on_the_triton_operators(tmp_path):
 def test_padding_rows_do_not_affect_logits_or_pages(model):
     """The logits of a row are the same in every graph size, and only its own page changes."""
     steps = GpuStepLauncher(model.fused, 8, ImmediateStream(CPU))
-    seq = Sequence(("", ""), [1, 2, 3])
+    seq = Sequence(CacheNamespace(), [1, 2, 3])
     seq.pages.extend(np.array([9, 4, 7], dtype=np.int32))
     fill = Batch(64)
     fill.add(Request(None, seq, 0, 2), 0, 3)

@@ -12,6 +12,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 MAX_ROWS, MAX_TOKENS = 9, 40
@@ -26,7 +27,7 @@ def test_the_inputs_are_those_of_an_eager_step(rows, random):
     batch, pages = Batch(MAX_TOKENS), list(range(200))
     random.shuffle(pages)
     for cached, count in rows:
-        seq = Sequence(("", ""), [random.randrange(1, 99) for _ in range(cached + count)])
+        seq = Sequence(CacheNamespace(), [random.randrange(1, 99) for _ in range(cached + count)])
         seq.pages.extend([pages.pop() for _ in range(cached + count)])
         batch.add(Request(None, seq, 0, len(seq) - 1), cached, count)
     inputs = GraphInputs(MAX_ROWS, MAX_TOKENS, 64, ImmediateStream(torch.device("cpu")))

@@ -18,6 +18,7 @@ from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE, GraphKey
 from plait.runtime.executor.gpu.step_launcher import MAX_GRAPH_ROWS, GpuStepLauncher
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 MAX_ROWS = 1100
@@ -38,7 +39,7 @@ def batch_of(runner, num_decoding, *prompts):
     fill, batch, pages = Batch(4096), Batch(4096), np.arange(4096, dtype=np.int32)
     for number, count in enumerate([1] * num_decoding + list(prompts)):
         cached = CACHED if number < num_decoding else 0
-        seq = Sequence(("", ""), [1 + (number >> i) % 3 for i in range(cached + count)])
+        seq = Sequence(CacheNamespace(), [1 + (number >> i) % 3 for i in range(cached + count)])
         seq.pages.extend(pages[: cached + count].copy())
         pages = pages[cached + count :]
         if cached:

@@ -9,12 +9,13 @@ from synchronous_stream import ImmediateStream
 from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.request import Request
 from plait.runtime.executor.gpu.page_table import DevicePageTable
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 
 def test_the_page_table_equals_the_pages_of_the_sequences_after_every_change():
     page_table = DevicePageTable(3, 16, ImmediateStream(CPU))
-    seqs = [Sequence(("", ""), [1] * 16) for _ in range(5)]
+    seqs = [Sequence(CacheNamespace(), [1] * 16) for _ in range(5)]
     generator = np.random.default_rng(0)
     for _ in range(300):
         chosen = generator.choice(5, size=generator.integers(1, 4), replace=False)

@@ -26,6 +26,7 @@ from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE, GraphKey
 from plait.runtime.executor.gpu.piecewise_graphs import make_piecewise_capture_sizes
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Close, Embed, Generate, Open
 from plait.runtime.sampling_params import sampling_params
@@ -115,7 +116,7 @@ def filled_rows(model):
     """Two rows on pages of their own: one with 21 new tokens behind 3 cached ones, one that decodes behind 5."""
     rows = []
     for first, length, cached in ((0, 24, 3), (40, 6, 5)):
-        seq = Sequence(("", ""), [1 + (first + i) % 3 for i in range(length)])
+        seq = Sequence(CacheNamespace(), [1 + (first + i) % 3 for i in range(length)])
         seq.pages.extend(np.arange(first, first + length, dtype=np.int32)[::-1].copy())
         fill = Batch(64)
         fill.add(Request(None, seq, 0, length), 0, cached)

@@ -74,9 +74,10 @@ def test_logits_of_some_tokens_only(pair):
 def _batch(tokens):
     from plait.runtime.batch.batch import Batch
     from plait.runtime.batch.request import Request
+    from plait.runtime.kv_cache.radix_node import CacheNamespace
     from plait.runtime.kv_cache.sequence import Sequence
 
-    seq = Sequence(("", ""), tokens)
+    seq = Sequence(CacheNamespace(), tokens)
     seq.pages.extend(range(len(tokens)))
     batch = Batch(100)
     batch.add(Request(None, seq, 0, len(tokens) - 1), 0, len(tokens))

@@ -1,0 +1,59 @@
+"""Adapters against peft: the logits of its merged models, on every family, alone and many in one step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from family_cases import FAMILY_CASES, MODEL_CASES, case_id
+from tiny_adapters import make_adapter, run_with, targets_of
+from tiny_hf_models import randomized, runner, text, transformers_logits
+
+
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(params=MODEL_CASES, ids=case_id, scope="module")
+def adapted(request, tmp_path_factory):
+    """A model with two adapters of other ranks, scales and modules, in plait and merged by peft."""
+    family, variant = request.param
+    model, folder = randomized(FAMILY_CASES[family].build(variant)), tmp_path_factory.mktemp("adapted")
+    model.save_pretrained(folder / "base")
+    targets = targets_of(model)
+    merged = {
+        "all": make_adapter(model, folder / "all", 1, lora_alpha=3),
+        "some": make_adapter(
+            model,
+            folder / "some",
+            2,
+            target_modules=targets[:2],
+            rank_pattern={targets[0]: 2, r"layers\.1\." + r"self_attn\." + targets[1]: 7},
+            alpha_pattern={targets[1]: 11},
+            use_rslora=True,
+        ),
+    }
+    ours = runner(folder / "base", adapters={name: str(folder / name) for name in merged})
+    return SimpleNamespace(references={"": model, **merged}, ours=ours)
+
+
+@pytest.mark.parametrize("name", ["", "all", "some"])
+def test_a_text_has_the_logits_of_the_merged_model(adapted, name):
+    tokens = text(40, 0)
+    (ours,) = run_with(adapted.ours, [(tokens, range(40), 0, 40, 0, name)])
+    assert_close(ours, transformers_logits(adapted.references[name], tokens))
+
+
+def test_rows_of_several_adapters_in_one_step_do_not_meet(adapted):
+    """Prompts and decoding rows of no, one and another adapter, in an order that mixes them."""
+    names = ["all", "", "some", "all", "", "some"]
+    lengths = [9, 5, 1, 12, 1, 4]
+    rows, page = [], 0
+    for seed, (name, length) in enumerate(zip(names, lengths, strict=True)):
+        tokens, pages = text(20 + length, seed), range(page, page + 20 + length)
+        page += 20 + length
+        run_with(adapted.ours, [(tokens, pages, 0, 20, 19, name)])
+        rows.append((tokens, pages, 20, length, 20, name))
+    for (tokens, *_, name), logits in zip(rows, run_with(adapted.ours, rows), strict=True):
+        assert_close(logits, transformers_logits(adapted.references[name], tokens)[20:])

@@ -1,0 +1,41 @@
+"""Random LoRA adapters of tiny models, made and merged by peft."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_hf_models import run
+
+from plait.runtime.kv_cache.radix_node import CacheNamespace
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+
+
+def targets_of(model):
+    """The linear layers of a model that plait adapts."""
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    modules = ATTENTION if "experts" in names else [*ATTENTION, *MLP, *FUSED]
+    return [name for name in dict.fromkeys(modules) if name in names]
+
+
+def make_adapter(model, folder, seed, **settings):
+    """Saves a random adapter of a transformers model, and returns the model with it merged in."""
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": targets_of(model)} | settings
+    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(task_type="CAUSAL_LM", **settings))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    adapted.save_pretrained(folder)
+    return adapted.merge_and_unload().eval()
+
+
+def run_with(runner, rows):
+    """`tiny_hf_models.run` of rows that each have the name of an adapter at the end; "" is none."""
+    digests = {"": "", **{adapter.name: adapter.digest for adapter in runner.adapters}}
+    return run(runner, [row[:-1] for row in rows], [CacheNamespace(adapter=digests[row[-1]]) for row in rows])
