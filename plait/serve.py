@@ -26,6 +26,8 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     text = "another name of the model, of its engine and its cache; repeatable"
     server.add_argument("--alias", action="append", metavar="NAME=MODEL", help=text)
+    text = "a LoRA adapter, a folder of peft, served as the model NAME; repeatable"
+    server.add_argument("--lora", action="append", metavar="NAME=FOLDER", help=text)
     text = "whether raw prompts, as of /v1/completions, may hold control tokens; default: on"
     server.add_argument("--completions-special", choices=("on", "off"), help=text)
     memory = server.add_argument_group("memory and batches")
@@ -172,23 +174,27 @@ def _keep_settings(options: argparse.Namespace) -> dict[str, Any]:
 def _aliases_of_only_model(options: argparse.Namespace, aliases: Sequence[Alias]) -> tuple[str, ...]:
     """Returns the checked names of --alias. Raises InputError, also for a --model-name that is a list of names."""
     from plait.runtime.model_files.locate import locate_model
-    from plait.runtime.server.engines.model_names import resolve_aliases
+    from plait.runtime.server.engines.model_names import adapter_options, resolve_aliases
     from plait.runtime.server.engines.served_model import name_from_path
 
     name, comma, other = (options.model_name or "").partition(",")
     if comma:
         raise InputError(f"--model-name takes one name; for further ones add --alias {other.partition(',')[0]}={name}")
-    if not aliases:
+    if not aliases and not options.lora:
         return ()
     name = name or name_from_path(str(locate_model(options.model)))
-    return resolve_aliases(aliases, [name])[name]
+    names = resolve_aliases(aliases, [name])[name]
+    for adapter in adapter_options(options.lora or []):
+        if adapter in (name, *names):
+            raise InputError(f"--lora {adapter}: the name is taken by the model")
+    return names
 
 
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
     import msgspec
 
-    from plait.runtime.server.engines.model_names import alias_options
+    from plait.runtime.server.engines.model_names import adapter_options, alias_options
     from plait.runtime.server.engines.models_file import read_models
     from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve, serve_models
@@ -234,6 +240,8 @@ def serve_command(options: argparse.Namespace) -> int:
         retry_after_s=options.retry_after,
     )
     engine = _model_settings(options)
+    if options.lora:
+        engine["adapters"] = adapter_options(options.lora)
     if weights:
         engine["tenant_weights"] = weights
     keep = _keep_settings(options)
@@ -242,6 +250,8 @@ def serve_command(options: argparse.Namespace) -> int:
     if options.models is None:
         settings = msgspec.structs.replace(settings, aliases=_aliases_of_only_model(options, aliases))
         return serve(options.model, settings, log_format, **engine)
+    if options.lora:
+        raise InputError("--lora cannot be given with --models; a model of the file has its adapters under 'adapters'")
     if options.model is not None or options.model_name is not None:
         raise InputError(f"{'--model-name' if options.model is None else 'MODEL'} cannot be given with --models")
     specs = read_models(Path(options.models).expanduser(), engine, aliases)

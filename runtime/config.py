@@ -131,6 +131,9 @@ _NAMES_ELSEWHERE = {  # of settings of other runtimes -> ours
     "max_num_batched_tokens": "max_batch_tokens",
     "chunked_prefill_size": "max_batch_tokens",
     "enable_deterministic_inference": "deterministic",
+    "lora_modules": "adapters",
+    "lora_paths": "adapters",
+    "lora": "adapters",
 }
 
 
@@ -148,6 +151,11 @@ def engine_config(**settings: Any) -> EngineConfig:
         settings["constraint_file"] = _absolute_path(settings["constraint_file"])
     if settings.get("chat_template") is not None:
         settings["chat_template"] = _template_text(settings["chat_template"])
+    if isinstance(settings.get("adapters"), dict):
+        settings["adapters"] = {
+            name: str(Path(path).expanduser().absolute()) if isinstance(path, str | Path) else path
+            for name, path in settings["adapters"].items()
+        }
     non_default = {name: value for name, value in settings.items() if value is not None}
     config = convert_settings("runtime", non_default, EngineConfig, _NAMES_ELSEWHERE)
     for name, (lowest, highest) in _LIMITS.items():

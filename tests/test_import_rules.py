@@ -38,7 +38,19 @@ RUNTIME_ORDER = (
         "results",
     ),
     *("model_files", "tokenizer", "chat", "transport"),
-    *("models", "weights", "adapters", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "programs", "process"),
+    *(
+        "models",
+        "weights",
+        "adapters",
+        "kv_cache",
+        "batch",
+        "sampling",
+        "executor",
+        "scheduler",
+        "client",
+        "programs",
+        "process",
+    ),
     *("cluster", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch

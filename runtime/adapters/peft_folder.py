@@ -24,7 +24,15 @@ MAX_BYTES = 1 << 34
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
 _WITHOUT_EFFECT = {
-    *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_type", "peft_version"),
+    *(
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "task_type",
+        "inference_mode",
+        "peft_type",
+        "peft_version",
+    ),
     *("lora_dropout", "init_lora_weights", "megatron_config", "megatron_core", "loftq_config", "eva_config"),
     *("corda_config", "runtime_config", "qalora_group_size", "lora_ga_config", "ensure_weight_tying"),
 }

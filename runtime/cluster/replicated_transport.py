@@ -214,7 +214,12 @@ class ReplicatedTransport:
         if route.link is not None:
             return
         opened, text, now = route.opened, route.text(), time.monotonic()
-        blocks = block_hashes(text, namespace_hash(CacheNamespace(opened.tenant, opened.cache_salt, self.welcome.adapters.get(opened.adapter, ""))))
+        blocks = block_hashes(
+            text,
+            namespace_hash(
+                CacheNamespace(opened.tenant, opened.cache_salt, self.welcome.adapters.get(opened.adapter, ""))
+            ),
+        )
         num_tokens = len(text) + num_prompt_tokens(request)
         with self._lock:
             self._open_answering()

@@ -13,8 +13,8 @@ from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.errors import InputError
-from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache import sequence
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16

@@ -1,8 +1,8 @@
 """Block events: which prefixes enter and leave a radix tree, as hashes in numbered batches, for a router of replicas.
 
-A block is BLOCK_TOKENS tokens at a multiple of BLOCK_TOKENS. Its hash covers the namespace (tenant, cache salt and adapter) and
-all tokens up to its end, so equal hashes mean equal prefixes, and tenants never share one. A block is in the tree while
-the node with its last token is; that node holds the hash.
+A block is BLOCK_TOKENS tokens at a multiple of BLOCK_TOKENS. Its hash covers the namespace (tenant, cache salt and
+adapter) and all tokens up to its end, so equal hashes mean equal prefixes, and tenants never share one. A block is in
+the tree while the node with its last token is; that node holds the hash.
 
 64 tokens for a block: computing up to 63 tokens more than a perfect match takes 2 ms on an H100 with an 8B model, while
 blocks of 16 would cost four times the hashes, messages and memory of the router.

@@ -8,8 +8,8 @@
                                           └─ [x]   p4
 
 A node is locked while a running sequence ends in it, and so is every node above it. Unlocked nodes are cache. When
-pages run out, unlocked leaves are evicted in the order of `eviction.eviction_key`. Every namespace (tenant, cache salt, adapter)
-has its own root.
+pages run out, unlocked leaves are evicted in the order of `eviction.eviction_key`. Every namespace (tenant, cache salt,
+adapter) has its own root.
 
 No code here loops over single tokens or calls a NumPy function that releases the GIL, because another thread may be
 waiting for it. The method is RadixAttention (Zheng et al. 2024, arXiv 2312.07104).

@@ -60,12 +60,13 @@ class RequestRecord:
     raises ApiError if it exceeds a limit. reserve_program(n): the same for a program of n calls, which also count
     against the limit of its key. is_background: it is a line of a batch, which counts against no limit and runs behind
     all other requests. num_runs: one more for each time that it was run again because its runtime ended. model: where
-    it runs; None until that is known. place: in the model's queue; None until its body has arrived. wait_s: for its
-    model and its turn. num_body_bytes: that have arrived and wait. on_end: called when it has ended. start_deadline: by
-    which its calls must end, from its own timeout. warnings: of its fields, text -> "advice" or "unknown"; see
-    `request_warnings.py`. strict_fields: these are errors. wants_cache_miss: its answer has a `CacheMissReport`.
-    session_id: the client's own id of the conversation that it belongs to, for logs and spans. before_reading: called
-    in a thread when its first tokens are there, so that its constraint was compiled: what reading the answer needs.
+    it runs; None until that is known. adapter: the name of the one that computes it; "" is the model alone. place: in
+    the model's queue; None until its body has arrived. wait_s: for its model and its turn. num_body_bytes: that have
+    arrived and wait. on_end: called when it has ended. start_deadline: by which its calls must end, from its own
+    timeout. warnings: of its fields, text -> "advice" or "unknown"; see `request_warnings.py`. strict_fields: these are
+    errors. wants_cache_miss: its answer has a `CacheMissReport`. session_id: the client's own id of the conversation
+    that it belongs to, for logs and spans. before_reading: called in a thread when its first tokens are there, so that
+    its constraint was compiled: what reading the answer needs.
     """
 
     method: str
@@ -93,6 +94,7 @@ class RequestRecord:
     deadline: float = math.inf  # the earliest of its calls, over all runs
     start_deadline: float = math.inf
     model: ServedModel | None = None
+    adapter: str = ""
     place: Place | None = None
     wait_s: float = 0.0
     num_body_bytes: int = 0

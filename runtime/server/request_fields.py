@@ -85,7 +85,7 @@ REFUSED = (
         ({},)),
     Row("custom_logit_processor logits_processors logits_processor_pattern", ALL, "a request brings no code"),
     Row("prompt_embeds input_embeds", ALL, "a request brings no tensors"),
-    Row("lora lora_path lora_request adapters", ALL, "a request brings no adapters", ("", [])),
+    Row("lora lora_path lora_request adapters", ALL, "an adapter is chosen by the name of the model", ("", [])),
     Row("mm_processor_kwargs kv_transfer_params bootstrap_host bootstrap_port bootstrap_room mcp_servers", ALL,
         "a request names no files and no addresses", ([], {})),
     Row("image_data video_data audio_data images", ALL, "prompts are text", ([],)),

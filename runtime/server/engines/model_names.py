@@ -48,6 +48,24 @@ def alias_options(options: Sequence[str]) -> list[Alias]:
     return aliases
 
 
+def adapter_options(options: Sequence[str]) -> dict[str, str]:
+    """Reads options such as `sql=adapters/sql`. Raises InputError.
+
+    >>> adapter_options(["sql=adapters/sql"])
+    {'sql': 'adapters/sql'}
+    """
+    folders: dict[str, str] = {}
+    for option in options:
+        name, separator, folder = option.partition("=")
+        if not separator or not folder:
+            raise InputError(f"--lora {option!r:.100} names no folder; write NAME=FOLDER")
+        check_name(f"--lora {option!r:.100}", name)
+        if name in folders:
+            raise InputError(f"--lora {option!r:.100}: the name {name!r} is taken by another adapter")
+        folders[name] = folder
+    return folders
+
+
 def resolve_aliases(aliases: Sequence[Alias], models: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the aliases of each of `models` by its name.
 

@@ -31,7 +31,7 @@ from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_ro
 from plait.runtime.similar_names import did_you_mean
 
 MAX_MODELS = 256
-MODEL_KEY, ALIAS_KEY = "model", "alias"
+MODEL_KEY, ALIAS_KEY, ADAPTERS_KEY = "model", "alias", "adapters"
 
 
 def read_models(
@@ -56,7 +56,18 @@ def read_models(
     if not specs:
         raise InputError(f"{path} has aliases only, and no model")
     names = resolve_aliases([*own_aliases, *aliases], [spec.name for spec in specs])
+    _check_adapter_names(specs, names)
     return [replace(spec, aliases=names[spec.name]) for spec in specs]
+
+
+def _check_adapter_names(specs: Sequence[ModelSpec], aliases: Mapping[str, Sequence[str]]) -> None:
+    """Raises InputError for the name of an adapter that something else has."""
+    taken = {*aliases, *(alias for names in aliases.values() for alias in names)}
+    for spec in specs:
+        for name in spec.settings.get(ADAPTERS_KEY) or ():
+            if name in taken:
+                raise InputError(f"{spec.where}: the adapter's name {name!r} is taken")
+            taken.add(name)
 
 
 def _alias(path: Path, name: str, line: int, value: yaml.Node) -> Alias | None:
@@ -78,12 +89,17 @@ def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping
     check_name(where, name)
     lines = {MODEL_KEY: line}
     texts: dict[str, str] = {}
+    adapters: dict[str, str] = {}
     if isinstance(value, yaml.MappingNode):
         for key, key_line, node in entries(path, value):
-            lines[key], texts[key] = key_line, text_of(f"{path}, line {key_line}", key, node)
+            lines[key] = key_line
+            if key == ADAPTERS_KEY:
+                adapters = _adapters(path, key_line, node)
+            else:
+                texts[key] = text_of(f"{path}, line {key_line}", key, node)
     elif not is_null(value):
         texts[MODEL_KEY] = text_of(where, name, value)
-    settings = dict(defaults)
+    settings = dict(defaults) | ({ADAPTERS_KEY: adapters} if adapters else {})
     for key, text in texts.items():
         if key != MODEL_KEY:
             with at(f"{path}, line {lines[key]}"):
@@ -96,10 +112,24 @@ def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping
     return ModelSpec(name, model, located, settings, where)
 
 
+def _adapters(path: Path, line: int, value: yaml.Node) -> dict[str, str]:
+    """The names and folders of a model's adapters."""
+    if not isinstance(value, yaml.MappingNode):
+        raise InputError(
+            f"{path}, line {line}: 'adapters' is a mapping of names to folders, such as 'sql: adapters/sql'"
+        )
+    folders = {}
+    for name, name_line, node in entries(path, value):
+        where = f"{path}, line {name_line}"
+        check_name(where, name)
+        folders[name] = resolved(path, text_of(where, name, node))
+    return folders
+
+
 def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
     option = MODEL_OPTIONS.get(key)
     if option is None:
-        known = [MODEL_KEY, ALIAS_KEY, *MODEL_OPTIONS]
+        known = [MODEL_KEY, ALIAS_KEY, ADAPTERS_KEY, *MODEL_OPTIONS]
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)

@@ -74,6 +74,11 @@ class PooledModel(ServedModel):
         return self.spec.aliases
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """See `ServedModel`."""
+        return tuple(self.spec.settings.get("adapters") or ())
+
+    @property
     def info(self) -> Welcome | None:
         """What the engine reported when it was last loaded; None if it never was."""
         return self._info

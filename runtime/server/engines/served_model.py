@@ -61,9 +61,14 @@ class ServedModel:
         return self.settings.aliases
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its adapters, by which clients call them. May raise RuntimeGone."""
+        return tuple(self.client.model.adapters)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """All names by which clients call the model. Raises RuntimeGone."""
-        return (self.name, *self.aliases)
+        """All names by which clients call the model and its adapters. Raises RuntimeGone."""
+        return (self.name, *self.aliases, *self.adapters)
 
     @property
     def last_name(self) -> str:

@@ -158,6 +158,7 @@ async def embed_prompts(
                 cache_salt=options.cache_salt,
                 priority=options.priority,
                 background=record is not None and record.is_background,
+                adapter="" if record is None else record.adapter,
             )
             handle.sessions.append(session)
             session.append_tokens(prompt)

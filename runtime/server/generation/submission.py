@@ -148,8 +148,7 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         handle.request_warnings, handle.before_reading = list(record.warnings), record.before_reading
     try:
         for submission in submissions:
-            is_background = record is not None and record.is_background
-            _start(client, submission if record is None else _with_time_left(submission, record), handle, is_background)
+            _start(client, submission if record is None else _with_time_left(submission, record), handle, record)
             if len(submissions) > 1:
                 await asyncio.sleep(0)
         yield handle
@@ -174,12 +173,13 @@ def _with_time_left(submission: Submission, record: RequestRecord) -> Submission
     return replace(submission, sampling=msgspec.structs.replace(submission.sampling, timeout_s=timeout_s))
 
 
-def _start(client: Client, submission: Submission, handle: RequestHandle, is_background: bool) -> None:
+def _start(client: Client, submission: Submission, handle: RequestHandle, record: RequestRecord | None) -> None:
     session = client.open_session(
         tenant=submission.tenant,
         cache_salt=submission.cache_salt,
         priority=submission.priority,
-        background=is_background,
+        background=record is not None and record.is_background,
+        adapter="" if record is None else record.adapter,
     )
     handle.sessions.append(session)
     handle.submissions.append(submission)

@@ -42,7 +42,9 @@ def blocks_of(cache: PrefixCache) -> set[int]:
         tokens = np.concatenate(path[::-1])
         namespace = leaf.namespace
         tenant, key = namespace.tenant.encode(), bytes.fromhex(namespace.adapter)
-        start = blake2b(len(tenant).to_bytes(8, "little") + tenant + namespace.salt.encode(), digest_size=8, key=key).digest()
+        start = blake2b(
+            len(tenant).to_bytes(8, "little") + tenant + namespace.salt.encode(), digest_size=8, key=key
+        ).digest()
         for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
             digest = start
             for block in range(0, end, BLOCK_TOKENS):
@@ -122,9 +124,9 @@ def test_events_add_up_to_what_the_tree_holds(operations, max_pending) -> None:
 def test_a_block_stays_with_the_upper_part_of_a_split_inside_it() -> None:
     cache = PrefixCache(1000)
     events = BlockEvents(cache.tree)
-    cache.free(run(cache, ("", ""), [(1, HALF)], publish=True))  # half a block
-    cache.free(run(cache, ("", ""), [(1, BLOCK_TOKENS), (2, BLOCK_TOKENS)], publish=True))  # its end, and another one
-    held = run(cache, ("", ""), [(1, BLOCK_TOKENS)], publish=True)  # splits where the first block ends
+    cache.free(run(cache, CacheNamespace(), [(1, HALF)], publish=True))  # half a block
+    cache.free(run(cache, CacheNamespace(), [(1, BLOCK_TOKENS), (2, BLOCK_TOKENS)], publish=True))  # and another one
+    held = run(cache, CacheNamespace(), [(1, BLOCK_TOKENS)], publish=True)  # splits where the first block ends
     cache.flush()
     assert set(events.take_batch().added) == blocks_of(cache) and len(blocks_of(cache)) == 1
     cache.free(held)
@@ -133,7 +135,7 @@ def test_a_block_stays_with_the_upper_part_of_a_split_inside_it() -> None:
 def test_a_failed_step_takes_its_blocks_back() -> None:
     cache = PrefixCache(1000)
     events = BlockEvents(cache.tree)
-    seq = run(cache, ("", ""), [(1, 200)], publish=False)
+    seq = run(cache, CacheNamespace(), [(1, 200)], publish=False)
     node = cache.publish_early(seq)
     assert len(events.take_batch().added) == 3
     first = cache.first_node_of_insert(node, 200)
@@ -145,7 +147,7 @@ def test_a_failed_step_takes_its_blocks_back() -> None:
 def test_the_router_hashes_a_prompt_as_the_replica_does() -> None:
     cache = PrefixCache(1000)
     events = BlockEvents(cache.tree)
-    run(cache, ("a", "s"), [(1, 100), (2, 100)], publish=True)
+    run(cache, CacheNamespace("a", "s"), [(1, 100), (2, 100)], publish=True)
     prompt = np.array([1] * 100 + [2] * 100, np.int32)
     assert set(events.take_batch().added) == set(block_hashes(prompt, namespace_hash(CacheNamespace("a", "s"))))
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.messages import Append, FlushCache, Open
 
 TENANTS = st.sampled_from(["", "a", "b"])
@@ -20,7 +21,7 @@ ENTRIES = st.lists(st.tuples(TENANTS, st.sampled_from(["", "salt"]), TEXTS, st.b
 def test_only_unused_prefixes_of_the_tenant_are_evicted(entries, flushed) -> None:
     cache, running, used, cached = PrefixCache(200), [], {}, {}
     for tenant, salt, text, is_running in entries:
-        seq = publish(cache, text, (tenant, salt))
+        seq = publish(cache, text, CacheNamespace(tenant, salt))
         prefixes = {(tenant, salt, *text[:length]) for length in range(1, len(text) + 1)}
         cached.setdefault(tenant, set()).update(prefixes)
         if is_running:
@@ -33,7 +34,7 @@ def test_only_unused_prefixes_of_the_tenant_are_evicted(entries, flushed) -> Non
     cache.check_integrity(running)
     for tenant, prefixes in cached.items():
         left = used.get(tenant, set()) if tenant == flushed else prefixes
-        num_left = sum(len(node.key) for node in cache.tree.nodes() if node.namespace[0] == tenant)
+        num_left = sum(len(node.key) for node in cache.tree.nodes() if node.namespace.tenant == tenant)
         assert num_left == len(left)
     for seq in running:
         cache.free(seq)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from plait.runtime.kv_cache import radix_tree
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 OTHER = ("", "salt")

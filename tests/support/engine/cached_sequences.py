@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from plait.runtime.kv_cache.radix_node import CacheNamespace
 from plait.runtime.kv_cache.sequence import Sequence
 
 NAMESPACE = CacheNamespace()

@@ -102,7 +102,7 @@ async def use_ollama_model(request: Request, name: str, keep_alive_s: float | No
     Raises ApiError 404, with Ollama's text, for a model that is not served here.
     """
     state, model = state_of(request), _find(request, name)
-    model = await use_model(request, model.name)
+    model = await use_model(request, name.removesuffix(OLLAMA_TAG))
     if keep_alive_s is not None and state.pool is not None and isinstance(model, PooledModel):
         state.pool.set_keep_alive(model, keep_alive_s)
     return model

@@ -19,7 +19,7 @@ router = APIRouter()
 class Model(msgspec.Struct):
     """OpenAI's model object. `max_model_len`: the context length in tokens, null until the model is first loaded.
 
-    `root`: the model's own name, which differs from `id` for an alias.
+    `root`: the model's own name, which differs from `id` for an alias. `parent`: of an adapter, the model's name.
     """
 
     id: str
@@ -27,6 +27,7 @@ class Model(msgspec.Struct):
     max_model_len: int | None
     status: ModelStatus
     root: str
+    parent: str | None = None
     object: Literal["model"] = "model"
     owned_by: str = "plait"
 
@@ -37,8 +38,10 @@ class ModelList(msgspec.Struct):
 
 
 def _model(state: AppState, name: str, model: ServedModel) -> Model:
-    info = model.info
-    return Model(name, state.started_at, None if info is None else info.context_length, model.status, model.name)
+    info, is_adapter = model.info, name in model.adapters
+    length = None if info is None else info.context_length
+    root, parent = (name, model.name) if is_adapter else (model.name, None)
+    return Model(name, state.started_at, length, model.status, root, parent)
 
 
 @router.get("/v1/models", **documented(answer=ModelList, errors=(500, 503)))
@@ -53,4 +56,4 @@ async def get_model(request: Request, model: str) -> Response:
     """One model, by its name."""
     state = state_of(request)
     found = state.find_model(model)
-    return json_response(_model(state, model if model in found.aliases else found.name, found))
+    return json_response(_model(state, model if model in found.names else found.name, found))

@@ -102,7 +102,12 @@ class ProgramRun:
             record.reserve_program(program.max_calls)
             record.handles.append(self)
         await asyncio.sleep(0)  # checking a long program took some milliseconds
-        session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
+        session = self._client.open_session(
+            tenant=tenant,
+            cache_salt=cache_salt,
+            priority=priority,
+            adapter="" if record is None else record.adapter,
+        )
         self.sessions.append(session)
         main = ProgramBranch(self._client, session, self.sessions, self._template)
         main.variables = variables
