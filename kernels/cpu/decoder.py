@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
+from plait.kernels.cpu.adapters import CpuAdapters
 from plait.kernels.cpu.attention import paged, tiling, workspace
 from plait.kernels.cpu.attention.isa import best_isa
 from plait.kernels.cpu.gemm import amx_blocking
@@ -37,7 +38,7 @@ MIN_PARTITION_ROWS = 64  # minimum rows of a partition: each partition dequantiz
 NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
-NO_ARGMAX = np.empty((0, 2))
+NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
 Floats = npt.NDArray[np.float32]
 Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 """The KV cache: bits of bfloat16, uint16 [layers, 2, slots, G, D], or int8 with scales, uint8 [layers, 2, slots,
@@ -137,22 +138,49 @@ class CpuDecoder:
         self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
         self._head_args.set(arg.HEAD_SOFT_CAP, np.array([weights.logit_softcap], np.float64))
         self._expert_entries: list[int] = []  # entries of buffers with a row for each pair of token and chosen expert
+        self._adapters: CpuAdapters | None = None
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
         self._activations: QuantizedActivations | None = None
 
-    def forward(self, token_ids: npt.NDArray[np.int32], layout: NumpyAttentionLayout, kv_cache: Cache) -> Floats:
+    def set_adapters(self, adapters: CpuAdapters) -> None:
+        """Sets the adapters that rows may have."""
+        self._adapters, self._token_capacity = adapters, 0
+        self._args.set(arg.ADAPTER_TABLE, adapters.table)
+
+    def num_outputs(self) -> list[tuple[int, int, int, int]]:
+        """The outputs of each layer's products, in the order of `gemm.low_rank`."""
+        return [
+            (
+                sum(part.outputs for part in layer.qkv),
+                layer.output.outputs,
+                layer.gate_up.first.outputs + layer.gate_up.second.outputs,
+                layer.down.outputs,
+            )
+            for layer in self.weights.layers
+        ]
+
+    def forward(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        layout: NumpyAttentionLayout,
+        kv_cache: Cache,
+        adapter_slots: npt.NDArray[np.int32] | None = None,
+    ) -> Floats:
         """Returns the hidden states after the final norm, float32 [T, C], of token_ids [T]; valid until the next call.
 
-        Each layer writes the keys and values of all tokens to the cache before it reads any.
+        Each layer writes the keys and values of all tokens to the cache before it reads any. adapter_slots [T]: the
+        index of each token's adapter, -1: none; None: no token has one. Steps with adapters multiply in int8.
         """
         count, args = len(token_ids), self._args
         if count > self._token_capacity:
             self._allocate_buffers(count)
         args.descriptors[self._buffer_entries, 1] = count
-        if not self._uses_amx(count):
+        uses_amx = self._uses_amx(count) and adapter_slots is None
+        if not uses_amx:
             args.descriptors[BF16_ENTRIES, 1] = 0
+        args.set(arg.ADAPTER_SLOTS, NO_SLOTS if adapter_slots is None else adapter_slots)
         self._settings[0, arg.PAGE_SHIFT] = layout.page_size.bit_length() - 1
         self._settings[0, arg.KV_CACHE] = kv_cache.ctypes.data
         self._settings[0, arg.KV_CACHE_STRIDE] = kv_cache[0, 0].nbytes
@@ -163,7 +191,7 @@ class CpuDecoder:
         self._settings[0, arg.ATTENTION_ISA] = best_isa(has_int8_cache)
         args.set(arg.TOKENS, token_ids)
         self._set_batch(layout)
-        num_partitions = self._num_partitions(count)
+        num_partitions = self._num_partitions(count) if uses_amx else 1
         self._settings[0, arg.NUM_PARTITIONS] = num_partitions
         self._counters[:num_partitions].fill(0)
         if self._expert_entries:
@@ -235,8 +263,8 @@ class CpuDecoder:
         return self._amx_min_tokens is not None and count >= self._amx_min_tokens
 
     def _num_partitions(self, count: int) -> int:
-        """Returns the number of row partitions of a step (`row_partition`)."""
-        return max(1, min(self.threads, count // MIN_PARTITION_ROWS)) if self._uses_amx(count) else 1
+        """Returns the number of row partitions of a step with AMX (`row_partition`)."""
+        return max(1, min(self.threads, count // MIN_PARTITION_ROWS))
 
     def _set_batch(self, layout: NumpyAttentionLayout) -> None:
         args, q_starts = self._args, layout.q_starts
@@ -322,6 +350,10 @@ class CpuDecoder:
         ):
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
+        if self._adapters is not None:
+            widths = self._adapters.max_terms, self._adapters.max_inputs
+            for entry, width in zip((arg.ADAPTER_TERMS, arg.ADAPTER_INPUTS), widths, strict=True):
+                self._buffers[entry] = aligned_zeros((count, width), np.float32)
         self._buffer_entries = list(self._buffers)
         pair_buffers = self._expert_buffers_of_pairs(count)
         self._expert_entries = list(pair_buffers)

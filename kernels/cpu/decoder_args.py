@@ -25,7 +25,9 @@ SPLIT_STARTS, PARTIALS, FINISHED_SPLITS = range(41, 44)
 EXPERT_COUNTERS, SCORES, CHOSEN, WEIGHTS, PLACES, GROUPS, EXPERT_OUT = range(44, 51)
 EXPERT_INPUTS, EXPERT_INNER = 51, 56
 SOFT_CAP = 61  # of scores; 0: none
-ENTRIES = 62
+# `kernel_types.RowUpdates`; ADAPTER_SLOTS has no rows in a step without adapters:
+ADAPTER_SLOTS, ADAPTER_TABLE, ADAPTER_TERMS, ADAPTER_INPUTS = range(62, 66)
+ENTRIES = 66
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
 # gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of
@@ -59,11 +61,28 @@ NUM_SETTINGS = 20
 # Entries of `compute_logits`; HEAD_ACTIVATIONS takes five.
 HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS = range(3)
 HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX, HEAD_SETTINGS, HEAD_SOFT_CAP = range(7, 12)
-HEAD_ENTRIES, HEAD_PHASES = 12, 3
+HEAD_NO_SLOTS = 12  # has no rows: no adapter changes the head
+HEAD_ENTRIES, HEAD_PHASES = 13, 3
 HEAD_OUTPUTS = PART_COLUMNS  # column of HEAD_SETTINGS after the weight's part: its outputs without padding
 NUM_HEAD_SETTINGS = HEAD_OUTPUTS + 1
 
-PHASES_PER_LAYER = 8  # the fourth is attention, which all partitions count on the first partition's counters
+# Phases of a layer, as offsets from its first. Attention is counted by all partitions on the first one's counters, and
+# the products with the `down` of adapters only take place in steps with adapters.
+(
+    PRE_NORM,
+    QKV_DOWN,
+    QKV_PRODUCT,
+    ROPE,
+    ATTENTION,
+    OUTPUT_DOWN,
+    OUTPUT_PRODUCT,
+    PRE_MLP_NORM,
+    GATE_UP_DOWN,
+    GATE_UP_PRODUCT,
+    DOWN_DOWN,
+    DOWN_PRODUCT,
+    PHASES_PER_LAYER,
+) = range(13)
 
 
 def num_phases(layers: int) -> int:

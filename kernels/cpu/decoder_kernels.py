@@ -17,6 +17,7 @@ from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm import experts as moe
+from plait.kernels.cpu.gemm import low_rank
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
@@ -37,6 +38,7 @@ from plait.kernels.cpu.kernel_types import (
     HeadLayout,
     LayerKvCache,
     QuantizedActivations,
+    RowUpdates,
     StepBuffers,
 )
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
@@ -47,6 +49,7 @@ from plait.kernels.cpu.row_partition import (
     partition_bounds,
     partition_buffers,
     partition_context,
+    partition_updates,
 )
 from plait.kernels.cpu.threads import (
     COUNTER_STRIDE,
@@ -153,22 +156,31 @@ def _run_layers(
         args[arg.PARTIALS, 0],
         args[arg.FINISHED_SPLITS, 0],
     )
+    updates = RowUpdates(
+        int32_vector(args, arg.ADAPTER_SLOTS),
+        int64_matrix(args, arg.ADAPTER_TABLE),
+        0,
+        low_rank.NUM_PRODUCTS * len(layers),
+        float32_matrix(args, arg.ADAPTER_TERMS),
+        float32_matrix(args, arg.ADAPTER_INPUTS),
+    )
     num_partitions, tokens = settings[arg.NUM_PARTITIONS], int32_vector(args, arg.TOKENS)
     for index in range(len(layers) + 1):
         for i in range(num_partitions):
             partition = (ctx.thread_id * num_partitions // ctx.num_threads + i) % num_partitions
             begin, end = partition_bounds(partition, num_partitions, len(buffers.residual))
             part_ctx = partition_context(ctx, partition, num_phases(len(layers)))
-            part = partition_buffers(buffers, begin, end)
+            part, of_rows = partition_buffers(buffers, begin, end), partition_updates(updates, begin, end)
             if index:
-                _after_attention(part_ctx, args, settings, index - 1, part, partition, begin)
+                _after_attention(part_ctx, args, settings, index - 1, part, of_rows, partition, begin)
             else:
                 _embed(part_ctx, args, int64_matrix(args, arg.EMBEDDING)[0], tokens[begin:end], part)
-            _before_attention(part_ctx, args, settings, heads, index, part, partition_batch(batch, begin, end))
+            part_batch = partition_batch(batch, begin, end)
+            _before_attention(part_ctx, args, settings, heads, index, part, of_rows, part_batch)
         if index < len(layers):
             cache = _layer_cache(settings, layers[index], index)
             attend(
-                ctx, PHASES_PER_LAYER * index + 4, buffers.qkv, cache, heads, batch, schedule, workspace,
+                ctx, first_phase(index) + arg.ATTENTION, buffers.qkv, cache, heads, batch, schedule, workspace,
                 settings[arg.WORKSPACE_LANES], buffers.attention_out,
             )  # fmt: skip
 
@@ -191,13 +203,14 @@ def _before_attention(
     heads: HeadLayout,
     index: int,
     buffers: StepBuffers,
+    updates: RowUpdates,
     batch: AttentionBatch,
 ) -> None:
     """Adds the output of the previous layer to the residual and runs layer `index` up to attention.
 
     After the last layer it runs the final norm instead.
     """
-    layers, eps, phase = int64_matrix(args, arg.LAYERS), scalar(args, arg.EPS), PHASES_PER_LAYER * index + 1
+    layers, eps, phase = int64_matrix(args, arg.LAYERS), scalar(args, arg.EPS), first_phase(index)
     post = layers[index - 1, arg.POST_MLP_NORM] if index else 0
     norm = layers[index, arg.NORM] if index < len(layers) else args[arg.FINAL_NORM, 0]
     add_rms_norm(ctx, phase, buffers.residual, buffers.block_out, post, norm, eps, buffers.normed, buffers.hidden)
@@ -205,35 +218,68 @@ def _before_attention(
         return
     layer = layers[index]
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
-    linear(ctx, phase + 1, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv)
+    adapted_linear(
+        ctx, phase + arg.QKV_DOWN, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv,
+        low_rank.of_product(updates, index, low_rank.QKV),
+    )  # fmt: skip
     apply_rope_and_write_kv(
-        ctx, phase + 2, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
+        ctx, phase + arg.ROPE, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
         cos[table], sin[table], heads, batch, _layer_cache(settings, layer, index),
     )  # fmt: skip
 
 
 def _after_attention(
-    ctx: ThreadContext, args: Any, settings: Any, index: int, buffers: StepBuffers, partition: int, begin: int
+    ctx: ThreadContext,
+    args: Any,
+    settings: Any,
+    index: int,
+    buffers: StepBuffers,
+    updates: RowUpdates,
+    partition: int,
+    begin: int,
 ) -> None:
     """Runs layer `index` from the attention output to the MLP output, which is not added to the residual yet.
 
     `begin`: the first row of the row partition.
     """
-    layer, phase = int64_matrix(args, arg.LAYERS)[index], PHASES_PER_LAYER * index + 5
+    layer, phase = int64_matrix(args, arg.LAYERS)[index], first_phase(index)
     buffer = float32_matrix(args, arg.GATE_UP_BUFFERS)[ctx.thread_id].reshape((GATE_UP_ROWS, 2 * TILE_OUTPUTS))
-    linear(ctx, phase, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out)
+    adapted_linear(
+        ctx, phase + arg.OUTPUT_DOWN, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out,
+        low_rank.of_product(updates, index, low_rank.OUTPUT),
+    )  # fmt: skip
     add_rms_norm(
-        ctx, phase + 1, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
+        ctx, phase + arg.PRE_MLP_NORM, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
         scalar(args, arg.EPS), buffers.normed, buffers.hidden,
     )  # fmt: skip
     if layer[arg.ROUTER]:
-        _run_experts(ctx, args, settings, index, buffers, partition, begin, buffer)
+        _run_experts(ctx, args, settings, index, buffers, partition, begin, buffer, partition_updates(updates, 0, 0))
         return
+    of_gate_up = low_rank.of_product(updates, index, low_rank.GATE_UP)
+    if len(updates.slots):
+        low_rank.multiply_down(ctx, phase + arg.GATE_UP_DOWN, of_gate_up, buffers.hidden)
     gate_up_linear(
-        ctx, phase + 2, layer[arg.GATE_UP : arg.DOWN], settings[arg.ACTIVATION], buffers.hidden, buffers.mlp_inner,
-        buffer,
+        ctx, phase + arg.GATE_UP_PRODUCT, layer[arg.GATE_UP : arg.DOWN], settings[arg.ACTIVATION], buffers.hidden,
+        buffers.mlp_inner, buffer, of_gate_up,
     )  # fmt: skip
-    linear(ctx, phase + 3, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out)
+    adapted_linear(
+        ctx, phase + arg.DOWN_DOWN, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out,
+        low_rank.of_product(updates, index, low_rank.DOWN),
+    )  # fmt: skip
+
+
+def adapted_linear(
+    ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any, updates: RowUpdates
+) -> None:
+    """`linear` in phase + 1, after the product with the `down` of the rows' adapters, if there are any, in `phase`."""
+    if len(updates.slots):
+        low_rank.multiply_down(ctx, phase, updates, x)
+    linear(ctx, phase + 1, parts, x, out, updates)
+
+
+def first_phase(layer: int) -> Any:
+    """The first phase of a layer, behind that of the embedding."""
+    return PHASES_PER_LAYER * layer + 1
 
 
 def _run_experts(
@@ -245,6 +291,7 @@ def _run_experts(
     partition: int,
     begin: int,
     gate_up_buffer: Any,
+    no_updates: RowUpdates,
 ) -> None:
     """Runs the mixture of experts of layer `index`, in place of its MLP."""
     layer, num_experts = int64_matrix(args, arg.LAYERS)[index], settings[arg.NUM_EXPERTS]
@@ -269,7 +316,7 @@ def _run_experts(
     moe.group_by_expert(expert_ctx, experts)
     moe.gather_inputs(expert_ctx, buffers.normed, experts)
     gate_up = layer[arg.GATE_UP : arg.DOWN]
-    moe.multiply_gate_up(expert_ctx, gate_up, settings[arg.ACTIVATION], experts, gate_up_buffer)
+    moe.multiply_gate_up(expert_ctx, gate_up, settings[arg.ACTIVATION], experts, gate_up_buffer, no_updates)
     moe.multiply_down(expert_ctx, layer[arg.DOWN : arg.NORM], num_experts, experts)
     moe.combine_outputs(expert_ctx, experts, buffers.block_out)
 
@@ -307,7 +354,15 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
         mark_done(ctx.counters, 0, 1)
     barrier_wait(ctx.counters, 0, items)
-    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT))
+    no_updates = RowUpdates(
+        int32_vector(args, arg.HEAD_NO_SLOTS),
+        int64_matrix(args, arg.HEAD_NO_SLOTS),
+        0,
+        0,
+        float32_matrix(args, arg.HEAD_NO_SLOTS),
+        float32_matrix(args, arg.HEAD_NO_SLOTS),
+    )
+    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT), no_updates)
     _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 

@@ -63,6 +63,17 @@ class LayerKvCache(NamedTuple):
     scales: int  # offset of the scales in a slot of int8; 0: bfloat16
 
 
+class RowUpdates(NamedTuple):
+    """The adapters of a step's rows (`gemm.low_rank`); without rows in `slots`, the step has none."""
+
+    slots: Any  # int32 [T], the adapter of each row; -1: none
+    table: Any  # int64 [adapters * rows_per_adapter, TABLE_COLUMNS]
+    first: int  # the product, as a row of an adapter in the table
+    rows_per_adapter: int
+    terms: Any  # float32 [T, the most terms of a product]
+    inputs: Any  # float32 [T, the most inputs of a product]
+
+
 class ExpertBuffers(NamedTuple):
     """The intermediate results of a mixture of E experts, of which each token chooses K.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from plait.kernels.cpu.amx import PASS_ROWS
-from plait.kernels.cpu.kernel_types import AttentionBatch, QuantizedActivations, StepBuffers
+from plait.kernels.cpu.kernel_types import AttentionBatch, QuantizedActivations, RowUpdates, StepBuffers
 from plait.kernels.cpu.threads import COUNTER_STRIDE, ThreadContext
 
 
@@ -37,6 +37,18 @@ def partition_buffers(buffers: StepBuffers, begin: int, end: int) -> StepBuffers
         partition_activations(buffers.hidden, begin, end),
         partition_activations(buffers.attention_out, begin, end),
         partition_activations(buffers.mlp_inner, begin, end),
+    )
+
+
+def partition_updates(updates: RowUpdates, begin: int, end: int) -> RowUpdates:
+    """Returns the adapters of rows [begin, end)."""
+    return RowUpdates(
+        updates.slots[begin:end],
+        updates.table,
+        updates.first,
+        updates.rows_per_adapter,
+        updates.terms[begin:end],
+        updates.inputs[begin:end],
     )
 
 

@@ -49,6 +49,44 @@ def dot(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 
 @intrinsic
+def dequantize_block(context: Any, qvalues: Any, scale: Any, out: Any) -> Any:
+    """Writes scale * int8 of 32 int8 at address `qvalues` to `out`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        qvalues, scale, out = values
+        factors = v.splat(b, scale)
+        for i in range(2):
+            numbers = b.sitofp(v.load(b, qvalues, v.vector(v.I8), 16 * i), v.F32X16)
+            v.store(b, b.fmul(numbers, factors), out, 64 * i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), generate
+
+
+@intrinsic
+def add_products_at(context: Any, x: Any, factors: Any, tile: Any) -> Any:
+    """Adds sums of 32 products to x, 32 float32, as `gemm.low_rank` describes a tile.
+
+    `tile`: the address of three int64: the first of the factors (float32), their number n > 0, and the address of the
+    float32 [n, 32] that they multiply.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, factors, tile = values
+        first, count, rows = (b.load(v.pointer_at(b, tile, v.I64, 8 * i)) for i in range(3))
+        loop = v.Loop(b, count, [v.load(b, x, v.F32X16), v.load(b, x, v.F32X16, 64)])
+        address = b.add(factors, b.mul(b.add(first, loop.i), v.I64(4)))
+        factor = v.splat(b, b.load(v.pointer_at(b, address, v.F32)))
+        row = b.add(rows, b.mul(loop.i, v.I64(128)))
+        sums = loop.end([v.fma(b, factor, v.load(b, row, v.F32X16, 64 * i), loop.carried[i]) for i in range(2)])
+        for i in range(2):
+            v.store(b, sums[i], x, 64 * i)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def exp_into(context: Any, x: Any, highest: Any, count: Any) -> Any:
     """Replaces 16 * count float32 by exp(x - highest), and returns the sum of the results."""
 

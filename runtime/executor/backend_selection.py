@@ -32,7 +32,7 @@ def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpo
     Raises as `open_checkpoint` and `choose_weight_format` do, and InputError for weights that only torch can round
     where torch is not installed.
     """
-    if config.weights == "bf16" or config.adapters:
+    if config.weights == "bf16":
         return None
     checkpoint = open_checkpoint(model_path)
     chosen = resolve_weight_format(config, checkpoint)

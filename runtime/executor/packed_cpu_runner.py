@@ -16,12 +16,14 @@ from plait.kernels.cpu.gemm.forms import FORMS
 from plait.kernels.cpu.kernel_args import aligned_empty
 from plait.kernels.cpu.precompile import load_kernels
 from plait.kernels.numpy_layout import NumpyAttentionLayout
+from plait.runtime.adapters.load import load_adapters
+from plait.runtime.adapters.packed_updates import pack_adapters
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig, WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_weight_format
-from plait.runtime.executor.batch_arrays import batch_arrays
+from plait.runtime.executor.batch_arrays import adapter_slots, batch_arrays
 from plait.runtime.executor.host_machine import host_kv_cache_budget, num_threads
 from plait.runtime.executor.kernel_cache import COMPILING_EVERY_TIME, can_keep_kernels
 from plait.runtime.executor.runner import (
@@ -121,6 +123,10 @@ class PackedCpuRunner:
                 lambda fraction: kernels.show(0.9 * fraction, "loading the model"),
             )
             kernels.show(0.9, "loading kernels")
+        self.adapters = load_adapters(config.adapters, model)
+        self._adapter_slots = {adapter.digest: slot for slot, adapter in enumerate(self.adapters)}
+        if self.adapters:
+            self.model.set_adapters(pack_adapters(self.adapters, model, self.model.num_outputs()))
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or host_kv_cache_budget()
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
@@ -148,7 +154,8 @@ class PackedCpuRunner:
         layout = NumpyAttentionLayout(
             arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.write_slots
         )
-        hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache)
+        slots = adapter_slots(batch, self._adapter_slots) if self.adapters else None
+        hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache, slots)
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
 
     def hidden_states_at(self, hidden: Float32Array, indices: list[int]) -> Float32Array:

@@ -24,7 +24,7 @@ from plait.kernels.cpu.gemm.packed_linear import (
     gate_up_tiles,
     multiply_tiles,
 )
-from plait.kernels.cpu.kernel_types import ExpertBuffers
+from plait.kernels.cpu.kernel_types import ExpertBuffers, RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.row_partition import partition_activations
 from plait.kernels.cpu.threads import (
@@ -161,7 +161,9 @@ def _first_row(experts: ExpertBuffers, expert: int) -> Any:
     return int(experts.ends[expert - 1])
 
 
-def multiply_gate_up(ctx: ThreadContext, parts: Any, activation: int, experts: ExpertBuffers, buffer: Any) -> None:
+def multiply_gate_up(
+    ctx: ThreadContext, parts: Any, activation: int, experts: ExpertBuffers, buffer: Any, no_updates: RowUpdates
+) -> None:
     """Phase 4: as `packed_linear.gate_up_linear`, for the rows of each active expert.
 
     `parts`: gate and up of all experts. An item is two tiles of an expert.
@@ -183,7 +185,7 @@ def multiply_gate_up(ctx: ThreadContext, parts: Any, activation: int, experts: E
             functions = (parts[PRODUCT], parts[PART_COLUMNS + PRODUCT])
             x = partition_activations(experts.inputs, begin, end)
             out = partition_activations(experts.inner, begin, end)
-            gate_up_tiles(functions, gate, up, activation, x, out, first_tile, last_tile, buffer)
+            gate_up_tiles(functions, gate, up, activation, x, out, first_tile, last_tile, buffer, no_updates)
             item += last_tile - first_tile
         mark_done(ctx.counters, 4, mark)
     barrier_wait(ctx.counters, 4, items)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from plait.kernels.cpu import vector_ops
-from plait.kernels.cpu.gemm import amx_blocking
+from plait.kernels.cpu.gemm import amx_blocking, low_rank
 from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStream
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.form_calls import call_output, call_product
 from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
-from plait.kernels.cpu.kernel_types import QuantizedActivations
+from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -23,8 +23,8 @@ from plait.kernels.cpu.vector_ops import address_of
 TILES_AT, TILE_STRIDE, NUM_TILES, PRODUCT, DEQUANTIZE, MULTIPLY_PASS, OUTPUT, PART_COLUMNS = range(8)
 
 
-def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any) -> None:
-    """Multiplies x [T, C] with a packed weight [O, C]; writes out [T, O] float32.
+def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, out: Any, updates: RowUpdates) -> None:
+    """Multiplies x [T, C] with a packed weight [O, C], and adds `updates`; writes out [T, O] float32.
 
     `parts` int64: PART_COLUMNS for each part of the weight. For bfloat16 activations `out` must have room for a
     multiple of 16 rows.
@@ -55,6 +55,11 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
                     target + 4 * TILE_OUTPUTS * part_first, 4 * out.shape[1], 4 * TILE_OUTPUTS,
                 )  # fmt: skip
             begin += tiles
+        if len(updates.slots):
+            low_rank.add_up(
+                updates, 0, rows, first, address_of(out) + 4 * TILE_OUTPUTS * first, 4 * out.shape[1], last - first,
+                4 * TILE_OUTPUTS,
+            )  # fmt: skip
         mark_done(ctx.counters, phase, last - first)
     barrier_wait(ctx.counters, phase, items)
 
@@ -93,10 +98,12 @@ def gate_up_linear(
     x: QuantizedActivations,
     out: QuantizedActivations,
     gate_up_buffer: Any,
+    updates: RowUpdates,
 ) -> None:
     """Computes out [T, F] = activation(gate) * up; `parts` are the gate and up, as in `linear`.
 
-    `gate_up_buffer` float32 [rows, 64] holds gate and up of a few rows of int8 products.
+    `gate_up_buffer` float32 [rows, 64] holds gate and up of a few rows of int8 products. `updates`: of gate and then
+    up, for int8 activations.
     """
     blocks = x.scales.shape[1]
     items = out.qvalues.shape[1] // TILE_OUTPUTS
@@ -115,7 +122,7 @@ def gate_up_linear(
             amx_blocking.amx_gemm(task, len(x.scales), ctx.scratch)
         else:
             functions = (parts[PRODUCT], second[PRODUCT])
-            gate_up_tiles(functions, gate, up, activation, x, out, first, last, gate_up_buffer)
+            gate_up_tiles(functions, gate, up, activation, x, out, first, last, gate_up_buffer, updates)
         mark_done(ctx.counters, phase, last - first)
     barrier_wait(ctx.counters, phase, items)
 
@@ -130,6 +137,7 @@ def gate_up_tiles(
     first: int,
     last: int,
     gate_up_buffer: Any,
+    updates: RowUpdates,
 ) -> None:
     """Computes items of `gate_up_linear` for int8 activations, as many rows and then items as the buffer holds.
 
@@ -150,6 +158,12 @@ def gate_up_tiles(
                 up_buffer = buffer + 4 * TILE_OUTPUTS
                 multiply_tiles(functions[0], gate, item, end, x, begin, count, buffer, stride, pair_bytes)
                 multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes)
+            if len(updates.slots):
+                tiles = out.scales.shape[1]
+                low_rank.add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
+                low_rank.add_up(
+                    updates, begin, count, tiles + item, buffer + 4 * TILE_OUTPUTS, stride, end - item, pair_bytes
+                )
             for row in range(count):
                 for i in range(item, end):
                     pair = buffer + stride * row + pair_bytes * (i - item)

@@ -26,6 +26,7 @@ from plait.kernels.cpu import amx, isa, vector_ops
 from plait.kernels.cpu.decoder import _weight_part, missing_features
 from plait.kernels.cpu.gemm import amx_blocking, form_kernels, packed_linear, packed_weights
 from plait.kernels.cpu.gemm.forms import FORMS
+from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
@@ -35,25 +36,28 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: th
 needs_amx = pytest.mark.skipif(not amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 SCRATCH = amx.allocate_scratch(1, amx_blocking.SCRATCH_BYTES) if amx.available() else None
 SCRATCH_ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
+NO_UPDATES = RowUpdates(
+    np.empty(0, np.int32), np.empty((0, 4), np.int64), 0, 4, np.empty((0, 1), np.float32), np.empty((0, 1), np.float32)
+)
 names_of = st.sampled_from(sorted(FORMS))
 activations_of = st.sampled_from([vector_ops.SILU, vector_ops.GELU])
 
 
 @compiled_kernel
-def linear(counters, scratch, parts, x, out):
+def linear(counters, scratch, parts, x, out, updates):
     if scratch:
         amx.load_tile_config(scratch)
-    packed_linear.linear(ThreadContext(0, 1, address_of(counters), scratch), 0, parts, x, out)
+    packed_linear.linear(ThreadContext(0, 1, address_of(counters), scratch), 0, parts, x, out, updates)
     if scratch:
         amx.release_tiles()
 
 
 @compiled_kernel
-def gate_up_linear(counters, scratch, parts, activation, x, out, buffer):
+def gate_up_linear(counters, scratch, parts, activation, x, out, buffer, updates):
     if scratch:
         amx.load_tile_config(scratch)
     packed_linear.gate_up_linear(
-        ThreadContext(0, 1, address_of(counters), scratch), 0, parts, activation, x, out, buffer
+        ThreadContext(0, 1, address_of(counters), scratch), 0, parts, activation, x, out, buffer, updates
     )
     if scratch:
         amx.release_tiles()
@@ -93,13 +97,13 @@ def test_int8_product_with_bits_independent_of_batch(rows, sizes, data):
     packed = [packed_weights.pack(weight) for weight in stored]
     parts, x = columns(*packed), random_int8(rows, 256, rows)
     out = np.zeros((rows, len(weights)), np.float32)
-    linear(counters(), 0, parts, x, out)
+    linear(counters(), 0, parts, x, out, NO_UPDATES)
     values = dequantized(x).double().numpy()
     magnitudes = np.abs(values) @ np.abs(weights).T
     assert (np.abs(out - values @ weights.T) <= 2e-6 * magnitudes + 1e-6 * magnitudes.max()).all()
     subset = draw_row_range(data, rows)
     again = np.zeros((len(x.scales[subset]), len(weights)), np.float32)
-    linear(counters(), 0, parts, type(x)(*(np.ascontiguousarray(field[subset]) for field in x)), again)
+    linear(counters(), 0, parts, type(x)(*(np.ascontiguousarray(field[subset]) for field in x)), again, NO_UPDATES)
     assert np.array_equal(again, out[subset])
 
 
@@ -107,7 +111,7 @@ def amx_linear(packed, x):
     """The product [T, O] in bfloat16."""
     rows, padded_rows = len(x.bf16_tiles), len(x.bf16_tiles) + -len(x.bf16_tiles) % 16
     out = torch.full((padded_rows, 32 * len(packed.data)), float("nan")).numpy()
-    linear(counters(), SCRATCH_ADDRESS, columns(packed), x, out[:rows])
+    linear(counters(), SCRATCH_ADDRESS, columns(packed), x, out[:rows], NO_UPDATES)
     return torch.from_numpy(out[:rows, : packed.outputs])
 
 
@@ -152,12 +156,12 @@ def test_weights_are_dequantized_to_the_nearest_bfloat16(name):
 def test_int8_gated_product(rows, tiles, gate, up, activation):
     pair, packed, x = random_gate_up(rows, tiles, (gate, up))
     out = empty_int8(rows, 32 * tiles)
-    gate_up_linear(counters(), 0, pair_columns(packed), activation, x, out, np.zeros((32, 64), np.float32))
+    gate_up_linear(counters(), 0, pair_columns(packed), activation, x, out, np.zeros((32, 64), np.float32), NO_UPDATES)
     weights = [torch.from_numpy(dequantized_weight(weight)) for weight in pair]
     assert_close_int8(out, reference_glu(activation, dequantized(x), weights))
 
 
-WIDE_REGISTERS = re.compile(r"%(zmm|k[0-7]|[xy]mm(1[6-9]|2\d|3[01]))\b")
+WIDE_REGISTERS = re.compile(r"%(zmm\d+|k[0-7]|[xy]mm(1[6-9]|2\d|3[01]))\b")
 
 
 def test_machine_code_uses_registers_of_the_target_cpu():
@@ -167,8 +171,10 @@ def test_machine_code_uses_registers_of_the_target_cpu():
     pair = packed_weights.pack_pair(
         packed_weights.quantize(normal(0, 32, 64), 4), packed_weights.quantize(normal(1, 32, 64), 4)
     )
-    linear(counters(), 0, columns(packed_weights.pack(weight)), x, np.zeros((1, 64), np.float32))
-    gate_up_linear(counters(), 0, pair_columns(pair), vector_ops.SILU, x, out, np.zeros((32, 64), np.float32))
+    linear(counters(), 0, columns(packed_weights.pack(weight)), x, np.zeros((1, 64), np.float32), NO_UPDATES)
+    gate_up_linear(
+        counters(), 0, pair_columns(pair), vector_ops.SILU, x, out, np.zeros((32, 64), np.float32), NO_UPDATES
+    )
     for assembly in [gate_up_linear.assembly, *(form_kernels.assembly(name) for name in ("Q4_1", "Q6_K", "IQ4_XS"))]:
         assert "%ymm" in assembly or "%zmm" in assembly
         assert bool(WIDE_REGISTERS.search(assembly)) == isa.has_features("avx512f")
@@ -180,7 +186,9 @@ def test_machine_code_uses_registers_of_the_target_cpu():
 def test_bfloat16_gated_product(rows, tiles, gate, up, activation):
     pair, packed, x = random_gate_up(rows, tiles, (gate, up))
     out, buffer, values = empty_bf16(rows, 32 * tiles), torch.zeros(32, 64).numpy(), dequantized(x).bfloat16()
-    gate_up_linear(counters(), SCRATCH_ADDRESS, pair_columns(packed), activation, from_bf16(values), out, buffer)
+    gate_up_linear(
+        counters(), SCRATCH_ADDRESS, pair_columns(packed), activation, from_bf16(values), out, buffer, NO_UPDATES
+    )
     weights = [amx_linear(packed_weights.pack(weight), from_bf16(torch.eye(256))).T for weight in pair]
     expected = reference_glu(activation, values.float(), weights)
     torch.testing.assert_close(bf16_values(out).float(), expected, atol=1e-4, rtol=2**-7)
@@ -230,7 +238,7 @@ def test_non_finite_inputs_give_non_finite_results(bad):
     x[0, 5] = bad
     quantized, out = empty_int8(1, 32), np.zeros((1, 32), np.float32)
     quantize_into(x.numpy(), quantized)
-    linear(counters(), 0, columns(weight), quantized, out)
+    linear(counters(), 0, columns(weight), quantized, out, NO_UPDATES)
     assert not np.isfinite(out).any()
     if SCRATCH_ADDRESS:
         quantize_into(x.numpy(), quantized := empty_bf16(1, 32))

@@ -1,0 +1,139 @@
+"""Products with adapters against numpy: any rows, ranks, places of the updated outputs and biases."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_calls import compiled_kernel
+from quantized_activations import counters, dequantized, empty_int8, random_int8
+from stored_weights import dequantized_weight, random_weight
+
+from plait.kernels.cpu import decoder_kernels, vector_ops
+from plait.kernels.cpu.adapters import CpuAdapters, ProductUpdate
+from plait.kernels.cpu.decoder import _weight_part
+from plait.kernels.cpu.gemm import low_rank, packed_linear, packed_weights
+from plait.kernels.cpu.kernel_types import RowUpdates
+from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.vector_ops import address_of
+
+INPUTS = 256
+
+
+@compiled_kernel
+def adapted_linear(counters, parts, x, out, updates):
+    decoder_kernels.adapted_linear(ThreadContext(0, 1, address_of(counters), 0), 0, parts, x, out, updates)
+
+
+@compiled_kernel
+def multiply_down(counters, updates, x):
+    low_rank.multiply_down(ThreadContext(0, 1, address_of(counters), 0), 0, updates, x)
+
+
+@compiled_kernel
+def gate_up_linear(counters, parts, activation, x, out, buffer, updates):
+    ctx = ThreadContext(0, 1, address_of(counters), 0)
+    packed_linear.gate_up_linear(ctx, 0, parts, activation, x, out, buffer, updates)
+
+
+def columns(*weights):
+    return np.array([number for weight in weights for number in _weight_part(weight)], np.int64)
+
+
+def pair_columns(pair):
+    return np.array([number for weight in (pair.first, pair.second) for number in _weight_part(weight, pair.stride)])
+
+
+@st.composite
+def adapters_of(draw, num_outputs):
+    """Two adapters of one product: each changes some ranges of outputs, or none."""
+    rng, adapters = np.random.default_rng(draw(st.integers(0, 1000))), []
+    for _ in range(2):
+        updates, begin = [], 0
+        for _ in range(draw(st.integers(0, 3))):
+            begin = draw(st.integers(begin, num_outputs - 1))
+            size, rank = draw(st.integers(1, num_outputs - begin)), draw(st.integers(1, 20))
+            bias = rng.normal(size=size).astype(np.float32) if draw(st.booleans()) else None
+            down = rng.normal(size=(rank, INPUTS)).astype(np.float32)
+            updates.append(ProductUpdate(begin, down, rng.normal(size=(size, rank)).astype(np.float32), bias))
+            begin += size
+            if begin >= num_outputs:
+                break
+        adapters.append(updates)
+    return adapters
+
+
+def row_updates(adapters, num_outputs, product, slots):
+    """The updates of rows with these slots, and what keeps their memory alive."""
+    layers = [[[updates if i == product else [] for i in range(low_rank.NUM_PRODUCTS)]] for updates in adapters]
+    packed = CpuAdapters(layers, [[num_outputs] * low_rank.NUM_PRODUCTS])
+    rows = len(slots)
+    terms, inputs = (
+        np.zeros((rows, width), np.float32) for width in (packed.max_terms, max(INPUTS, packed.max_inputs))
+    )
+    slots = np.array(slots, np.int32)
+    return RowUpdates(slots, packed.table, product, low_rank.NUM_PRODUCTS, terms, inputs), packed
+
+
+def expected_updates(adapters, slots, values, num_outputs):
+    """What the updates add, [T, O] float64."""
+    added = np.zeros((len(slots), num_outputs))
+    for row, slot in enumerate(slots):
+        for begin, down, up, bias in adapters[slot] if slot >= 0 else ():
+            delta = values[row] @ down.T.astype(np.float64) @ up.T
+            added[row, begin : begin + len(up)] += delta if bias is None else delta + bias
+    return added
+
+
+rows_of = st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows_of, st.lists(st.sampled_from(["Q4_K", "Q6_K", "Q8_0"]), min_size=1, max_size=2), st.data())
+def test_a_product_with_updates(slots, forms, data):
+    weights = [random_weight(name, 64, INPUTS, i, 1e-4) for i, name in enumerate(forms)]
+    num_outputs = 64 * len(forms)
+    adapters, x = data.draw(adapters_of(num_outputs)), random_int8(len(slots), INPUTS, 3)
+    updates, _kept = row_updates(adapters, num_outputs, low_rank.QKV, slots)
+    out = np.zeros((len(slots), num_outputs), np.float32)
+    packed = [packed_weights.pack(weight) for weight in weights]
+    adapted_linear(counters(2), columns(*packed), x, out, updates)
+    values = dequantized(x).double().numpy()
+    matrix = np.concatenate([dequantized_weight(weight) for weight in weights]).astype(np.float64)
+    expected = values @ matrix.T + expected_updates(adapters, slots, values, num_outputs)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * (1 + np.abs(expected).max()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=40), st.data())
+def test_a_gated_product_with_updates(slots, data):
+    """As without them, of gate and up that have the updates: more rows than fit the buffer, too."""
+    tiles = 3
+    weights = [random_weight(name, 32 * tiles, INPUTS, i, 1e-4) for i, name in enumerate(("Q4_K", "Q6_K"))]
+    adapters, x = data.draw(adapters_of(64 * tiles)), random_int8(len(slots), INPUTS, 3)
+    updates, _kept = row_updates(adapters, 64 * tiles, low_rank.GATE_UP, slots)
+    out = empty_int8(len(slots), 32 * tiles)
+    multiply_down(counters(), updates, x)
+    buffer = np.zeros((32, 64), np.float32)
+    pair = packed_weights.pack_pair(*weights)
+    gate_up_linear(counters(), pair_columns(pair), vector_ops.SILU, x, out, buffer, updates)
+    values = dequantized(x).double().numpy()
+    matrix = np.concatenate([dequantized_weight(weight) for weight in weights]).astype(np.float64)
+    both = values @ matrix.T + expected_updates(adapters, slots, values, 64 * tiles)
+    gate, up = both[:, : 32 * tiles], both[:, 32 * tiles :]
+    expected = gate / (1 + np.exp(-gate)) * up
+    steps = np.abs(expected).reshape(len(slots), tiles, 32).max(-1).repeat(32, axis=1) / 127
+    assert (np.abs(dequantized(out).numpy() - expected) <= 0.6 * steps + 1e-3).all()
+
+
+def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
+    weight = packed_weights.pack(random_weight("Q4_K", 64, INPUTS, 0))
+    x, parts = random_int8(4, INPUTS, 3), columns(weight)
+    adapters = [[ProductUpdate(0, np.ones((2, INPUTS), np.float32), np.ones((64, 2), np.float32), None)]] * 2
+    outs = []
+    for slots in ([-1, -1, -1, -1], [0, -1, 1, -1]):
+        updates, _kept = row_updates(adapters, 64, low_rank.DOWN, slots)
+        outs.append(np.zeros((4, 64), np.float32))
+        adapted_linear(counters(2), parts, x, outs[-1], updates)
+    assert np.array_equal(outs[0][[1, 3]], outs[1][[1, 3]])
+    assert not np.allclose(outs[0][[0, 2]], outs[1][[0, 2]])
