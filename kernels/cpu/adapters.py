@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
-from plait.kernels.cpu.gemm.low_rank import NUM_PRODUCTS, TABLE_COLUMNS, TILE_COLUMNS
-from plait.kernels.cpu.kernel_args import aligned_empty
+from plait.kernels.cpu.gemm.low_rank import NUM_PRODUCTS, RANKS_AT_ONCE, TABLE_COLUMNS, TILE_COLUMNS
+from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
 
 Floats = npt.NDArray[np.float32]
 
@@ -29,13 +29,16 @@ AdapterUpdates = Sequence[Sequence[Sequence[ProductUpdate]]]
 
 
 class CpuAdapters:
-    """The updates of several adapters. `num_outputs`: of the products of each layer, [layers][NUM_PRODUCTS].
+    """The updates of several adapters, in float16. `num_outputs`: of the products of each layer [layers, NUM_PRODUCTS].
+
+    Each rank's row of `down` and column of `up` are scaled to magnitudes up to 1, with a factor in float32, so that
+    neither small nor large numbers leave the range of float16.
 
     table: int64 [adapters * layers * NUM_PRODUCTS, TABLE_COLUMNS]. max_terms, max_inputs: the most of a product.
     """
 
     def __init__(self, adapters: Sequence[AdapterUpdates], num_outputs: Sequence[Sequence[int]]) -> None:
-        self._arrays: list[npt.NDArray[np.float32] | npt.NDArray[np.int64]] = []  # of which the table has the addresses
+        self._arrays: list[npt.NDArray[Any]] = []  # of which the table has the addresses
         self.max_terms, self.max_inputs = 1, TILE_OUTPUTS
         self.table = np.zeros((len(adapters) * len(num_outputs) * NUM_PRODUCTS, TABLE_COLUMNS), np.int64)
         row = 0
@@ -46,38 +49,55 @@ class CpuAdapters:
                         self.table[row] = self._pack(updates, num_of_product)
                     row += 1
 
-    def _pack(self, updates: Sequence[ProductUpdate], num_outputs: int) -> tuple[int, int, int, int]:
+    def _pack(self, updates: Sequence[ProductUpdate], num_outputs: int) -> tuple[int, ...]:
         """The row of a product in the table. One term behind the ranks stands for all biases."""
-        num_ranks = sum(len(update.down) for update in updates)
+        num_used = sum(len(update.down) for update in updates)
+        num_ranks = num_used + -num_used % RANKS_AT_ONCE
         num_terms = num_ranks + any(update.bias is not None for update in updates)
-        num_tiles = -(-num_outputs // TILE_OUTPUTS)
-        matrix = np.zeros((num_terms, num_tiles * TILE_OUTPUTS), np.float32)
-        first = np.full(num_tiles, num_terms)
-        last = np.zeros(num_tiles, np.int64)
-        begin_term = 0
-        for begin, _, up, bias in updates:
-            end, end_term = begin + len(up), begin_term + up.shape[1]
-            matrix[begin_term:end_term, begin:end] = up.T
-            tiles = slice(begin // TILE_OUTPUTS, -(-end // TILE_OUTPUTS))
-            first[tiles] = np.minimum(first[tiles], begin_term)
-            last[tiles] = np.maximum(last[tiles], end_term)
-            if bias is not None:
-                matrix[num_ranks, begin:end] = bias
-                last[tiles] = num_terms
-            begin_term = end_term
-        last[last == 0], first[first == num_terms] = 1, 0  # the kernel adds at least one term, here zeros
-        counts = last - first
-        up_rows = aligned_empty((int(counts.sum()), TILE_OUTPUTS), np.float32)
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        for tile in range(num_tiles):
-            of_tile = matrix[first[tile] : last[tile], TILE_OUTPUTS * tile : TILE_OUTPUTS * (tile + 1)]
-            up_rows[starts[tile] : starts[tile + 1]] = of_tile
-        tiles_table = np.zeros((num_tiles, TILE_COLUMNS), np.int64)
-        tiles_table[:, 0], tiles_table[:, 1] = first, counts
-        tiles_table[:, 2] = up_rows.ctypes.data + 4 * TILE_OUTPUTS * starts[:-1]
-        down = aligned_empty((num_ranks, updates[0].down.shape[1]), np.float32)
-        np.concatenate([update.down for update in updates], out=down)
-        self._arrays += [up_rows, tiles_table, down]
+        down = aligned_zeros((num_ranks, updates[0].down.shape[1]), np.float16)
+        factors = aligned_zeros((num_ranks,), np.float32)
+        up = np.zeros((num_terms, num_outputs + -num_outputs % TILE_OUTPUTS), np.float16)
+        rank = 0
+        for update in updates:
+            ranks, end = slice(rank, rank + len(update.down)), update.begin + len(update.up)
+            down[ranks], down_factors = _scaled(update.down)
+            up[ranks, update.begin : end], up_factors = _scaled(update.up.T)
+            factors[ranks] = down_factors * up_factors
+            if update.bias is not None:
+                up[num_ranks, update.begin : end] = update.bias
+            rank = ranks.stop
+        up_tiles, tiles_table = _tiles(updates, up, num_ranks)
+        self._arrays += [down, factors, up_tiles, tiles_table]
         self.max_terms = max(self.max_terms, num_terms)
         self.max_inputs = max(self.max_inputs, down.shape[1])
-        return down.ctypes.data, num_ranks, num_terms, tiles_table.ctypes.data
+        return down.ctypes.data, num_ranks, num_terms, tiles_table.ctypes.data, factors.ctypes.data
+
+
+def _scaled(rows: Floats) -> tuple[npt.NDArray[np.float16], Floats]:
+    """(rows of magnitudes up to 1, the factor of each)"""
+    factors = np.abs(rows).max(axis=1)
+    return (rows / np.where(factors, factors, 1)[:, None]).astype(np.float16), factors
+
+
+def _tiles(
+    updates: Sequence[ProductUpdate], up: npt.NDArray[np.float16], num_ranks: int
+) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int64]]:
+    """(the rows of `up` [terms, outputs] that each tile needs, tile by tile; the table of the tiles)"""
+    num_tiles = up.shape[1] // TILE_OUTPUTS
+    first, last, rank = np.full(num_tiles, len(up)), np.zeros(num_tiles, np.int64), 0
+    for begin, down, outputs, bias in updates:
+        tiles = slice(begin // TILE_OUTPUTS, -(-(begin + len(outputs)) // TILE_OUTPUTS))
+        first[tiles] = np.minimum(first[tiles], rank)
+        rank += len(down)
+        last[tiles] = np.maximum(last[tiles], rank if bias is None else num_ranks + 1)
+    first[last == 0], last[last == 0] = 0, 1  # the kernel adds at least one term, here zeros
+    counts = last - first
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    rows = aligned_empty((int(starts[-1]), TILE_OUTPUTS), np.float16)
+    for tile in range(num_tiles):
+        of_tile = up[first[tile] : last[tile], TILE_OUTPUTS * tile : TILE_OUTPUTS * (tile + 1)]
+        rows[starts[tile] : starts[tile + 1]] = of_tile
+    table = np.zeros((num_tiles, TILE_COLUMNS), np.int64)
+    table[:, 0], table[:, 1] = first, counts
+    table[:, 2] = rows.ctypes.data + rows.itemsize * TILE_OUTPUTS * starts[:-1]
+    return rows, table

