@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.model_files.safetensors_bytes import BYTES, widen
 from plait.runtime.models.checkpoint_interface import COMPLETE, WeightPart
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.gguf_config import TensorDerivedFields
 from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
 from plait.runtime.weights.parallel_read import Readers
@@ -23,6 +24,8 @@ from plait.runtime.weights.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import torch
+
+Number = TypeVar("Number", bound=np.number[Any])
 
 _MODEL_TENSOR_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -97,7 +100,7 @@ class GGUFCheckpoint:
         if heads:
             # llama.cpp interleaves the two halves of each head's rotary pairs. That permutes whole rows, so the
             # quantized blocks can be reordered without decoding them.
-            rows = _unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
+            rows = unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
         return info.quantization, rows, shape
 
     def read_blocks(
@@ -126,7 +129,7 @@ class GGUFCheckpoint:
         rows = self._readers.of(device).read_new([stored])
         if heads:
             count = heads * stored.num_rows // num_outputs
-            rows = rows.view(count, -1, 2, stored.width).transpose(1, 2).reshape(rows.shape)  # as `_unpermute_qk`
+            rows = rows.view(count, -1, 2, stored.width).transpose(1, 2).reshape(rows.shape)  # as `unpermute_qk`
         return info.quantization, rows.view(1, -1) if is_vector else rows, shape
 
     def tensor(
@@ -156,16 +159,18 @@ class GGUFCheckpoint:
         return gguf_name(name, self._family.gguf_layer_names)
 
     def _num_permuted_heads(self, name: str) -> int:
-        """The number of heads in the tensor if its rows are stored interleaved; else 0."""
-        if self._family.gguf_permuted_qk and "self_attn.q_proj" in name:
-            return self.config.num_heads
-        if self._family.gguf_permuted_qk and "self_attn.k_proj" in name:
-            return self.config.num_kv_heads
-        return 0
+        return num_permuted_heads(name, self.config, self._family)
 
 
-def _unpermute_qk(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
-    """Reorders rows (head, i, half) to (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
+def num_permuted_heads(name: str, config: ModelConfig, family: ModelFamily) -> int:
+    """The number of heads in a tensor or module if its rows are stored interleaved; else 0."""
+    if family.gguf_permuted_qk and "self_attn.q_proj" in name:
+        return config.num_heads
+    return config.num_kv_heads if family.gguf_permuted_qk and "self_attn.k_proj" in name else 0
+
+
+def unpermute_qk(rows: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
+    """Reorders rows (head, i, half) to (head, half, i): [R, width] -> [R, width], a copy."""
     split = rows.reshape(heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from family_cases import FAMILY_CASES, MODEL_CASES, case_id
-from tiny_adapters import make_adapter, run_with, targets_of
-from tiny_hf_models import randomized, runner, text, transformers_logits
+from family_cases import FAMILY_CASES, GGUF_CASES, MODEL_CASES, case_id
+from tiny_adapters import make_adapter, run_with, targets_of, write_gguf_adapter
+from tiny_hf_models import randomized, runner, text, transformers_logits, write_gguf
 
 
 def assert_close(actual, expected):
@@ -57,3 +57,21 @@ def test_rows_of_several_adapters_in_one_step_do_not_meet(adapted):
         rows.append((tokens, pages, 20, length, 20, name))
     for (tokens, *_, name), logits in zip(rows, run_with(adapted.ours, rows), strict=True):
         assert_close(logits, transformers_logits(adapted.references[name], tokens)[20:])
+
+
+@pytest.mark.parametrize(("family", "variant"), GGUF_CASES, ids=map(case_id, GGUF_CASES))
+def test_adapters_and_models_may_each_be_gguf_files(family, variant, tmp_path):
+    model = randomized(FAMILY_CASES[family].build(variant))
+    merged = make_adapter(model, tmp_path / "peft", 1, lora_alpha=3)
+    write_gguf(model, tmp_path / "base.gguf")
+    model.save_pretrained(tmp_path / "base")
+    write_gguf_adapter(model, tmp_path / "peft", tmp_path / "adapter.gguf")
+    adapters = {"peft": str(tmp_path / "peft"), "gguf": str(tmp_path / "adapter.gguf")}
+    tokens, digests = text(30, 0), []
+    for base in ("base.gguf", "base") if family != "mistral" else ["base.gguf"]:  # as GGUF it is a "llama"
+        ours = runner(tmp_path / base, weights="bf16", adapters=adapters)
+        digests += [adapter.digest for adapter in ours.adapters]
+        for name in adapters:
+            (logits,) = run_with(ours, [(tokens, range(30), 0, 30, 0, name)])
+            assert_close(logits, transformers_logits(merged, tokens))
+    assert len(set(digests)) == 1, "the numbers are the same, so cached KV is"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 
+import gguf
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_hf_models import run
+from safetensors.torch import load_file
+from tiny_hf_models import GGUF_ARCHITECTURES, PERMUTED, interleaved, run
 
 from plait.runtime.kv_cache.radix_node import CacheNamespace
 
@@ -39,3 +42,27 @@ def run_with(runner, rows):
     """`tiny_hf_models.run` of rows that each have the name of an adapter at the end; "" is none."""
     digests = {"": "", **{adapter.name: adapter.digest for adapter in runner.adapters}}
     return run(runner, [row[:-1] for row in rows], [CacheNamespace(adapter=digests[row[-1]]) for row in rows])
+
+
+def write_gguf_adapter(model, folder, path, **metadata):
+    """The adapter of `make_adapter` in `folder` as a GGUF file, as llama.cpp's converter names and orders its rows."""
+    arch = GGUF_ARCHITECTURES[model.config.model_type]
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", fields["lora_alpha"])
+    for key, value in metadata.items():
+        writer.add_string(key, value)
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        module, part, _ = name.removeprefix("base_model.model.").rsplit(".", 2)
+        if arch in PERMUTED and part == "lora_B" and module.rpartition(".")[2] in heads:
+            tensor = interleaved(tensor, heads[module.rpartition(".")[2]])
+        stored = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
+        writer.add_tensor(f"{stored}.{part.lower()}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,75 @@
+"""Reads adapters as llama.cpp stores them: GGUF files of the type "adapter"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, modules_of
+from plait.runtime.arrays import Float32Array
+from plait.runtime.errors import CorruptModel, InputError
+from plait.runtime.model_files.gguf import GGUFFile, open_gguf
+from plait.runtime.model_files.safetensors_bytes import BYTES, widen
+from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.registry import FAMILIES_BY_NAME
+from plait.runtime.weights.gguf_checkpoint import gguf_name, num_permuted_heads, unpermute_qk
+
+_DOWN, _UP = ".lora_a", ".lora_b"
+
+
+def read_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: WeightShapes) -> Adapter:
+    """The adapter in a file, for a model of this config and these weights (`expected_shapes`).
+
+    Raises CorruptModel for a damaged file, and InputError for an adapter of another kind or model, which names the
+    field or tensor.
+    """
+    file = open_gguf(path)
+    alpha = _checked_alpha(name, file, config)
+    family = FAMILIES_BY_NAME[config.architecture]
+    modules = {gguf_name(f"{module}.weight", family.gguf_layer_names): module for module in modules_of(config, family)}
+    updates = {}
+    for stored_name in file.tensors:
+        base, part = stored_name[: -len(_DOWN)], stored_name[-len(_DOWN) :]
+        if part not in (_DOWN, _UP) or base not in modules:
+            raise InputError(
+                f"the adapter {name!r} has the tensor {stored_name}, which plait cannot adapt in this model"
+            )
+        if base + _DOWN not in file.tensors or base + _UP not in file.tensors:
+            raise CorruptModel(f"the adapter {name!r} has one of lora_a and lora_b of {base} only")
+        if part == _UP:
+            down, up = _matrix(file, base + _DOWN), _matrix(file, stored_name)
+            heads = num_permuted_heads(modules[base], config, family)
+            up = unpermute_qk(up, heads) if heads else up
+            scale = alpha / up.shape[1] if alpha else 1.0
+            updates[modules[base]] = LowRankUpdate(down, up * np.float32(scale))
+    return Adapter.of(name, updates, shapes)
+
+
+def _checked_alpha(name: str, file: GGUFFile, config: ModelConfig) -> float:
+    """The scale times the rank; 0: the scale is 1."""
+    kind, lora = file.metadata.get("general.type"), file.metadata.get("adapter.type")
+    if (kind, lora) != ("adapter", "lora"):
+        raise InputError(f"the adapter {name!r}: {file.path.name} is no adapter but {kind or 'a model'!r}, {lora!r}")
+    architecture = file.metadata.get("general.architecture")
+    expected = FAMILIES_BY_NAME[config.architecture].gguf_architecture
+    if architecture != expected:
+        model = config.architecture if expected is None else expected
+        raise InputError(f"the adapter {name!r} is for {architecture!r:.50}, the model is {model!r}")
+    if any(key.startswith("adapter.alora") for key in file.metadata):
+        raise InputError(f"the adapter {name!r} is an activated LoRA, which plait does not support")
+    alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, int | float):
+        raise CorruptModel(f"the adapter {name!r} has adapter.lora.alpha={alpha!r:.50}")
+    return float(alpha)
+
+
+def _matrix(file: GGUFFile, name: str) -> Float32Array:
+    """A tensor of two dimensions in float32."""
+    info = file.tensors[name]
+    if info.quantization not in BYTES or len(info.shape) != 2 or 0 in info.shape:
+        raise InputError(
+            f"{name} is {info.quantization} {list(info.shape)}; an adapter has matrices of {', '.join(BYTES)}"
+        )
+    return widen(info.quantization, file.tensor_bytes(name).reshape(info.shape[0], -1), info.shape)

@@ -1,0 +1,116 @@
+"""Adapters that cannot be used are refused with the field or tensor that is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_adapters import make_adapter, write_gguf_adapter
+from tiny_hf_models import randomized, runner, write_gguf
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from plait.runtime.adapters.load import load_adapters
+from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
+from plait.runtime.weights.checkpoint import open_checkpoint
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+SIZES = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapter")
+    model = randomized(LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=96, **SIZES)))
+    model.save_pretrained(folder / "base")
+    write_gguf(model, folder / "model.gguf")
+    make_adapter(model, folder / "peft", 1, target_modules=["q_proj", "v_proj"])
+    write_gguf_adapter(model, folder / "peft", folder / "adapter.gguf")
+    write_gguf_adapter(model, folder / "peft", folder / "activated.gguf", **{"adapter.alora.invocation_tokens": "x"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(saved):
+    return open_checkpoint(saved / "base").config
+
+
+def changed(saved, folder, fields=None, tensors=None):
+    """A copy of the adapter with other fields and tensors; None removes one."""
+    described = json.loads((saved / "peft" / "adapter_config.json").read_text()) | (fields or {})
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    arrays = load_file(saved / "peft" / "adapter_model.safetensors") | (tensors or {})
+    save_file(
+        {name: array for name, array in arrays.items() if array is not None}, folder / "adapter_model.safetensors"
+    )
+    return str(folder)
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "error", "phrase"),
+    [
+        ({"peft_type": "IA3"}, {}, InputError, "of the type 'IA3'"),
+        ({"use_dora": True}, {}, InputError, "use_dora=True"),
+        ({}, {f"{Q}.lora_magnitude_vector": zeros(64)}, InputError, "lora_magnitude_vector"),
+        ({"init_lora_weights": "pissa_niter_4"}, {}, InputError, "pissa_niter_4"),
+        ({"a_field_of_tomorrow": 3}, {}, InputError, "a_field_of_tomorrow=3"),
+        ({"fan_in_fan_out": True}, {}, InputError, "fan_in_fan_out"),
+        ({"r": None}, {}, CorruptModel, "'r'"),
+        ({"r": 5}, {}, CorruptModel, "rank 4 at model.layers.0.self_attn.q_proj, its adapter_config.json says 5"),
+        ({"rank_pattern": {"(": 1}}, {}, CorruptModel, "no regular expression"),
+        ({}, {"base_model.model.lm_head.weight": zeros(97, 64)}, InputError, "lm_head.weight"),
+        ({}, {f"{Q}.bias": zeros(64)}, InputError, "q_proj.bias"),
+        ({}, {f"{Q}.lora_B.weight": None}, CorruptModel, "no lora_B.weight of model.layers.0.self_attn.q_proj"),
+        ({}, {f"{Q}.lora_B.weight": zeros(32, 4)}, InputError, "another model: its model.layers.0.self_attn.q_proj"),
+        ({}, {f"{Q}.lora_B.weight": np.full((64, 4), np.nan, np.float32)}, InputError, "not finite"),
+        ({}, {Q.replace(".0.", ".2.") + ".lora_A.weight": zeros(4, 64)}, InputError, "model.layers.2.self_attn.q_proj"),
+        ({}, {Q.replace("q_proj", "rotary") + ".lora_A.weight": zeros(4, 64)}, InputError, "self_attn.rotary"),
+        ({}, {f"{Q}.lora_A.weight": np.zeros((4, 64), np.int32)}, InputError, "stored as I32"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(saved, config, tmp_path, fields, tensors, error, phrase):
+    with pytest.raises(error) as raised:
+        load_adapters({"mine": changed(saved, tmp_path / "a", fields, tensors)}, config)
+    assert phrase in str(raised.value)
+
+
+def test_an_adapter_that_changes_nothing_is_refused(saved, config, tmp_path):
+    tensors = load_file(saved / "peft" / "adapter_model.safetensors")
+    nothing = {name: np.zeros_like(array) for name, array in tensors.items() if "lora_B" in name}
+    with pytest.raises(InputError, match="would change nothing"):
+        load_adapters({"mine": changed(saved, tmp_path / "a", tensors=nothing)}, config)
+
+
+def test_missing_and_damaged_files(saved, config, tmp_path):
+    with pytest.raises(InputError, match="there is no"):
+        load_adapters({"mine": str(tmp_path / "none")}, config)
+    with pytest.raises(ModelNotFound, match=r"adapter_config\.json"):
+        load_adapters({"mine": str(tmp_path)}, config)
+    folder = tmp_path / "a"
+    weights = folder / "adapter_model.safetensors"
+    path = changed(saved, folder)
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(CorruptModel):
+        load_adapters({"mine": path}, config)
+    weights.rename(folder / "adapter_model.bin")
+    with pytest.raises(ModelNotFound, match=r"does not read adapter_model\.bin"):
+        load_adapters({"mine": path}, config)
+
+
+def test_gguf_files_of_other_kinds(saved, config):
+    assert load_adapters({"mine": str(saved / "adapter.gguf")}, config)
+    with pytest.raises(InputError, match="activated LoRA"):
+        load_adapters({"mine": str(saved / "activated.gguf")}, config)
+    with pytest.raises(InputError, match="is no adapter"):
+        load_adapters({"mine": str(saved / "model.gguf")}, config)
+
+
+def test_several_ranks_have_no_adapters(saved):
+    with pytest.raises(InputError, match="in one process"):
+        runner(saved / "base", tensor_parallel_size=2, adapters={"mine": str(saved / "peft")})
