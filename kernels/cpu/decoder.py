@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
-from plait.kernels.cpu.adapters import CpuAdapters
 from plait.kernels.cpu.attention import paged, tiling, workspace
 from plait.kernels.cpu.attention.isa import best_isa
 from plait.kernels.cpu.gemm import amx_blocking
@@ -29,6 +28,7 @@ from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import HeadLayout, QuantizedActivations
+from plait.kernels.cpu.low_rank.adapters import CpuAdapters
 from plait.kernels.cpu.threads import COUNTER_STRIDE
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 
@@ -150,7 +150,7 @@ class CpuDecoder:
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
 
     def num_outputs(self) -> list[tuple[int, int, int, int]]:
-        """The outputs of each layer's products, in the order of `gemm.low_rank`."""
+        """The outputs of each layer's products, in the order of `low_rank.row_updates`."""
         return [
             (
                 sum(part.outputs for part in layer.qkv),

@@ -17,7 +17,6 @@ from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm import experts as moe
-from plait.kernels.cpu.gemm import low_rank
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
@@ -41,6 +40,7 @@ from plait.kernels.cpu.kernel_types import (
     RowUpdates,
     StepBuffers,
 )
+from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.row_partition import (
@@ -160,7 +160,7 @@ def _run_layers(
         int32_vector(args, arg.ADAPTER_SLOTS),
         int64_matrix(args, arg.ADAPTER_TABLE),
         0,
-        low_rank.NUM_PRODUCTS * len(layers),
+        row_updates.NUM_PRODUCTS * len(layers),
         float32_matrix(args, arg.ADAPTER_TERMS),
         float32_matrix(args, arg.ADAPTER_INPUTS),
     )
@@ -220,7 +220,7 @@ def _before_attention(
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     adapted_linear(
         ctx, phase + arg.QKV_DOWN, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv,
-        low_rank.of_product(updates, index, low_rank.QKV),
+        row_updates.of_product(updates, index, row_updates.QKV),
     )  # fmt: skip
     apply_rope_and_write_kv(
         ctx, phase + arg.ROPE, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
@@ -246,7 +246,7 @@ def _after_attention(
     buffer = float32_matrix(args, arg.GATE_UP_BUFFERS)[ctx.thread_id].reshape((GATE_UP_ROWS, 2 * TILE_OUTPUTS))
     adapted_linear(
         ctx, phase + arg.OUTPUT_DOWN, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out,
-        low_rank.of_product(updates, index, low_rank.OUTPUT),
+        row_updates.of_product(updates, index, row_updates.OUTPUT),
     )  # fmt: skip
     add_rms_norm(
         ctx, phase + arg.PRE_MLP_NORM, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
@@ -255,16 +255,16 @@ def _after_attention(
     if layer[arg.ROUTER]:
         _run_experts(ctx, args, settings, index, buffers, partition, begin, buffer, partition_updates(updates, 0, 0))
         return
-    of_gate_up = low_rank.of_product(updates, index, low_rank.GATE_UP)
+    of_gate_up = row_updates.of_product(updates, index, row_updates.GATE_UP)
     if len(updates.slots):
-        low_rank.multiply_down(ctx, phase + arg.GATE_UP_DOWN, of_gate_up, buffers.hidden)
+        row_updates.multiply_down(ctx, phase + arg.GATE_UP_DOWN, of_gate_up, buffers.hidden)
     gate_up_linear(
         ctx, phase + arg.GATE_UP_PRODUCT, layer[arg.GATE_UP : arg.DOWN], settings[arg.ACTIVATION], buffers.hidden,
         buffers.mlp_inner, buffer, of_gate_up,
     )  # fmt: skip
     adapted_linear(
         ctx, phase + arg.DOWN_DOWN, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out,
-        low_rank.of_product(updates, index, low_rank.DOWN),
+        row_updates.of_product(updates, index, row_updates.DOWN),
     )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def adapted_linear(
 ) -> None:
     """`linear` in phase + 1, after the product with the `down` of the rows' adapters, if there are any, in `phase`."""
     if len(updates.slots):
-        low_rank.multiply_down(ctx, phase, updates, x)
+        row_updates.multiply_down(ctx, phase, updates, x)
     linear(ctx, phase + 1, parts, x, out, updates)
 
 

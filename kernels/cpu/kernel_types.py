@@ -64,7 +64,7 @@ class LayerKvCache(NamedTuple):
 
 
 class RowUpdates(NamedTuple):
-    """The adapters of a step's rows (`gemm.low_rank`); without rows in `slots`, the step has none."""
+    """The adapters of a step's rows (`low_rank.row_updates`); without rows in `slots`, the step has none."""
 
     slots: Any  # int32 [T], the adapter of each row; -1: none
     table: Any  # int64 [adapters * rows_per_adapter, TABLE_COLUMNS]

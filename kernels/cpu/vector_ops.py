@@ -85,7 +85,7 @@ def scaled_dots(context: Any, x: Any, rows: Any, count: Any, factors: Any, out: 
 
 @intrinsic
 def add_products_at(context: Any, x: Any, factors: Any, tile: Any) -> Any:
-    """Adds sums of 32 products to x, 32 float32, as `gemm.low_rank` describes a tile.
+    """Adds sums of 32 products to x, 32 float32, as `low_rank.row_updates` describes a tile.
 
     `tile`: the address of three int64: the first of the factors (float32), their number n > 0, and the address of the
     float16 [n, 32] that they multiply.

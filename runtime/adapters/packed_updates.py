@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.kernels.cpu.adapters import CpuAdapters, ProductUpdate
+from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
 from plait.runtime.adapters.adapter import GROUPS, Adapter
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from plait.kernels.cpu import amx
 from plait.kernels.cpu.decoder import int8_slot_bytes
 from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.form_kernels import form_kernel
@@ -126,6 +127,8 @@ class PackedCpuRunner:
         self.adapters = load_adapters(config.adapters, model)
         self._adapter_slots = {adapter.digest: slot for slot, adapter in enumerate(self.adapters)}
         if self.adapters:
+            if config.deterministic and amx.available():
+                raise InputError("adapters with deterministic=True need a CPU without AMX")
             self.model.set_adapters(pack_adapters(self.adapters, model, self.model.num_outputs()))
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or host_kv_cache_budget()

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from plait.kernels.cpu import vector_ops
-from plait.kernels.cpu.gemm import amx_blocking, low_rank
+from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStream
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.form_calls import call_output, call_product
 from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
+from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -56,7 +57,7 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
                 )  # fmt: skip
             begin += tiles
         if len(updates.slots):
-            low_rank.add_up(
+            row_updates.add_up(
                 updates, 0, rows, first, address_of(out) + 4 * TILE_OUTPUTS * first, 4 * out.shape[1], last - first,
                 4 * TILE_OUTPUTS,
             )  # fmt: skip
@@ -160,8 +161,8 @@ def gate_up_tiles(
                 multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes)
             if len(updates.slots):
                 tiles = out.scales.shape[1]
-                low_rank.add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
-                low_rank.add_up(
+                row_updates.add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
+                row_updates.add_up(
                     updates, begin, count, tiles + item, buffer + 4 * TILE_OUTPUTS, stride, end - item, pair_bytes
                 )
             for row in range(count):

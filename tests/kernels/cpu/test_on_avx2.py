@@ -19,6 +19,7 @@ ONLY_AVX2 = {"PLAIT_ISA": "avx2", "PLAIT_EXAMPLES": "8"}
 TESTS = [
     "gemm/test_packed_linear.py::test_int8_product_with_bits_independent_of_batch",
     "gemm/test_packed_linear.py::test_int8_gated_product",
+    "test_row_updates.py",
     "gemm/test_packed_linear.py::test_non_finite_inputs_give_non_finite_results",
     "gemm/test_packed_linear.py::test_machine_code_uses_registers_of_the_target_cpu",
     "test_ops.py::test_add_rms_norm",

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from plait.kernels.cpu import vector_ops
-from plait.kernels.cpu.gemm.forms import QUANT_BLOCK
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
+BLOCK_INPUTS, TILE_OUTPUTS = 32, 32  # of the activations, and of the packed weights
 QKV, OUTPUT, GATE_UP, DOWN, NUM_PRODUCTS = range(5)  # of a layer
 # Columns of RowUpdates.table, whose rows are the products of an adapter's layers, one adapter after the other: the
 # address of `down`, float16 [NUM_RANKS, K]; its rows, a multiple of RANKS_AT_ONCE; the terms, those behind the ranks
@@ -63,11 +63,11 @@ def _write_terms(row: int, first: int, blocks: int, entry: Any, updates: RowUpda
     """Items of one row write the same `inputs`."""
     inputs = address_of(updates.inputs) + 4 * row * updates.inputs.shape[1]
     for block in range(blocks):
-        qvalues = address_of(x.qvalues) + QUANT_BLOCK * (row * blocks + block)
-        vector_ops.dequantize_block(qvalues, x.scales[row, block], inputs + 4 * QUANT_BLOCK * block)
+        qvalues = address_of(x.qvalues) + BLOCK_INPUTS * (row * blocks + block)
+        vector_ops.dequantize_block(qvalues, x.scales[row, block], inputs + 4 * BLOCK_INPUTS * block)
     ranks, terms = entry[NUM_RANKS], address_of(updates.terms) + 4 * row * updates.terms.shape[1]
     for rank in range(first, min(ranks, first + RANKS_PER_ITEM), RANKS_AT_ONCE):
-        down = entry[DOWN_AT] + 2 * QUANT_BLOCK * blocks * rank
+        down = entry[DOWN_AT] + 2 * BLOCK_INPUTS * blocks * rank
         vector_ops.scaled_dots(inputs, down, 2 * blocks, entry[FACTORS_AT] + 4 * rank, terms + 4 * rank)
     for term in range(max(first, ranks), min(entry[NUM_TERMS], first + RANKS_PER_ITEM)):
         updates.terms[row, term] = np.float32(1.0)

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) as the kernels of a decoder step read them; see `gemm/low_rank.py`."""
+"""Adapters (LoRA) as the kernels of a decoder step read them; see `low_rank/row_updates.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
-from plait.kernels.cpu.gemm.low_rank import NUM_PRODUCTS, RANKS_AT_ONCE, TABLE_COLUMNS, TILE_COLUMNS
 from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
+from plait.kernels.cpu.low_rank.row_updates import (
+    NUM_PRODUCTS,
+    RANKS_AT_ONCE,
+    TABLE_COLUMNS,
+    TILE_COLUMNS,
+    TILE_OUTPUTS,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -25,7 +30,7 @@ class ProductUpdate(NamedTuple):
 
 
 AdapterUpdates = Sequence[Sequence[Sequence[ProductUpdate]]]
-"""The updates of an adapter, for each layer and each of its products, in the order of `gemm.low_rank`."""
+"""The updates of an adapter, for each layer and each of its products, in the order of `low_rank.row_updates`."""
 
 
 class CpuAdapters:

@@ -10,10 +10,11 @@ from quantized_activations import counters, dequantized, empty_int8, random_int8
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import decoder_kernels, vector_ops
-from plait.kernels.cpu.adapters import CpuAdapters, ProductUpdate
 from plait.kernels.cpu.decoder import _weight_part
-from plait.kernels.cpu.gemm import low_rank, packed_linear, packed_weights
+from plait.kernels.cpu.gemm import packed_linear, packed_weights
 from plait.kernels.cpu.kernel_types import RowUpdates
+from plait.kernels.cpu.low_rank import row_updates
+from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
 from plait.kernels.cpu.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -27,7 +28,7 @@ def adapted_linear(counters, parts, x, out, updates):
 
 @compiled_kernel
 def multiply_down(counters, updates, x):
-    low_rank.multiply_down(ThreadContext(0, 1, address_of(counters), 0), 0, updates, x)
+    row_updates.multiply_down(ThreadContext(0, 1, address_of(counters), 0), 0, updates, x)
 
 
 @compiled_kernel
@@ -63,16 +64,16 @@ def adapters_of(draw, num_outputs):
     return adapters
 
 
-def row_updates(adapters, num_outputs, product, slots):
+def updates_of(adapters, num_outputs, product, slots):
     """The updates of rows with these slots, and what keeps their memory alive."""
-    layers = [[[updates if i == product else [] for i in range(low_rank.NUM_PRODUCTS)]] for updates in adapters]
-    packed = CpuAdapters(layers, [[num_outputs] * low_rank.NUM_PRODUCTS])
+    layers = [[[updates if i == product else [] for i in range(row_updates.NUM_PRODUCTS)]] for updates in adapters]
+    packed = CpuAdapters(layers, [[num_outputs] * row_updates.NUM_PRODUCTS])
     rows = len(slots)
     terms, inputs = (
         np.zeros((rows, width), np.float32) for width in (packed.max_terms, max(INPUTS, packed.max_inputs))
     )
     slots = np.array(slots, np.int32)
-    return RowUpdates(slots, packed.table, product, low_rank.NUM_PRODUCTS, terms, inputs), packed
+    return RowUpdates(slots, packed.table, product, row_updates.NUM_PRODUCTS, terms, inputs), packed
 
 
 def expected_updates(adapters, slots, values, num_outputs):
@@ -94,7 +95,7 @@ def test_a_product_with_updates(slots, forms, data):
     weights = [random_weight(name, 64, INPUTS, i, 1e-4) for i, name in enumerate(forms)]
     num_outputs = 64 * len(forms)
     adapters, x = data.draw(adapters_of(num_outputs)), random_int8(len(slots), INPUTS, 3)
-    updates, _kept = row_updates(adapters, num_outputs, low_rank.QKV, slots)
+    updates, _kept = updates_of(adapters, num_outputs, row_updates.QKV, slots)
     out = np.zeros((len(slots), num_outputs), np.float32)
     packed = [packed_weights.pack(weight) for weight in weights]
     adapted_linear(counters(2), columns(*packed), x, out, updates)
@@ -111,7 +112,7 @@ def test_a_gated_product_with_updates(slots, data):
     tiles = 3
     weights = [random_weight(name, 32 * tiles, INPUTS, i, 1e-4) for i, name in enumerate(("Q4_K", "Q6_K"))]
     adapters, x = data.draw(adapters_of(64 * tiles)), random_int8(len(slots), INPUTS, 3)
-    updates, _kept = row_updates(adapters, 64 * tiles, low_rank.GATE_UP, slots)
+    updates, _kept = updates_of(adapters, 64 * tiles, row_updates.GATE_UP, slots)
     out = empty_int8(len(slots), 32 * tiles)
     multiply_down(counters(), updates, x)
     buffer = np.zeros((32, 64), np.float32)
@@ -132,7 +133,7 @@ def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
     adapters = [[ProductUpdate(0, np.ones((2, INPUTS), np.float32), np.ones((64, 2), np.float32), None)]] * 2
     outs = []
     for slots in ([-1, -1, -1, -1], [0, -1, 1, -1]):
-        updates, _kept = row_updates(adapters, 64, low_rank.DOWN, slots)
+        updates, _kept = updates_of(adapters, 64, row_updates.DOWN, slots)
         outs.append(np.zeros((4, 64), np.float32))
         adapted_linear(counters(2), parts, x, outs[-1], updates)
     assert np.array_equal(outs[0][[1, 3]], outs[1][[1, 3]])

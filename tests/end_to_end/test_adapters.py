@@ -1,0 +1,116 @@
+"""Adapters of the embedded model, over HTTP and in sessions: chosen by name, and nothing of another's text is used."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from served_process import Served
+
+import plait
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
+
+PROMPT = "The capital of France is Paris, and the capital of Italy is"
+TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
+
+
+def write_adapter(folder, seed, rank=8):
+    """A random adapter of the embedded model, strong enough to change what it says."""
+    rng, tensors = np.random.default_rng(seed), {}
+    for name, shape in expected_shapes(open_checkpoint(locate_model(None)).config).items():
+        module = name.removesuffix(".weight")
+        if module.endswith(TARGETS):
+            down, up = (rng.normal(size=size).astype(np.float32) for size in ((rank, shape[1]), (shape[0], rank)))
+            tensors[f"base_model.model.{module}.lora_A.weight"] = down / np.sqrt(shape[1], dtype=np.float32)
+            tensors[f"base_model.model.{module}.lora_B.weight"] = 0.3 * up
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(TARGETS)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: write_adapter(folder / name, seed) for seed, name in enumerate(("one", "two"))}
+
+
+@pytest.fixture(scope="module")
+def served(folders):
+    server = Served(*(f"--lora={name}={folder}" for name, folder in folders.items()), "--model-name=base")
+    yield server
+    server.process.terminate()
+    server.wait()
+
+
+def ask(served, model, path="/v1/completions", **body):
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0} | body
+    return httpx.post(served.address + path, json=body, timeout=60)
+
+
+def test_an_adapter_is_a_model_of_the_server(served):
+    listed = {model["id"]: model for model in served.get("/v1/models").json()["data"]}
+    assert list(listed) == ["base", "one", "two"]
+    assert (listed["one"]["parent"], listed["one"]["root"]) == ("base", "one")
+    assert listed["base"]["parent"] is None
+    assert served.get("/v1/models/two").json()["parent"] == "base"
+    refused = ask(served, "tow")
+    assert refused.status_code == 404 and "did you mean 'two'?" in refused.json()["error"]["message"]
+
+
+def test_every_protocol_computes_with_the_adapter_that_it_names(served):
+    texts = {model: ask(served, model).json()["choices"][0]["text"] for model in ("base", "one", "two")}
+    assert len(set(texts.values())) == 3
+    for model, text in texts.items():
+        raw = {"prompt": PROMPT, "raw": True, "stream": False, "options": {"temperature": 0, "num_predict": 12}}
+        answer = httpx.post(f"{served.address}/api/generate", json={"model": f"{model}:latest", **raw}, timeout=60)
+        assert answer.json()["response"] == text
+        generated = {"text": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 12}, "model": model}
+        assert httpx.post(f"{served.address}/generate", json=generated, timeout=60).json()["text"] == text
+        steps = [{"text": PROMPT}, {"gen": {"name": "x", "max_tokens": 12, "temperature": 0}}]
+        program = httpx.post(f"{served.address}/v1/programs", json={"model": model, "program": steps}, timeout=60)
+        assert program.json()["variables"]["x"] == text
+
+
+def test_cached_text_of_one_adapter_is_not_used_for_another(served):
+    def cached(model):
+        usage = ask(served, model, prompt=PROMPT + " Rome, of course.").json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    shares = [[cached(model) for model in ("base", "one", "two")] for _ in range(2)]
+    assert max(shares[0]) < min(shares[1])
+    assert len(set(shares[1])) == 1
+
+
+def test_calls_of_several_adapters_in_one_batch_do_not_change(folders):
+    """Beside each other, in a fork, and under a constraint: as alone."""
+    with plait.Engine(adapters=folders, deterministic=True) as engine:
+        client, greedy = engine.client, sampling_params(temperature=0, max_tokens=16)
+
+        def start(adapter, **constraint):
+            session = client.open_session(adapter=adapter)
+            session.append(PROMPT)
+            return [child.generate(greedy, **constraint) for child in session.fork(2)]
+
+        names = ["", "one", "two", "one", ""]
+        alone = {name: start(name)[0].result().token_ids for name in ("", "one", "two")}
+        assert len(set(map(tuple, alone.values()))) == 3
+        together = [start(name) for name in names]
+        for name, calls in zip(names, together, strict=True):
+            assert all(call.result().token_ids == alone[name] for call in calls)
+        with pytest.raises(plait.InputError, match="did you mean 'one'"):
+            client.open_session(adapter="on")
+
+
+@pytest.mark.parametrize("options", [["--lora", "one"], ["--lora", "base=x", "--model-name", "base"]])
+def test_options_that_name_no_adapter(options, capsys):
+    from plait.cli import main
+
+    assert main(["serve", "--port", "0", *options]) != 0
+    assert "--lora" in capsys.readouterr().err
