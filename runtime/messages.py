@@ -121,10 +121,14 @@ class Embed(Message, frozen=True):
 
 
 class Fork(Message, frozen=True):
-    """Opens the sessions `children`, which begin with this session's text after its earlier instructions."""
+    """Opens the sessions `children`, which begin with this session's text after its earlier instructions.
+
+    adapter: as in `Open`, of the children, which compute the text again if it is another one; None: this session's.
+    """
 
     session: int
     children: Annotated[list[int], Meta(max_length=MAX_FORK_CHILDREN)]
+    adapter: str | None = None
 
 
 class Close(Message, frozen=True):

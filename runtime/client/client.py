@@ -13,7 +13,7 @@ import msgspec
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, ScoredChoices
-from plait.runtime.client.session import Session
+from plait.runtime.client.session import Session, check_adapter
 from plait.runtime.errors import CLIENT_CLOSED, CallFailed, InputError, PlaitError, RuntimeGone, call_failed
 from plait.runtime.messages import (
     MAX_NAME_CHARS,
@@ -32,7 +32,6 @@ from plait.runtime.messages import (
     Tokens,
     Welcome,
 )
-from plait.runtime.similar_names import did_you_mean
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ClientTransport
@@ -94,13 +93,7 @@ class Client:
                 )
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
             raise InputError(f"priority is an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r:.40}")
-        if adapter and adapter not in self.model.adapters:
-            known = ", ".join(self.model.adapters) or "none"
-            raise InputError(
-                f"there is no adapter {adapter!r:.100}{did_you_mean(str(adapter), self.model.adapters)}; this runtime "
-                f"has {known:.500}",
-                field="adapter",
-            )
+        check_adapter(adapter, self.model)
         session_id = self.next_id()
         program = session_id if program is None else program
         self.send(Open(session_id, tenant, cache_salt, priority, program, background, adapter))

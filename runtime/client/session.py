@@ -30,8 +30,17 @@ from plait.runtime.messages import (
     followed_by_error,
 )
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
+from plait.runtime.similar_names import did_you_mean
 from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices, num_plain_bytes
 from plait.runtime.tokenizer.tokenizer import Tokenizer
+
+
+def check_adapter(name: str, model: Welcome) -> None:
+    """Raises InputError for the name of an adapter that the runtime does not have; "" is the model alone."""
+    if not isinstance(name, str) or (name and name not in model.adapters):
+        known = ", ".join(model.adapters) or "none"
+        hint = did_you_mean(str(name), model.adapters)
+        raise InputError(f"there is no adapter {name!r:.100}{hint}; this runtime has {known:.500}", field="adapter")
 
 
 class SessionClient(Protocol):
@@ -220,12 +229,17 @@ class Session:
             timeout_s,
         )
 
-    def fork(self, size: int) -> list[Session]:
-        """Opens `size` sessions that begin with the text of this one as it is now."""
+    def fork(self, size: int, adapter: str | None = None) -> list[Session]:
+        """Opens `size` sessions that begin with the text of this one as it is now.
+
+        adapter: the name of the one that computes them, "" for the model alone; None: this session's. With another one
+        the text is computed again. Raises InputError for a name that the runtime does not have.
+        """
         check_fork_size(size)
+        check_adapter(adapter or "", self._client.model)
         self._flush(None)
         children = [self._fork_session(self._client.next_id()) for _ in range(size)]
-        self._client.send(Fork(self.session_id, [child.session_id for child in children]))
+        self._client.send(Fork(self.session_id, [child.session_id for child in children], adapter))
         return children
 
     def _fork_session(self, session_id: int) -> Session:

@@ -78,7 +78,7 @@ class TransformersRunner(TorchOutputs):
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """As in `Runner`."""
-        token_ids, output_indices, layout = upload_inputs(batch, self.device)
+        token_ids, output_indices, layout, _ = upload_inputs(batch, self.device)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
 

@@ -108,6 +108,31 @@ def test_calls_of_several_adapters_in_one_batch_do_not_change(folders):
             client.open_session(adapter="on")
 
 
+def test_a_fork_may_have_another_adapter(folders):
+    """It continues the same text, of which nothing that the parent cached is used."""
+    with plait.Engine(adapters=folders, deterministic=True) as engine:
+        greedy = sampling_params(temperature=0, max_tokens=16)
+
+        def opened(adapter, text=PROMPT):
+            session = engine.client.open_session(adapter=adapter)
+            session.append(text)
+            return session
+
+        alone = {name: opened(name).generate(greedy).result() for name in ("", "one", "two")}
+        parent = opened("one")
+        first = parent.generate(greedy)
+        children = {name: parent.fork(1, adapter=name)[0] for name in ("", "one", "two")}
+        for name, child in children.items():
+            child.append(" And")
+            continued = child.generate(greedy).result()
+            expected = opened(name, PROMPT + first.result().text + " And").generate(greedy).result()
+            assert continued.text == expected.text
+        siblings = {name: opened("one").fork(2, adapter=name)[1] for name in alone}
+        assert all(siblings[name].generate(greedy).result().token_ids == alone[name].token_ids for name in alone)
+        with pytest.raises(plait.InputError, match="there is no adapter"):
+            parent.fork(1, adapter="three")
+
+
 @pytest.mark.parametrize("options", [["--lora", "one"], ["--lora", "base=x", "--model-name", "base"]])
 def test_options_that_name_no_adapter(options, capsys):
     from plait.cli import main

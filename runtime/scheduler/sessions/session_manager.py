@@ -6,6 +6,8 @@ import secrets
 import time
 from collections import Counter
 
+import msgspec
+
 from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
@@ -99,8 +101,11 @@ class SessionManager:
         is_name_too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
         if is_name_too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return
+        self._add_opened(key, message)
+
+    def _add_opened(self, key: SessionKey, message: Open, fork_parent: SessionKey | None = None) -> None:
         digest = self.model.adapters.get(message.adapter, "")
-        session = Session(key, message, self.max_length, adapter_digest=digest)
+        session = Session(key, message, self.max_length, fork_parent, digest)
         self._add(session)
         if message.adapter and not digest:
             self._set_error(session, SessionError("invalid", f"there is no adapter {message.adapter!r:.100}"))
@@ -351,17 +356,22 @@ class SessionManager:
             self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:
+        opened = parent.open_message
+        if message.adapter is not None:
+            opened = msgspec.structs.replace(opened, adapter=message.adapter)
         for child in message.children[:MAX_FORK_CHILDREN]:  # others are not opened, so that calls in them fail
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add(Session(key, parent.open_message, self.max_length, fork_parent=parent.key))
+                self._add_opened(key, opened, parent.key)
 
     def _materialize_fork(self, parent: Session, message: Fork) -> list[Session]:
         """Gives the children of a fork the parent's text, sharing its pages."""
         materialized = self._pending_children(parent, message)
         for child in materialized:
             child.is_materialized = True
-            child.seq = self.cache.fork(parent.seq)
+            same_cache = child.seq.namespace == parent.seq.namespace
+            text = parent.seq.tokens.view()
+            child.seq = self.cache.fork(parent.seq) if same_cache else Sequence(child.seq.namespace, text)
             child.error = child.error or parent.error
         return materialized
 
