@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from plait.constrained.guidance.item_tracker import AFTER, JSON_QUOTE, OUTSIDE, VALUE, ItemTracker, State
-from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
+from plait.constrained.guidance.unique_paths import Nodes, UniquePaths
 
 MAX_ID_BYTES = 200  # of an id of a call within a marker
 CONTAINERS = (b"[", b"{")

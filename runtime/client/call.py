@@ -105,9 +105,7 @@ class CallResult:
         """
         if self.lenient_constraint is None:
             return None
-        from plait.constrained.json_schema.full_validation import (
-            validation_error,  # imported on demand: few programs need it
-        )
+        from plait.constrained.validation_process import validation_error  # on demand: few programs need it
 
         return validation_error(self.lenient_constraint, self.text)
 

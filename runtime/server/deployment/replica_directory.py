@@ -21,9 +21,9 @@ from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
 from plait.runtime.server.deployment.replica_connection import ReplicaConnection, connect_replica
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.replicated_runtime import ReplicaGroup, ReplicaReport, ReplicaState
-from plait.runtime.server.restarting_runtime import NOT_READY_AFTER_S
+from plait.runtime.server.engines.replicated_runtime import ReplicaGroup, ReplicaReport, ReplicaState
+from plait.runtime.server.engines.restarting_runtime import NOT_READY_AFTER_S
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.settings import STUCK_AFTER_S
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 

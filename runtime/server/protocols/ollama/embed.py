@@ -14,6 +14,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.app_state import state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.fields.request_warnings import request_warnings, warn
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
@@ -33,7 +34,6 @@ from plait.runtime.server.protocols.ollama.models import use_ollama_model
 from plait.runtime.server.protocols.ollama.request import check_num_ctx, keep_alive_of
 from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, OllamaOptions
 from plait.runtime.server.protocols.shared import StrictStruct
-from plait.runtime.server.request_warnings import request_warnings, warn
 
 router = APIRouter()
 
@@ -112,7 +112,7 @@ async def _results(
 ) -> list[CallResult]:
     keep_alive_s = keep_alive_of(body.keep_alive, can_unload=state_of(request).pool is not None)
     model = await use_ollama_model(request, body.model, keep_alive_s)
-    check_can_embed(model)
+    check_can_embed(model.client, model.name)
     client, options = model.client, body.options or OllamaOptions()
     check_num_ctx(options, client.model.context_length)
     for field, name in NAMES["ollama"].items():  # an embedding samples nothing

@@ -19,6 +19,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import MAX_TIMEOUT_S
 from plait.runtime.server.app_state import tenant_of, use_model_in_turn
 from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
@@ -35,7 +36,6 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response_in_pieces
 from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -89,7 +89,7 @@ async def create_embedding(request: Request) -> Response:
     """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
     model = await use_model_in_turn(request, body.model, body.timeout)
-    check_can_embed(model)
+    check_can_embed(model.client, model.name)
     client = model.client
     check_dimensions(client, body.dimensions)
     prompts = await tokenize_inputs(client, split_inputs(body.input), "input")

@@ -20,6 +20,7 @@ from plait.runtime.server.app_state import use_model
 from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import text_of_tokens, token_text
 from plait.runtime.server.generation.raw_prompt import parses_special
@@ -30,7 +31,6 @@ from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool, FunctionTool, Message
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 

@@ -18,6 +18,7 @@ from plait.runtime.errors import Aborted
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
@@ -44,7 +45,6 @@ from plait.runtime.server.protocols.programs.types import (
     TurnAnswer,
 )
 from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text

@@ -18,6 +18,7 @@ from plait.runtime.server.app_state import use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
@@ -48,7 +49,6 @@ from plait.runtime.server.protocols.shared import (
     timeout_of,
     token_logprobs,
 )
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import NOT_FOUND, ApiError, invalid, unsupported
+from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, placed_items
@@ -22,7 +23,6 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     OutputTextPart,
     ResponseBody,
 )
-from plait.runtime.server.protocols.openai.responses.store import ResponseStore, StoredItems, StoredResponse
 from plait.runtime.server.protocols.openai.responses.types import (
     Item,
     ItemReference,
@@ -30,7 +30,7 @@ from plait.runtime.server.protocols.openai.responses.types import (
     ResponsePrompt,
     ResponsesRequest,
 )
-from plait.runtime.server.request_warnings import warn
+from plait.runtime.server.response_store import ResponseStore, StoredItems, StoredResponse
 
 STORED_ID_BYTES = 24
 NOT_STORED = "this server stores no responses; its operator can turn that on with --store-responses SECONDS"

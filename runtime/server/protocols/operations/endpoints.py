@@ -15,14 +15,14 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Status
 from plait.runtime.server.app_state import AppState, state_of, tenant_of
 from plait.runtime.server.engines.pooled_model import PooledModel
+from plait.runtime.server.engines.replicated_runtime import ReplicaReport, ReplicaState, total_status
+from plait.runtime.server.engines.restarting_runtime import NOT_READY_AFTER_S
 from plait.runtime.server.engines.served_model import ModelStatus, ServedModel
 from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.ops import prometheus
 from plait.runtime.server.ops.metrics import Metrics
-from plait.runtime.server.replicated_runtime import ReplicaReport, ReplicaState, total_status
-from plait.runtime.server.restarting_runtime import NOT_READY_AFTER_S
 
 router = APIRouter()
 

@@ -1,4 +1,4 @@
-"""Validates a finished text against what the masks of a lenient grammar do not enforce.
+"""Validates a finished JSON text against what the masks of a lenient grammar do not enforce.
 
 The cost grows with the text. References to other documents are never fetched.
 """
@@ -12,9 +12,6 @@ from typing import Any
 
 import jsonschema_rs
 import msgspec
-
-from plait.constrained.json_schema.bundling import bundled
-from plait.constrained.specs import JsonSchema, Spec, Structural
 
 MAX_REASON = 200
 _decoder = json.JSONDecoder()
@@ -56,21 +53,6 @@ def segments_validation_error(segments: tuple[Segment, ...], text: str) -> str |
 
 def _segment_error(reason: str, begin: re.Match[str]) -> str:
     return f"behind the {begin.group()[:50]} at {begin.start()}: {reason}"
-
-
-def validation_error(spec: Spec, text: str) -> str | None:
-    """Returns in one line why the finished `text` does not match `spec`; None if it does.
-
-    Only lenient specs leave anything to be checked here.
-
-    >>> validation_error(JsonSchema({"uniqueItems": True}, lenient=True), "[1,1]")
-    '[1,1] has non-unique elements (at the top)'
-    """
-    if isinstance(spec, JsonSchema):
-        return json_validation_error(bundled(spec).text, text)
-    if isinstance(spec, Structural):
-        return "what was left out of a structural text's schemas is not checked"
-    return None
 
 
 def json_validation_error(schema: str, text: str) -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plait.runtime.chat.derivation.format_derivation import KEYS, VALUES, Derivation, probe_ids
+from plait.runtime.chat.derivation.template_probe import NAMES, ProbeCall, TemplateProbe
 from plait.runtime.chat.formats.call_format import (
     CallFormat,
     ElementArguments,
@@ -20,8 +22,6 @@ from plait.runtime.chat.formats.call_format import (
     KeywordArguments,
     json_type,
 )
-from plait.runtime.chat.formats.format_derivation import KEYS, VALUES, Derivation, probe_ids
-from plait.runtime.chat.formats.template_probe import NAMES, ProbeCall, TemplateProbe
 from plait.runtime.chat.parser import OutputParser
 
 ID_FORMS = ("", "[a-zA-Z0-9]{9}", "functions.{name}:{index}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from plait.runtime.chat.formats.format_derivation import common_prefix, num_of_open_mark
+from plait.runtime.chat.derivation.format_derivation import common_prefix, num_of_open_mark
+from plait.runtime.chat.derivation.template_probe import NAMES, TEXT, TemplateProbe
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
-from plait.runtime.chat.formats.template_probe import NAMES, TEXT, TemplateProbe
 
 _THOUGHT = "Qzthoughtzq"
 _FIELDS = ("reasoning_content", "reasoning", "thinking")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from plait.runtime.server.request_warnings import warn
+from plait.runtime.server.fields.request_warnings import warn
 
 _HOSTED = {
     "responses": r"(web_search(_preview)?|code_interpreter|image_generation|tool_search)(_\d{4}_\d\d_\d\d)?",

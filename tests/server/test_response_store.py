@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from plait.runtime.server.protocols.openai.responses.store import (
+from plait.runtime.server.response_store import (
     ID_BYTES,
     OVERHEAD_BYTES,
     ResponseStore,

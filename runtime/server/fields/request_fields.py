@@ -22,9 +22,9 @@ from msgspec import inspect as types
 
 from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid, unknown_field, unsupported
-from plait.runtime.server.field_hints import meant_field, struct_types
-from plait.runtime.server.protocols.hosted_tools import leave_out_hosted_tools
-from plait.runtime.server.request_warnings import UNKNOWN, warn
+from plait.runtime.server.fields.field_hints import meant_field, struct_types
+from plait.runtime.server.fields.hosted_tools import leave_out_hosted_tools
+from plait.runtime.server.fields.request_warnings import UNKNOWN, warn
 
 MAX_LISTED = 20  # unknown names in the warnings of one answer
 MAX_UNKNOWN = 64  # the names of a body are compared with those that are known

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from plait.runtime.errors import PlaitError, RuntimeGone
+from plait.runtime.errors import NotRestarted, PlaitError
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 
@@ -30,10 +30,6 @@ LIVENESS_INTERVAL_S = 0.5  # a check follows each interval without replies
 NOT_READY_AFTER_S = 3.5  # without an answer to a check
 
 log = logging.getLogger("plait.server")
-
-
-class NotRestarted(RuntimeGone):
-    """The runtime process has ended, and none will follow it. The message says why, and names nothing of the model."""
 
 
 class RestartingRuntime:

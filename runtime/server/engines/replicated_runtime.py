@@ -18,12 +18,12 @@ from plait.runtime.client.client import Client
 from plait.runtime.cluster.replicated_client import ReplicatedClient, sum_of
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport
 from plait.runtime.cluster.router import WINDOW_TOKENS
-from plait.runtime.errors import InputError, ModelError, PlaitError
+from plait.runtime.errors import InputError, ModelError, NotRestarted, PlaitError
 from plait.runtime.executor.host_machine import may_have_gpu, num_gpu_nodes
 from plait.runtime.messages import Status
 from plait.runtime.process.runtime import Runtime
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S, NotRestarted, RestartingRuntime
+from plait.runtime.server.engines.restarting_runtime import LIVENESS_INTERVAL_S, RestartingRuntime
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.settings import MAX_RESTARTS, STUCK_AFTER_S
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 

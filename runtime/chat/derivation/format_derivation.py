@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from plait.constrained.specs import PythonForm
+from plait.runtime.chat.derivation.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe, call_message
 from plait.runtime.chat.formats.call_format import (
     ArgumentsForm,
     CallFormat,
@@ -23,7 +24,6 @@ from plait.runtime.chat.formats.call_format import (
     element_text,
     formed_ids,
 )
-from plait.runtime.chat.formats.template_probe import NAMES, TEXT, ProbeCall, TemplateProbe, call_message
 
 KEYS, VALUES = ("qz_k1", "qz_k2"), ("qz_v1", "qz_v2")
 # Values of each JSON type, to see how elements name types and write scalars.
