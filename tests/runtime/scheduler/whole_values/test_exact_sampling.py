@@ -117,7 +117,7 @@ def test_results_of_a_path_that_a_request_has_left_are_ignored(grammars):
             batch, end = Batch(100), len(request.seq)
             assert request.seq.num_computed < end
             batch.set_rows([ScheduledRequest(request, 0, end, 1)])
-            engine_loop.commit(batch, SamplerOutput(probabilities={request: [None]}))
+            engine_loop.committer.commit(batch, SamplerOutput(probabilities={request: [None]}))
         calls = run_until_idle(engine_loop, transport)
         values.append((calls[1].tokens, calls[1].end.reason))
     assert values[0] == values[1]
