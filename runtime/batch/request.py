@@ -25,8 +25,9 @@ from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import RecentTokens, SeenTokens
+from plait.runtime.call_reports import ExactInfo, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ExactInfo, ParticlesInfo, SelectMethod, TokenLogprob, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 

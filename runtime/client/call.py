@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
-from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import (
+from plait.runtime.call_reports import (
     CacheMiss,
     ChoiceScores,
     ExactInfo,
-    Finished,
-    FinishReason,
     ParticlesInfo,
     TokenLogprob,
     Usage,
     decode_logprobs,
 )
+from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
+from plait.runtime.errors import CallFailed, DeadlineExceeded
+from plait.runtime.messages import Finished, FinishReason
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from plait.constrained.followed_matcher import FollowedMatcher, FollowingText
 from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.followed_output import end_followed_value
 from plait.runtime.scheduler.output_cutter import OutputCutter

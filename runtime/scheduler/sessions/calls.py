@@ -10,9 +10,10 @@ from plait.runtime.batch.followed_value import ValueEnd
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
+from plait.runtime.call_reports import encode_logprobs
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens, encode_logprobs
+from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice

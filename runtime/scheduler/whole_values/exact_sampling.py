@@ -20,10 +20,11 @@ from plait.constrained import Grammar, Matcher, Vocabulary
 from plait.constrained.specs import Spec
 from plait.runtime.arrays import Float32Array, IntArray
 from plait.runtime.batch.request import GenerationRequest
-from plait.runtime.messages import ExactInfo
+from plait.runtime.call_reports import ExactInfo
 from plait.runtime.sampling.exact_search import ExactSearch, NothingAdmissible, Path, SearchLimitReached
 from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixTree, PrefixTrees
-from plait.runtime.sampling_params import MAX_SEARCH_ROWS, fields_of_stages
+from plait.runtime.sampling_params import MAX_SEARCH_ROWS
+from plait.runtime.sampling_table import fields_of_stages
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, PrefixRequests, common_length

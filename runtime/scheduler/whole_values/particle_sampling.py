@@ -14,7 +14,7 @@ import numpy as np
 
 from plait.constrained import Grammar, Matcher, Vocabulary
 from plait.runtime.batch.request import GenerationRequest
-from plait.runtime.messages import ParticlesInfo
+from plait.runtime.call_reports import ParticlesInfo
 from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilter, ParticleNode, Path
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder

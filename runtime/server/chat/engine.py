@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from plait.constrained.specs import Reasoning, Spec
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.chat.argument_readers import find_types
 from plait.runtime.chat.derivation.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.call_format import CallFormat
@@ -20,7 +21,6 @@ from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from example_share import sample_of
 
+from plait.runtime.call_reports import TokenLogprob, Usage, decode_logprobs, encode_logprobs
 from plait.runtime.client import call as call_module
 from plait.runtime.client import stream as stream_module
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import Finished, TokenLogprob, Usage, decode_logprobs, encode_logprobs
+from plait.runtime.messages import Finished
 from plait.runtime.server.generation import aside
 from plait.runtime.server.generation.submission import RequestHandle
 from plait.runtime.server.protocols.ollama import generate as ollama

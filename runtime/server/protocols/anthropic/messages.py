@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import request_id, tenant_of, use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel

@@ -17,10 +17,10 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid
