@@ -20,9 +20,9 @@ from plait.kernels.cpu.attention.isa import best_isa
 from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, LayerWeights
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
-from plait.kernels.cpu.gemm.form_kernels import form_kernel
-from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.int8_blocks import INT8_ISA
+from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
+from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
@@ -314,9 +314,9 @@ def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
     """Returns memory for activations in int8 or bfloat16, which share the memory of the values."""
     rows = _padded_rows(rows)
     bf16_tiles = aligned_zeros((rows, channels), np.uint16)
-    qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
+    quants = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
-    return QuantizedActivations(qvalues, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
+    return QuantizedActivations(quants, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
 
 
 def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any]]:
@@ -331,7 +331,7 @@ def _address(array: npt.NDArray[Any] | None) -> int:
 
 def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
     """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
-    return [weight.address, stride or weight.tile_bytes, len(weight.data), *form_kernel(weight.form.name)]
+    return [weight.address, stride or weight.tile_bytes, len(weight.data), *layout_kernel(weight.layout.name)]
 
 
 def _layer_args(layer: LayerWeights) -> list[int]:

@@ -1,6 +1,6 @@
 """Products in bfloat16 on AMX: 32 columns for 16 or 32 rows, summed over all inputs within the matrix registers.
 
-A packed weight (`forms`) is dequantized to a panel (`panel_kernel`), block after block of 32 inputs, each
+A packed weight (`layouts`) is dequantized to a panel (`panel_kernel`), block after block of 32 inputs, each
 
     2 halves x 16 pairs of inputs x 16 outputs x (even input, odd input) of bfloat16, 2,048 bytes
 
@@ -18,7 +18,7 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
 from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
-from plait.kernels.cpu.gemm.forms import HALF_TILE
+from plait.kernels.cpu.gemm.layouts import HALF_TILE
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs

@@ -66,7 +66,7 @@ class PackedWeightLoader:
         shape = (math.prod(shape[:-1]), shape[-1])
         exact = packed_weights.from_gguf(blocks, stored_type, shape)
         if exact is not None and (
-            self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
+            self.weight_format == "as-stored" or exact.layout.bits <= WEIGHT_BITS[self.weight_format]
         ):
             return exact
         if self.weight_format == "as-stored":
@@ -153,13 +153,13 @@ class PackedWeightLoader:
         rows = np.arange(len(weight.rows)).reshape(-1, config.head_dim)
         rotated = config.num_heads + config.num_kv_heads
         rows[:rotated] = rows[:rotated, partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)]
-        return StoredWeight(weight.rows[rows.reshape(-1)], weight.form)
+        return StoredWeight(weight.rows[rows.reshape(-1)], weight.layout)
 
     def _pack_gate_up(self, names: Sequence[str]) -> PackedPair:
         """gate and up, from two matrices or one."""
         stored = self._load_all(*names)
         if len(stored) == 1:
-            stored = [StoredWeight(rows, stored[0].form) for rows in np.split(stored[0].rows, 2)]
+            stored = [StoredWeight(rows, stored[0].layout) for rows in np.split(stored[0].rows, 2)]
         gate, up = stored
         return packed_weights.pack_pair(gate, up, self._run)
 
@@ -247,7 +247,7 @@ def _all_floats(layers: Sequence[LayerWeights]) -> bool:
         for layer in layers
         for weight in (*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down)
     )
-    return all(weight.form.is_float for weight in weights)
+    return all(weight.layout.is_float for weight in weights)
 
 
 def _check_rotary(config: ModelConfig, layer: PackedLayer) -> None:

@@ -1,26 +1,26 @@
-"""The forms of packed weights, one for each GGUF type, and the memory layout of each.
+"""The memory layouts of packed weights, one for each GGUF type.
 
-A form says how many bits a qvalue has, how its integer is made a weight, and what inputs share a scale:
+A layout says how many bits a quant has, how an integer becomes a weight, and which inputs share a scale:
 
     weight = scale * (integer - offset)            or, with stored minima,      scale * integer + minimum
 
-The integer is the qvalue, or the entry of a table at the qvalue. Scales and minima are float16 for 32 inputs, or, in a
+The integer is the quant, or the entry of a table at the quant. Scales and minima are float16 for 32 inputs, or, in a
 superblock of 256 inputs, small integers for 32 or 16 inputs that are multiplied with one float16 of the superblock.
-Such a product is exact in float32, so no form rounds what the file holds.
+Such a product is exact in float32, so no layout rounds what the file holds.
 
 A packed weight is [tiles, units] of units; a tile has 32 outputs, a unit 32 inputs or a superblock of 256:
 
-    qvalues    for each 32 inputs: 2 halves of 16 outputs x lines of 64 bytes
+    quants     for each 32 inputs: 2 halves of 16 outputs x lines of 64 bytes
     scales     for each 32 inputs: 32 outputs x 1 or 2 bytes (absent where the unit has 32 inputs)
     minima     the same, where they are stored apart
     scale      32 float16
     minimum    32 float16, where there are minima
 
-The forms of floats (F32, F16, BF16) have neither integers nor scales. A line holds 2 inputs of 16 outputs, or one of
+The layouts of floats (F32, F16, BF16) have neither integers nor scales. A line holds 2 inputs of 16 outputs, or one of
 F32: the layout of a bfloat16 panel.
 
 Otherwise a line holds 4 inputs of 16 outputs in bits 0 to `width` - 1 of its bytes, the 4 inputs after in the next
-bits, and so on. Qvalues of 5 bits, for instance, are four lines of width 4 and one line of width 1 with the fifth bits.
+bits, and so on. Quants of 5 bits, for instance, are four lines of width 4 and one line of width 1 with the fifth bits.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from typing import NamedTuple
 QUANT_BLOCK = 32  # inputs of a block: those whose activations share a scale
 SUPERBLOCK = 256  # inputs of a superblock
 TILE_OUTPUTS = 32  # outputs of a tile
-HALF_TILE = TILE_OUTPUTS // 2  # outputs whose qvalues lie side by side
+HALF_TILE = TILE_OUTPUTS // 2  # outputs whose quants lie side by side
 LINE = 64  # bytes
 GROUP_INPUTS = 4  # inputs that lie side by side in a line: VPDPBUSD adds their products
 FLOAT_SCALES, BYTE_SCALES, PAIR_SCALES, NIBBLE_PAIR_SCALES = range(4)
 
 
-class Form(NamedTuple):
-    """One form of packed weights.
+class PackedLayout(NamedTuple):
+    """One layout of packed weights.
 
-    `widths`: the bits of a qvalue, lowest first, by the lines that hold them. `scaling`: FLOAT_SCALES, a float16 for 32
+    `widths`: the bits of a quant, lowest first, by the lines that hold them. `scaling`: FLOAT_SCALES, a float16 for 32
     inputs; BYTE_SCALES, a byte for 32 inputs; PAIR_SCALES, a byte for 16; NIBBLE_PAIR_SCALES, for 16 inputs a byte
     of the scale in its lower half and the minimum in its upper one. `signed_scales`: those bytes are signed.
-    `is_bfloat16`: the scale's 16 bits are bfloat16. `table`: the integer of each qvalue, none negative. `is_float`: a
-    "qvalue" is the weight itself, a float.
+    `is_bfloat16`: the scale's 16 bits are bfloat16. `table`: the integer of each quant, none negative. `is_float`: a
+    "quant" is the weight itself, a float.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Form(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits of a qvalue."""
+        """Bits of a quant."""
         return sum(self.widths)
 
     @property
@@ -81,7 +81,7 @@ class Form(NamedTuple):
 
     @property
     def half_bytes(self) -> int:
-        """Bytes of a block's qvalues of 16 outputs."""
+        """Bytes of a block's quants of 16 outputs."""
         return QUANT_BLOCK * HALF_TILE * self.bits // 8
 
     @property
@@ -135,25 +135,25 @@ class Form(NamedTuple):
 _IQ4_TABLE = (1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)  # ggml's kvalues_iq4nl + 128
 _FP4_TABLE = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)  # twice the numbers of E2M1, + 12
 
-FORMS = {
-    form.name: form
-    for form in (
-        Form("Q4_0", (4,), offset=8),
-        Form("Q4_1", (4,), has_minima=True),
-        Form("Q5_0", (4, 1), offset=16),
-        Form("Q5_1", (4, 1), has_minima=True),
-        Form("Q8_0", (8,), offset=128),
-        Form("Q2_K", (2,), NIBBLE_PAIR_SCALES, has_minima=True),
-        Form("Q3_K", (2, 1), PAIR_SCALES, offset=4, signed_scales=True),
-        Form("Q4_K", (4,), BYTE_SCALES, has_minima=True),
-        Form("Q5_K", (4, 1), BYTE_SCALES, has_minima=True),
-        Form("Q6_K", (4, 2), PAIR_SCALES, offset=32, signed_scales=True),
-        Form("IQ4_NL", (4,), offset=128, table=_IQ4_TABLE),
-        Form("IQ4_XS", (4,), BYTE_SCALES, offset=128, signed_scales=True, table=_IQ4_TABLE),
-        Form("MXFP4", (4,), offset=12, is_bfloat16=True, table=_FP4_TABLE),
-        Form("F16", (16,), is_float=True),
-        Form("BF16", (16,), is_float=True),
-        Form("F32", (32,), is_float=True),
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        PackedLayout("Q4_0", (4,), offset=8),
+        PackedLayout("Q4_1", (4,), has_minima=True),
+        PackedLayout("Q5_0", (4, 1), offset=16),
+        PackedLayout("Q5_1", (4, 1), has_minima=True),
+        PackedLayout("Q8_0", (8,), offset=128),
+        PackedLayout("Q2_K", (2,), NIBBLE_PAIR_SCALES, has_minima=True),
+        PackedLayout("Q3_K", (2, 1), PAIR_SCALES, offset=4, signed_scales=True),
+        PackedLayout("Q4_K", (4,), BYTE_SCALES, has_minima=True),
+        PackedLayout("Q5_K", (4, 1), BYTE_SCALES, has_minima=True),
+        PackedLayout("Q6_K", (4, 2), PAIR_SCALES, offset=32, signed_scales=True),
+        PackedLayout("IQ4_NL", (4,), offset=128, table=_IQ4_TABLE),
+        PackedLayout("IQ4_XS", (4,), BYTE_SCALES, offset=128, signed_scales=True, table=_IQ4_TABLE),
+        PackedLayout("MXFP4", (4,), offset=12, is_bfloat16=True, table=_FP4_TABLE),
+        PackedLayout("F16", (16,), is_float=True),
+        PackedLayout("BF16", (16,), is_float=True),
+        PackedLayout("F32", (32,), is_float=True),
     )
 }
-FORM_NAMES = tuple(FORMS)
+LAYOUT_NAMES = tuple(LAYOUTS)

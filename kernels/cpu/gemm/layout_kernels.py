@@ -1,4 +1,4 @@
-"""The machine code of each form: compiled by LLVM when the form first occurs, in about a second, and kept on disk.
+"""The machine code of each layout: compiled by LLVM when the layout first occurs, in about a second, and kept on disk.
 
 These functions take addresses and integers only; `compiler.object_code` keeps their code.
 """
@@ -15,13 +15,13 @@ from llvmlite import ir
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX
 from plait.kernels.cpu.compiler import object_code
-from plait.kernels.cpu.gemm.forms import FORMS, Form
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
+from plait.kernels.cpu.gemm.layouts import LAYOUTS, PackedLayout
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs, generate_dequantize, generate_output, generate_pass
 
 
-class FormKernel(NamedTuple):
-    """The addresses of a form's functions. All arguments are int64.
+class LayoutKernel(NamedTuple):
+    """The addresses of a layout's functions. All arguments are int64.
 
     `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `multiply_pass` (address of
     `PassArgs`), `output` (tile, lane, blocks, out). Without AMX the middle two are empty.
@@ -36,55 +36,57 @@ class FormKernel(NamedTuple):
 _LOCK = threading.Lock()
 
 
-def form_kernel(name: str) -> FormKernel:
-    """Returns the functions of the form `name`, compiled or from the cache on disk."""
+def layout_kernel(name: str) -> LayoutKernel:
+    """Returns the functions of the layout `name`, compiled or from the cache on disk."""
     with _LOCK:
         return _load(name)
 
 
 @cache
-def _load(name: str) -> FormKernel:
+def _load(name: str) -> LayoutKernel:
     path = _cache_path(name)
     code = object_code.read(path)
     if code is None:
-        code = _compile(FORMS[name], object_code.target_machine())
+        code = _compile(LAYOUTS[name], object_code.target_machine())
         object_code.write(path, code)
-    return FormKernel(*object_code.load(code, FormKernel._fields))
+    return LayoutKernel(*object_code.load(code, LayoutKernel._fields))
 
 
 def _cache_path(name: str) -> Path | None:
-    return object_code.cache_path(f"form-{name}")
+    return object_code.cache_path(f"layout-{name}")
 
 
 def assembly(name: str) -> str:
-    """Returns the assembly language of a form's functions."""
+    """Returns the assembly language of a layout's functions."""
     machine = object_code.target_machine()
-    text: str = machine.emit_assembly(_optimized(FORMS[name], machine))
+    text: str = machine.emit_assembly(_optimized(LAYOUTS[name], machine))
     return text
 
 
-def _compile(form: Form, machine: Any) -> bytes:
-    """Returns the object file of a form's functions."""
-    code: bytes = machine.emit_object(_optimized(form, machine))
+def _compile(layout: PackedLayout, machine: Any) -> bytes:
+    """Returns the object file of a layout's functions."""
+    code: bytes = machine.emit_object(_optimized(layout, machine))
     return code
 
 
-def _optimized(form: Form, machine: Any) -> Any:
-    """Returns the module of a form's functions."""
-    module = ir.Module(form.name)
+def _optimized(layout: PackedLayout, machine: Any) -> Any:
+    """Returns the module of a layout's functions."""
+    module = ir.Module(layout.name)
     b, (address,) = _begin(module, "product", 1)
-    generate_product(b, form, ProductArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(ProductArgs._fields)))))
+    generate_product(
+        b, layout, ProductArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(ProductArgs._fields))))
+    )
     b.ret_void()
     b, arguments = _begin(module, "dequantize", 4)
     if HAS_AMX:
-        generate_dequantize(b, form, *arguments)
+        generate_dequantize(b, layout, *arguments)
     b.ret_void()
     b, (address,) = _begin(module, "multiply_pass", 1)
     if HAS_AMX:
-        generate_pass(b, form, PassArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(PassArgs._fields)))))
+        generate_pass(b, layout, PassArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(PassArgs._fields)))))
     b.ret_void()
     b, arguments = _begin(module, "output", 4)
-    generate_output(b, form, *arguments)
+    generate_output(b, layout, *arguments)
     b.ret_void()
     # Whether AMX's passes are as fast after few of LLVM's has not been measured.
     return (object_code.optimized if HAS_AMX else object_code.simplified)(module, machine)

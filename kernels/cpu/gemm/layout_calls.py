@@ -1,4 +1,4 @@
-"""Calls of a form's functions (`form_kernels`) by their addresses, so that a step is compiled once for all forms."""
+"""Calls of a layout's functions (`layout_kernels`) by their addresses: a step is compiled once for all layouts."""
 
 from __future__ import annotations
 

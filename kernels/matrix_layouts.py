@@ -19,7 +19,7 @@ CHUNK_WEIGHTS = 1 << 17  # converted at a time: their floats stay in a core's ca
 Bytes = npt.NDArray[np.uint8]
 
 
-def form_of(grid: Grid, inputs: int) -> str:
+def layout_of(grid: Grid, inputs: int) -> str:
     """The type that holds the weight: without rounding, or else "BF16"."""
     if grid.groups is not None or grid.row_block > 1 or inputs % BLOCK or (grid.group % BLOCK and grid.group < inputs):
         return "BF16"
@@ -36,13 +36,13 @@ def form_of(grid: Grid, inputs: int) -> str:
     return "Q5_0" if zeros.min() >= 0 and zeros.max() <= 16 else "BF16"
 
 
-def to_blocks(matrix: QuantizedMatrix, form: str) -> Bytes:
-    """The weight in the blocks of the type that `form_of` returned, uint8 [N, bytes of a row]."""
+def to_blocks(matrix: QuantizedMatrix, layout: str) -> Bytes:
+    """The weight in the blocks of the type that `layout_of` returned, uint8 [N, bytes of a row]."""
     step = max(1, CHUNK_WEIGHTS // matrix.codes.shape[1])
     parts = []
     for first in range(0, len(matrix.codes), step):
         part = _rows(matrix, slice(first, first + step))
-        parts.append(_bf16_rows(part) if form == "BF16" else _block_rows(part, form))
+        parts.append(_bf16_rows(part) if layout == "BF16" else _block_rows(part, layout))
     return np.concatenate(parts)
 
 
@@ -66,18 +66,18 @@ def _bf16_rows(matrix: QuantizedMatrix) -> Bytes:
     return np.ascontiguousarray(halves).view(np.uint8)
 
 
-def _block_rows(matrix: QuantizedMatrix, form: str) -> Bytes:
+def _block_rows(matrix: QuantizedMatrix, layout: str) -> Bytes:
     grid, (outputs, inputs) = matrix.grid, matrix.codes.shape
     blocks = inputs // BLOCK
     codes = matrix.codes.reshape(outputs, blocks, BLOCK)
     scales = _of_blocks(grid.scales, grid, blocks)
-    if form == "MXFP4":
+    if layout == "MXFP4":
         exponents = (np.frexp(scales)[1] + 126).astype(np.uint8)[..., None]
         return np.concatenate([exponents, _nibbles(codes)], -1).reshape(outputs, -1)
     halves = np.ascontiguousarray(scales.astype("<f2"))[..., None].view(np.uint8)
-    if form == "Q4_0":
+    if layout == "Q4_0":
         fields = [_nibbles(codes)]
-    elif form == "Q8_0":
+    elif layout == "Q8_0":
         fields = [codes ^ np.uint8(128)]
     else:
         zeros = _of_blocks(np.asarray(grid.zeros), grid, blocks)[..., None]

@@ -51,7 +51,7 @@ def packed_runner(path, instructions, **settings):
 
 def forms_of(packed):
     layers = packed.model.weights.layers
-    return {weight.form.name for layer in layers for weight in (*layer.qkv, layer.output, layer.down)}
+    return {weight.layout.name for layer in layers for weight in (*layer.qkv, layer.output, layer.down)}
 
 
 def rounded_to_8_bits(x):

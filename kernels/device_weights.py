@@ -1,4 +1,4 @@
-"""Quantized weights of checkpoints in the forms that torch and Triton multiply by, without rounding."""
+"""Quantized weights of checkpoints in the layouts that torch and Triton multiply by, without rounding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STEP = 32  # input channels that must share a scale
 DEQUANTIZE_CHUNK = 1 << 25  # numbers at a time: their indices and scales need three times as much memory
 
 
-def held_bits(grid: Grid) -> int | None:
-    """The bits of a weight's codes in the form that `hold` returns; None if no form holds the weight.
+def device_weight_bits(grid: Grid) -> int | None:
+    """The bits of a weight's codes in the layout that `device_weight` returns; None if none can hold the weight.
 
     None: groups of other sizes than multiples of 32, integers of 8 bits around another number than 128, groups in any
     order (act-order) of different sizes or with 8 bits, float8 in blocks of other sizes than multiples of 64 inputs.
@@ -31,16 +31,19 @@ def held_bits(grid: Grid) -> int | None:
     return None if grid.kind == "e4m3" and has_groups and grid.group % (2 * STEP) else 8
 
 
-def hold(grid: Grid, codes: torch.Tensor) -> Int4Weight | Int8Weight:
-    """The weight of codes uint8 [N, K] for the products on their device. It must have `held_bits`; may keep `codes`."""
+def device_weight(grid: Grid, codes: torch.Tensor) -> Int4Weight | Int8Weight:
+    """The weight of codes uint8 [N, K] for the products on their device. May keep `codes`.
+
+    `device_weight_bits(grid)` must not be None.
+    """
     if grid.kind in ("int4", "table4"):
-        return _hold_int4(grid, codes)
+        return _int4_device_weight(grid, codes)
     scales = _of_outputs(grid, len(codes))
-    held = torch.from_numpy(scales[:, 0].copy()) if scales.shape[1] == 1 else _narrowed(scales).T.contiguous()
+    narrow_scales = torch.from_numpy(scales[:, 0].copy()) if scales.shape[1] == 1 else _narrowed(scales).T.contiguous()
     group = grid.group if scales.shape[1] > 1 else STEP
     if grid.kind == "e4m3":
-        return Float8Weight(codes, held.to(codes.device), group, grid.quantizes_activations, grid.row_block)
-    return Int8Weight((codes ^ 128).view(torch.int8), held.to(codes.device), group)
+        return Float8Weight(codes, narrow_scales.to(codes.device), group, grid.quantizes_activations, grid.row_block)
+    return Int8Weight((codes ^ 128).view(torch.int8), narrow_scales.to(codes.device), group)
 
 
 def dequantize_codes(grid: Grid, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -67,7 +70,7 @@ def dequantize_codes(grid: Grid, codes: torch.Tensor, dtype: torch.dtype) -> tor
     return result
 
 
-def _hold_int4(grid: Grid, codes: torch.Tensor) -> Int4Weight:
+def _int4_device_weight(grid: Grid, codes: torch.Tensor) -> Int4Weight:
     device, order = codes.device, None
     if grid.groups is not None:
         order = torch.from_numpy(np.argsort(grid.groups, kind="stable").astype(np.int64)).to(device)

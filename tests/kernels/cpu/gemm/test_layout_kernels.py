@@ -1,4 +1,4 @@
-"""The machine code of forms on disk: found again, compiled again when damaged or where nothing can be kept."""
+"""The machine code of layouts on disk: found again, compiled again when damaged or where nothing can be kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernel_calls import unpacked
 from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu.decoder import missing_features
-from plait.kernels.cpu.gemm import form_kernels, packed_weights
+from plait.kernels.cpu.gemm import layout_kernels, packed_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 FORM = "Q4_0"
@@ -16,19 +16,19 @@ FORM = "Q4_0"
 
 @pytest.fixture
 def compiled(tmp_path, monkeypatch):
-    """The path of a form's file, which does not exist yet, and the forms that were compiled."""
-    names, compile_form = [], form_kernels._compile
-    monkeypatch.setattr(form_kernels, "_cache_path", lambda name: tmp_path / "folder" / f"{name}.o")
+    """The path of a layout's file, which does not exist yet, and the layouts that were compiled."""
+    names, compile_form = [], layout_kernels._compile
+    monkeypatch.setattr(layout_kernels, "_cache_path", lambda name: tmp_path / "folder" / f"{name}.o")
     monkeypatch.setattr(
-        form_kernels, "_compile", lambda form, machine: names.append(form.name) or compile_form(form, machine)
+        layout_kernels, "_compile", lambda layout, machine: names.append(layout.name) or compile_form(layout, machine)
     )
     return tmp_path / "folder" / f"{FORM}.o", names
 
 
 def load_and_use():
-    """Loads the form as a new process does, and uses it."""
+    """Loads the layout as a new process does, and uses it."""
     weight = random_weight(FORM, 5, 64, 0)
-    kernel = form_kernels._load.__wrapped__(FORM)
+    kernel = layout_kernels._load.__wrapped__(FORM)
     assert np.array_equal(unpacked(packed_weights.pack(weight), kernel), dequantized_weight(weight))
 
 
