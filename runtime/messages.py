@@ -175,7 +175,7 @@ def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Sp
     """Returns why a Generate cannot have this `followed_by`, or None if it can."""
     if not followed_by:
         return None
-    if sampling.draws_whole_values:
+    if sampling.samples_sequence:
         name = "exact" if sampling.exact else "particles"
         return f"followed_by cannot be combined with {name}: the text after a value is not part of its distribution"
     if constraint is None or sampling.min_tokens:

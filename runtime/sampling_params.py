@@ -141,7 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
-    def draws_whole_values(self) -> bool:
+    def samples_sequence(self) -> bool:
         """Whether a value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
         return self.exact or self.particles is not None
 
@@ -311,22 +311,22 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
         raise InputError(text, field="complete")
     if params.exact and params.particles is not None:
         raise InputError("exact cannot be combined with particles; choose one of them", field="particles")
-    if params.draws_whole_values:
-        _check_whole_value(params, "exact" if params.exact else "particles", protocol)
+    if params.samples_sequence:
+        _check_sequence_sampling(params, "exact" if params.exact else "particles", protocol)
 
 
-NOT_WITH_WHOLE_VALUES = (
+NOT_WITH_SEQUENCE_SAMPLING = (
     *("min_tokens", "stop", "stop_regex", "stop_token_ids", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logprobs", "prompt_logprobs_from"),
 )
 
 
-def _check_whole_value(params: SamplingParams, option: str, protocol: str | None) -> None:
+def _check_sequence_sampling(params: SamplingParams, option: str, protocol: str | None) -> None:
     """Raises InputError for parameters that `exact` and `particles` exclude.
 
     They would cut the value, make its probability depend on the order of the search, or select the most likely token.
     """
-    for field in (name for name in NOT_WITH_WHOLE_VALUES if is_any_set(params, (name,))):
+    for field in (name for name in NOT_WITH_SEQUENCE_SAMPLING if is_any_set(params, (name,))):
         raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
     if params.token_healing:
         raise InputError(f"{option} cannot be combined with token_healing", field=option)

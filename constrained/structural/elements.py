@@ -175,7 +175,7 @@ class ElementRules:
                 before, after = self._form.open.split(NAME_PLACE)
                 opening = self._marks.pattern(before, name, after)
                 self._elements |= {
-                    ElementText(name, opening + behind, begins): None for behind, begins in value.readings
+                    ElementText(name, opening + closing, begins): None for closing, begins in value.readings
                 }
             elif name in required:
                 self._unwritable = name
@@ -196,7 +196,7 @@ class ElementRules:
             return None
         before, after = self._form.open.split(NAME_PLACE)
         opening = self._marks.pattern(before) + f"(?:{self._form.name})".encode() + self._marks.pattern(after)
-        self._others |= {ElementText("", opening + behind, begins): None for behind, begins in value.readings}
+        self._others |= {ElementText("", opening + closing, begins): None for closing, begins in value.readings}
         listed = "|".join(map(regex_literal, sorted(self._objects.listed)))
         names = f"/{self._form.name}/" + (f" & ~/{listed}/" if listed else "")
         name = f"{self._name.upper()}N{len(self.rules)}"

@@ -133,7 +133,7 @@ class PackedCpuRunner:
         )
         warm_up(self)
 
-    num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share
+    num_saved_reads = 0  # the CPU kernels do not count the reads that rows share
 
     @property
     def page_bytes(self) -> int:

@@ -250,7 +250,7 @@ class EngineLoop:
             computed_tokens=self.num_computed_tokens,
             retractions=self.batch_scheduler.num_retractions,
             bad_frames=self.transport.num_bad_frames,
-            spared_tokens=self.model_runner.num_spared_tokens,
+            spared_tokens=self.model_runner.num_saved_reads,
             **msgspec.structs.asdict(totals),
         )
 

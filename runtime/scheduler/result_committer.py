@@ -21,9 +21,9 @@ from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.policy.batching import BatchScheduler
+from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequest, call_of
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
-from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, call_of
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
 

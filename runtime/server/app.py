@@ -137,7 +137,7 @@ def _run_silent_calls_elsewhere(state: AppState) -> None:
 
     def connect(model: ServedModel) -> None:
         if model.replicated is not None:
-            model.replicated.on_silence = partial(run_elsewhere, state, model)
+            model.replicated.on_unresponsive = partial(run_elsewhere, state, model)
 
     if state.pool is not None:
         state.pool.on_load = connect

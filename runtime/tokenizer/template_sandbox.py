@@ -129,8 +129,8 @@ class _QueueTransformer(NodeTransformer):
         if call.node.attr == "append":
             result, left = nodes.Const(None), nodes.Add(place, nodes.List([argument]))
         elif call.node.attr == "pop" and isinstance(argument, nodes.Const) and argument.value == 0:
-            behind_first = nodes.Slice(nodes.Const(1), None, None)
-            result, left = nodes.Getitem(place, argument, "load"), nodes.Getitem(place, behind_first, "load")
+            after_first = nodes.Slice(nodes.Const(1), None, None)
+            result, left = nodes.Getitem(place, argument, "load"), nodes.Getitem(place, after_first, "load")
         else:
             return node
         rewritten = nodes.Assign(node.target, result), nodes.Assign(stored, left)

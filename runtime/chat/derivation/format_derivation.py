@@ -108,8 +108,8 @@ def _num_of_closed_mark(text: str, whole: str) -> int:
 class Derivation:
     """Derives a format for one way to give arguments (as text or as an object) and one form of ids."""
 
-    def __init__(self, probe: TemplateProbe, takes_text: bool, id_form: str, behind_text: bool) -> None:
-        self._probe, self._takes_text, self._id_form, self._behind_text = probe, takes_text, id_form, behind_text
+    def __init__(self, probe: TemplateProbe, takes_text: bool, id_form: str, after_text: bool) -> None:
+        self._probe, self._takes_text, self._id_form, self._after_text = probe, takes_text, id_form, after_text
         self._ids = probe_ids(id_form, NAMES)
 
     def derive(self) -> CallFormat | None:
@@ -193,10 +193,10 @@ class Derivation:
         writes one, else behind what it writes before any answer."""
         with_text = self._probe.calls([self._call(0, arguments)], TEXT)
         plain = self._probe.answer({"content": TEXT})
-        if self._behind_text and with_text is not None and TEXT in with_text:
-            behind = with_text.index(TEXT) + len(TEXT)
-            if NAMES[0] not in with_text[:behind]:
-                return with_text, behind
+        if self._after_text and with_text is not None and TEXT in with_text:
+            after = with_text.index(TEXT) + len(TEXT)
+            if NAMES[0] not in with_text[:after]:
+                return with_text, after
         headers = [plain.partition(TEXT)[0]] if plain is not None and TEXT in plain else []
         prompt = self._probe.generation_prompt()
         headers += [prompt] if prompt is not None else []
@@ -224,8 +224,8 @@ class Derivation:
         """The white space between the prompt and the first call."""
         prompt = self._probe.generation_prompt()
         rest = one[len(prompt) :] if prompt is not None and one.startswith(prompt) else ""
-        is_behind = self._masked(rest).lstrip().startswith(first)
-        return rest[: len(rest) - len(rest.lstrip())] if is_behind else ""
+        is_after = self._masked(rest).lstrip().startswith(first)
+        return rest[: len(rest) - len(rest.lstrip())] if is_after else ""
 
     def _between(self, two: str, arguments: Mapping[str, Any]) -> str | None:
         first = _find_arguments(two, arguments)
@@ -254,11 +254,11 @@ class Derivation:
         openings = dict[str, str]()
         for name, value in _TYPED.items():
             text = self._probe.calls([self._call(0, {KEYS[0]: value})]) or ""
-            behind_key = text.partition(before + KEYS[0])[2]
+            after_key = text.partition(before + KEYS[0])[2]
             for option in (element_text(value), str(value)):  # some write Python's form
-                place = behind_key.find(option + form.close)
+                place = after_key.find(option + form.close)
                 if place >= 0:
-                    openings[name] = behind_key[:place]
+                    openings[name] = after_key[:place]
                     break
         if len(set(openings.values())) > 1:
             start = common_prefix(*(f([*openings.values()]) for f in (min, max)))

@@ -44,10 +44,10 @@ def derive_call_format(probe: TemplateProbe) -> CallFormat | None:
 
     Raises ProbeTimeout.
     """
-    for takes_text, behind_text, id_form in itertools.product((False, True), (True, False), ID_FORMS):
+    for takes_text, after_text, id_form in itertools.product((False, True), (True, False), ID_FORMS):
         if takes_text and writes_objects(probe):
             return None  # in a form that is not known
-        derived = Derivation(probe, takes_text, id_form, behind_text).derive()
+        derived = Derivation(probe, takes_text, id_form, after_text).derive()
         for variant in () if derived is None else variants(derived):
             if reproduces(probe, variant):
                 return variant

@@ -56,13 +56,13 @@ def _of_history(probe: TemplateProbe, messages: MessageFormat | None) -> Reasoni
             text = probe.answer(message, with_tools=with_tools, variables=_SWITCHES[0])
             if text is None or _THOUGHT not in text or TEXT not in text.partition(_THOUGHT)[2]:
                 continue
-            before, _, behind = text.partition(_THOUGHT)
+            before, _, after = text.partition(_THOUGHT)
             header = _header(probe, with_tools)
             begin = before[len(header) :] if before.startswith(header) else before[len(common_prefix(before, header)) :]
             if not begin.strip():  # the prompt opens it
                 prompt = probe.generation_prompt(with_tools=with_tools, variables=_SWITCHES[0]) or ""
                 begin = prompt[len(before) :] if prompt.startswith(before) else begin
-            before_text = behind.partition(TEXT)[0]
+            before_text = after.partition(TEXT)[0]
             end = _shared_end(probe, message, before_text)
             end = (end.partition(messages.begin)[0] if messages else end).strip()
             if end.startswith(("</", "[/")) and end[0] + end[2:] in before:
@@ -81,11 +81,11 @@ def _shared_end(probe: TemplateProbe, message: dict[str, Any], before_text: str)
         return before_text
     call = {"id": "qzid00000", "type": "function", "function": {"name": NAMES[0], "arguments": {"q": "x"}}}
     text = probe.answer({**message, "content": "", "tool_calls": [call]}, variables=_SWITCHES[0])
-    behind = text.partition(_THOUGHT)[2] if text is not None else ""
-    if NAMES[0] not in behind:
+    after = text.partition(_THOUGHT)[2] if text is not None else ""
+    if NAMES[0] not in after:
         return before_text
-    shared = common_prefix(before_text, behind)
-    return shared[: len(shared) - num_of_open_mark(shared, behind)] or before_text
+    shared = common_prefix(before_text, after)
+    return shared[: len(shared) - num_of_open_mark(shared, after)] or before_text
 
 
 def _header(probe: TemplateProbe, with_tools: bool = False) -> str:

@@ -59,14 +59,14 @@ class TemplateProbe:
         """Returns what the template writes behind a user's text before an answer."""
         user = [{"role": "user", "content": USER}]
         text = self.render(user, with_tools=with_tools, add_generation_prompt=True, variables=variables)
-        return _behind_user(text)
+        return _after_user(text)
 
     def answer(
         self, message: Mapping[str, Any], *, with_tools: bool = True, variables: Mapping[str, Any] | None = None
     ) -> str | None:
         """Returns what the template writes behind a user's text for an assistant's message."""
         messages = [{"role": "user", "content": USER}, {"role": "assistant", **message}]
-        return _behind_user(self.render(messages, with_tools=with_tools, variables=variables))
+        return _after_user(self.render(messages, with_tools=with_tools, variables=variables))
 
     def lists_tools(self) -> bool:
         """Whether the template tells the model the tools."""
@@ -78,7 +78,7 @@ class TemplateProbe:
         return self.answer({"content": content, **call_message(*calls)})
 
 
-def _behind_user(text: str | None) -> str | None:
+def _after_user(text: str | None) -> str | None:
     return None if text is None or USER not in text else text.partition(USER)[2]
 
 

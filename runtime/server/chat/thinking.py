@@ -64,7 +64,7 @@ def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint:
     return None
 
 
-def behind_reasoning(
+def after_reasoning(
     constraint: Spec | None,
     thinking: Thinking,
     marks: ReasoningFormat | None,

@@ -51,11 +51,11 @@ class ReplicaReport:
 class ReplicaGroup(ABC):
     """An engine that consists of replicas: of this machine, or of a cluster (`server/deployment`).
 
-    on_silence: gets the calls of a replica that does not answer, to run them elsewhere, where they are calls of this
-    process; called in the event loop.
+    on_unresponsive: gets the calls of a replica that does not answer, to run them elsewhere, where they are calls of
+    this process; called in the event loop.
     """
 
-    on_silence: Callable[[Set[int]], None] = staticmethod(lambda calls: None)
+    on_unresponsive: Callable[[Set[int]], None] = staticmethod(lambda calls: None)
 
     @property
     @abstractmethod
@@ -117,7 +117,7 @@ class ReplicatedRuntime(ReplicaGroup):
                     self._stuck_after_s,
                     self._max_restarts,
                     on_start=partial(self._connect, number),
-                    on_silence=partial(self._on_silence, number),
+                    on_unresponsive=partial(self._on_unresponsive, number),
                     name=f"replica {number}",
                     device=device,
                     **settings,
@@ -226,7 +226,7 @@ class ReplicatedRuntime(ReplicaGroup):
         assert self._client is not None
         self._client.close()
 
-    def _on_silence(self, number: int) -> None:
+    def _on_unresponsive(self, number: int) -> None:
         """Called in the thread that watches a replica, when it has not answered for some seconds."""
         loop = self._loop
         if loop is not None:
@@ -236,7 +236,7 @@ class ReplicatedRuntime(ReplicaGroup):
     def _move_calls(self, number: int) -> None:
         assert self._transport is not None
         if calls := self._transport.calls_to_move(number):
-            self.on_silence(calls)
+            self.on_unresponsive(calls)
 
 
 def _client_of(replica: RestartingRuntime) -> Client:

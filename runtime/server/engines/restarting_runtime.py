@@ -39,8 +39,8 @@ class RestartingRuntime:
     `settings` are those of `Runtime`. `num_restarts` counts replacements; after `max_restarts` in a row there are no
     more.
     on_start: called with each runtime that has started; an error that it raises makes it a failed start.
-    on_silence: called twice a second while a runtime has not answered for NOT_READY_AFTER_S. Both are called in the
-    thread, on_start first in that of the constructor. name: in the log.
+    on_unresponsive: called twice a second while a runtime has not answered for NOT_READY_AFTER_S. Both are called in
+    the thread, on_start first in that of the constructor. name: in the log.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class RestartingRuntime:
         stuck_after_s: float = STUCK_AFTER_S,
         max_restarts: int = MAX_RESTARTS,
         on_start: Callable[[Runtime], None] = lambda runtime: None,
-        on_silence: Callable[[], None] = lambda: None,
+        on_unresponsive: Callable[[], None] = lambda: None,
         name: str = "the runtime",
         **settings: Any,
     ) -> None:
         self._model_path, self._settings, self._stuck_after_s = model_path, settings, stuck_after_s
-        self._on_start, self._on_silence, self.name = on_start, on_silence, name
+        self._on_start, self._on_unresponsive, self.name = on_start, on_unresponsive, name
         self._runtime = self._start(meanwhile)
         self._ready_at = time.monotonic()
         self._max_restarts, self._num_in_a_row, self.num_restarts = max_restarts, 0, 0
@@ -131,7 +131,7 @@ class RestartingRuntime:
                 log.warning("%s %s", self.name, state)
             if not was_answering and time.monotonic() >= next_report:
                 next_report = time.monotonic() + LIVENESS_INTERVAL_S
-                self._on_silence()
+                self._on_unresponsive()
             if self.has_given_up:
                 return
 

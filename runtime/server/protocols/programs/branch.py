@@ -12,12 +12,12 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText
 from plait.runtime.seed_path import SeedPath
-from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import (
     TOKENIZE_IN_THREAD_CHARS,
     YIELD_AFTER_CHARS,
     check_fits_context,
 )
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 TURNS_AT_ONCE = 32
@@ -96,9 +96,9 @@ class ProgramBranch(BranchText[TextPiece, Value]):
             raise
         return work.result()
 
-    async def begin_turn_aside(self, role: str) -> None:
+    async def begin_turn_in_thread(self, role: str) -> None:
         """Begins a turn. Rendering many turns takes long, and has a thread."""
-        prefix = await run_aside(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
+        prefix = await run_in_thread_if(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
         await asyncio.sleep(0)  # a program may have many turns in a row
         self.open_turn_with(role, prefix)
 

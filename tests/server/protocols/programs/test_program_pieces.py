@@ -55,7 +55,7 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
 
     async def run() -> None:
         for _ in range(40):
-            await branch.begin_turn_aside("user")
+            await branch.begin_turn_in_thread("user")
             branch.turns.append(Turn("user", 0, 0))
 
     asyncio.run(run())

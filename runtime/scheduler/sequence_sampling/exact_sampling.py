@@ -26,8 +26,8 @@ from plait.runtime.sampling.prefix_tree import AllowedTokens, PrefixTree, Prefix
 from plait.runtime.sampling_params import MAX_SEARCH_ROWS
 from plait.runtime.sampling_table import fields_of_stages
 from plait.runtime.scheduler.finish_info import FinishInfo
+from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequest, PrefixRequests, common_length
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, PrefixRequests, common_length
 
 MAX_FORCED = 16  # forced tokens that are computed in one step
 MAX_KEPT_ROWS = 2 * MAX_FORCED  # rows of one search that it has not taken
@@ -187,9 +187,9 @@ class MatcherConstraint:
         forced = tuple(self._matcher.forced_tokens()[:num_left])
         if not forced or not path or self.forces_unlikely:
             return forced
-        return forced if self.is_spelled_so(path[-1], forced[0]) else ()
+        return forced if self.is_canonical_pair(path[-1], forced[0]) else ()
 
-    def is_spelled_so(self, token: int, following: int) -> bool:
+    def is_canonical_pair(self, token: int, following: int) -> bool:
         """Whether the tokenizer spells the text of two tokens with the first of them."""
         text = (self._token_bytes[token] + self._token_bytes[following]).decode("utf-8", "ignore")
         return list(self._encode(text)[:1]) == [token]

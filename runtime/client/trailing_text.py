@@ -13,7 +13,7 @@ MAX_CHARS = 32
 _WORD_END = re.compile(r"(?<=\S)(?=\s)")
 
 
-def following_text(parts: list[tuple[str, bool]], tokenizer: Tokenizer) -> str:
+def trailing_text(parts: list[tuple[str, bool]], tokenizer: Tokenizer) -> str:
     """Returns the beginning of the text of `parts`, (text, control) as in `Tokenizer.encode`, up to a control token.
 
     A longer text is cut at the end of a word, so that its tokens do not change.

@@ -25,7 +25,7 @@ from plait.constrained import Choices, Regex, compile_grammar
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Generate, Open
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.whole_values.particle_sampling import PooledConstraint
+from plait.runtime.scheduler.sequence_sampling.particle_sampling import PooledConstraint
 
 WORDS = Choices(("ant", "to", "tom", "zoo", "act"))
 ENDLESS = Regex("[a-z]+")
@@ -129,7 +129,7 @@ def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(gr
 def test_forced_tokens_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
     values = []
     for max_forced in (0, 16):
-        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_FORCED", max_forced)
+        monkeypatch.setattr("plait.runtime.scheduler.sequence_sampling.exact_sampling.MAX_FORCED", max_forced)
         words, ends, runner = draw(grammars, 40, rows=1)
         weights = np.array([math.exp(end.particles.log_weight) for end in ends])
         values.append((len(runner.batches), weights.mean(), Counter(words)))
@@ -193,8 +193,8 @@ def test_a_failed_step_ends_the_call_of_its_request(grammars):
 
 
 def test_a_pool_of_matchers_answers_as_one_matcher(grammars):
+    from plait.runtime.scheduler.sequence_sampling.exact_sampling import MatcherConstraint
     from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-    from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 
     words, masks = vocabulary(), TokenMaskBuilder(vocabulary())
     pool = PooledConstraint(grammars[WORDS], words, masks, 12, 3)
@@ -214,8 +214,8 @@ def test_forced_tokens_behind_a_text_that_the_tokenizer_spells_otherwise_are_not
     from fake_engine import vocabulary
 
     from plait.constrained import Vocabulary
+    from plait.runtime.scheduler.sequence_sampling.exact_sampling import MatcherConstraint
     from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-    from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
 
     plain = vocabulary()
     ant = plain.encode("a") + plain.encode("n") + plain.encode("t")

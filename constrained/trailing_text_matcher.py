@@ -28,7 +28,7 @@ class _Spanning(NamedTuple):
     length: int
 
 
-class FollowingText:
+class TrailingText:
     """A text that follows a value, and the tokens of one vocabulary that spell it. Not empty.
 
     >>> FollowingText(" legs.", vocabulary).tokens                        # doctest: +SKIP
@@ -65,31 +65,31 @@ class FollowingText:
         for length in range(1, min(len(self.data), MAX_SPANNED_BYTES) + 1):
             head = self.data[:length]
             for token in self.vocabulary.ids_by_last_byte.get(head[-1], ()):
-                spelled = self.vocabulary.token_bytes[token]
-                if len(spelled) > length and spelled.endswith(head) and spelled[:-length] in ids:
-                    found.append(_Spanning(token, ids[spelled[:-length]], length))
+                data = self.vocabulary.token_bytes[token]
+                if len(data) > length and data.endswith(head) and data[:-length] in ids:
+                    found.append(_Spanning(token, ids[data[:-length]], length))
         return sorted(found)
 
 
-class FollowedMatcher(Matcher):
+class TrailingTextMatcher(Matcher):
     """The state of a value under `inner` and of the text behind it. The text that it matches is value + text.
 
     Where the text is complete, the value has ended, unless it could only go on: after "3." a number may continue
     with digits or have ended before the text ".". See `may_end`.
     """
 
-    __slots__ = ("_following", "_history", "_inner", "_is_open", "_num_eos", "_starts")
+    __slots__ = ("_history", "_inner", "_is_open", "_num_eos", "_starts", "_trailing_text")
 
-    def __init__(self, inner: Matcher, following: FollowingText) -> None:
+    def __init__(self, inner: Matcher, trailing_text: TrailingText) -> None:
         self._inner = inner
-        self._following = following
+        self._trailing_text = trailing_text
         self._is_open = True  # all tokens so far may belong to the value
         self._starts: frozenset[int] = frozenset()  # bytes of the text so far, for each place where the value may end
         self._history: list[tuple[bool, frozenset[int]]] = []  # (is_open, starts) before each accepted token
         self._num_eos = 0
 
     @property
-    def num_held_bytes(self) -> int:
+    def num_trailing_bytes(self) -> int:
         """Bytes at the end that may belong to the text behind the value."""
         return max(self._starts, default=0)
 
@@ -103,7 +103,7 @@ class FollowedMatcher(Matcher):
         return self._is_text_complete and not self._has_ended
 
     def accept(self, token: int) -> bool:
-        vocabulary = self._following.vocabulary
+        vocabulary = self._trailing_text.vocabulary
         if token in vocabulary.eos_ids:
             if not self.is_accepting:
                 return False
@@ -122,7 +122,7 @@ class FollowedMatcher(Matcher):
 
     def _starts_after(self, data: bytes) -> frozenset[int]:
         """Returns how many bytes of the text there are after `data`, for each place where the value may end."""
-        text = self._following.data
+        text = self._trailing_text.data
         starts = {start + len(data) for start in self._text_starts() if text.startswith(data, start)}
         if self._is_open:
             for length in range(1, min(len(data) - 1, len(text), MAX_SPANNED_BYTES) + 1):
@@ -132,11 +132,11 @@ class FollowedMatcher(Matcher):
 
     def _text_starts(self) -> list[int]:
         """Returns the positions in the text at which the next token may continue it."""
-        starts = [start for start in self._starts if start < len(self._following.data)]
+        starts = [start for start in self._starts if start < len(self._trailing_text.data)]
         return [0, *starts] if self._is_open and self._inner.is_accepting else starts
 
     def _completes_value(self, data: bytes) -> bool:
-        token = self._following.vocabulary.ids_by_bytes.get(data)
+        token = self._trailing_text.vocabulary.ids_by_bytes.get(data)
         return token is not None and self._token_completes_value(token)
 
     def _token_completes_value(self, token: int) -> bool:
@@ -155,33 +155,33 @@ class FollowedMatcher(Matcher):
         return self._inner.is_reasoning
 
     def fill_mask(self, row: Int32Array) -> None:
-        following = self._following
+        trailing_text = self._trailing_text
         if self._inner.is_reasoning:
             self._inner.fill_mask(row)
             return
         if self._num_eos or self._has_ended:
-            row[:] = following.eos_mask
+            row[:] = trailing_text.eos_mask
             return
         row.fill(0)
         if self._is_open:
             self._inner.fill_mask(row)
             spanning = self._allowed_spanning(row)
-            row &= ~following.eos_mask  # the value may not end without the text
+            row &= ~trailing_text.eos_mask  # the value may not end without the text
             _set_bits(row, spanning)
         for start in self._text_starts():
-            _set_bits(row, following.tokens_at[start])
+            _set_bits(row, trailing_text.tokens_at[start])
         if self._is_text_complete:
-            row |= following.eos_mask
+            row |= trailing_text.eos_mask
 
     def _allowed_spanning(self, inner_mask: Int32Array) -> list[int]:
         """Returns the tokens that end the value and begin the text. `inner_mask`: the mask of the value alone."""
-        values = self._following.spanned_value_tokens
+        values = self._trailing_text.spanned_value_tokens
         bits = inner_mask.view(np.uint32)[values // 32] >> (values % 32).astype(np.uint32) & 1
         tried = np.flatnonzero(bits)[:MAX_SPANNING_TRIED].tolist()
         complete: dict[int, bool] = {}
         allowed = []
         for index in tried:
-            token, value_token, _ = self._following.spanning[index]
+            token, value_token, _ = self._trailing_text.spanning[index]
             if value_token not in complete:
                 complete[value_token] = self._token_completes_value(value_token)
             if complete[value_token]:
@@ -202,13 +202,13 @@ class FollowedMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         start = self._only_start()
         if start is not None:
-            return self._following.data[start:]
+            return self._trailing_text.data[start:]
         return self._inner.forced_bytes() if self._must_continue_value() else b""
 
     def forced_tokens(self) -> list[int]:
         start = self._only_start()
         if start is not None:
-            return list(self._following.spelling(start))
+            return list(self._trailing_text.spelling(start))
         return self._inner.forced_tokens() if self._must_continue_value() else []
 
     @property
@@ -227,18 +227,18 @@ class FollowedMatcher(Matcher):
         return None if self._is_open and self._can_continue_value() else starts[0]
 
     def _can_continue_value(self) -> bool:
-        row = np.zeros(mask_words(len(self._following.vocabulary)), np.int32)
+        row = np.zeros(mask_words(len(self._trailing_text.vocabulary)), np.int32)
         self._inner.fill_mask(row)
-        return bool((row & ~self._following.eos_mask).any())
+        return bool((row & ~self._trailing_text.eos_mask).any())
 
     def completion(self, limit: int) -> list[int] | None:
         """See `Matcher`. `limit` is for the tokens of the value; those of the text come in addition."""
         if self._num_eos or self._is_text_complete:
             return []
         if self._starts:
-            return list(self._following.spelling(max(self._starts)))
+            return list(self._trailing_text.spelling(max(self._starts)))
         value = self._inner.completion(limit)
-        return None if value is None else [*value, *self._following.tokens]
+        return None if value is None else [*value, *self._trailing_text.tokens]
 
     @property
     def is_accepting(self) -> bool:
@@ -250,7 +250,7 @@ class FollowedMatcher(Matcher):
 
     @property
     def _is_text_complete(self) -> bool:
-        return len(self._following.data) in self._starts
+        return len(self._trailing_text.data) in self._starts
 
     @property
     def _has_ended(self) -> bool:

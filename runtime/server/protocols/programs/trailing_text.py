@@ -9,7 +9,7 @@ from plait.runtime.server.protocols.programs.branch import ProgramBranch, resolv
 from plait.runtime.server.protocols.programs.compiler import GenStep, Step, TurnEnd, VariableStep
 
 
-async def text_behind(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
+async def text_after(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
     """Returns the text behind `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
 
     Waits for variables whose text a call still generates, if `following_nodes` counts them.
@@ -26,7 +26,7 @@ async def text_behind(steps: Sequence[Step], index: int, program_branch: Program
         if not isinstance(other, TextStep | TurnEnd):
             break
         known.append(other)
-    return program_branch.text_behind(known, program_branch.client.tokenizer)
+    return program_branch.text_after(known, program_branch.client.tokenizer)
 
 
 def _is_known(variable: VariableStep, gen: GenStep, program_branch: ProgramBranch) -> bool:

@@ -17,16 +17,16 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.call_reports import ParticlesInfo
 from plait.runtime.sampling.particle_filter import NoParticleLeft, ParticleFilter, ParticleNode, Path
 from plait.runtime.scheduler.finish_info import FinishInfo
-from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
-from plait.runtime.scheduler.whole_values.prefix_requests import (
+from plait.runtime.scheduler.sequence_sampling.exact_sampling import MatcherConstraint
+from plait.runtime.scheduler.sequence_sampling.prefix_requests import (
     PrefixRequest,
     PrefixRequests,
     begins_with,
     common_length,
 )
+from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
-MAX_SPELLED = 64  # tokens that may follow, of a prefix whose spelling is looked at
+MAX_CANONICAL_TRIED = 64  # tokens that may follow, of a prefix whose spelling is looked at
 NO_PARTICLE_LEFT = (
     "no particle reached a complete value within max_tokens and the sampling filters; ask for the format in the "
     "prompt, or raise particles or max_tokens"
@@ -164,12 +164,12 @@ class PooledConstraint(MatcherConstraint):
         if self._matcher.is_accepting:
             return False
         allowed = np.flatnonzero(self.allowed(path))
-        if not 0 < len(allowed) <= MAX_SPELLED:
+        if not 0 < len(allowed) <= MAX_CANONICAL_TRIED:
             return False
         key = (path[-1], allowed.tobytes())
         known = self._unlikely.get(key)
         if known is None:
-            known = self._unlikely[key] = not any(self.is_spelled_so(path[-1], int(token)) for token in allowed)
+            known = self._unlikely[key] = not any(self.is_canonical_pair(path[-1], int(token)) for token in allowed)
         return known
 
     def _move_to(self, path: Path) -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plait.constrained.followed_matcher import FollowingText
+from plait.constrained.trailing_text_matcher import TrailingText
 
 
 class ValueEnd(NamedTuple):
@@ -25,12 +25,12 @@ class ValueEnd(NamedTuple):
     num_tokens: int
 
 
-class FollowedValue:
-    """The output of one call, seen as a value and the text `following` behind it."""
+class ValueSpan:
+    """The output of one call, seen as a value and the text `trailing_text` behind it."""
 
-    def __init__(self, following: FollowingText) -> None:
-        self.following = following
-        self.held_start = 0  # output bytes from here on may belong to the text behind the value
+    def __init__(self, trailing_text: TrailingText) -> None:
+        self.trailing_text = trailing_text
+        self.trailing_start = 0  # output bytes from here on may belong to the text behind the value
         self.forced: list[int] = []  # indices of the output tokens that were not sampled
         self.end: ValueEnd | None = None
         self._unscanned = bytearray()  # output bytes that were not searched for stop strings
@@ -41,19 +41,19 @@ class FollowedValue:
 
         `byte_ends[i]`: length in bytes of tokens 0 to i. `new_lengths`: those of further tokens.
         """
-        if not self.held_start:
+        if not self.trailing_start:
             return 0
-        count = min(len(byte_ends), 1 + bisect_left(byte_ends, self.held_start))
+        count = min(len(byte_ends), 1 + bisect_left(byte_ends, self.trailing_start))
         start = byte_ends[-1] if byte_ends else 0
         for length in new_lengths:
-            count += start < self.held_start
+            count += start < self.trailing_start
             start += length
         return count
 
     def take_unscanned(self, new_bytes: bytes) -> bytes:
         """Appends output bytes. Returns those that belong to the value and were not returned before."""
         self._unscanned += new_bytes
-        taken = bytes(self._unscanned[: max(0, self.held_start - self._num_scanned)])
+        taken = bytes(self._unscanned[: max(0, self.trailing_start - self._num_scanned)])
         del self._unscanned[: len(taken)]
         self._num_scanned += len(taken)
         return taken

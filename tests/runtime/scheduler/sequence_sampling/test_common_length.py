@@ -7,7 +7,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.scheduler.whole_values.prefix_requests import begins_with, common_length
+from plait.runtime.scheduler.sequence_sampling.prefix_requests import begins_with, common_length
 
 SHARED = st.lists(st.integers(0, 2), max_size=200)
 END = st.lists(st.integers(0, 2), max_size=3)

@@ -11,7 +11,7 @@ import pytest
 from plait.constrained import Choices
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.sampling_table import fields_of_stages
-from plait.runtime.scheduler.whole_values.exact_sampling import _tree_key
+from plait.runtime.scheduler.sequence_sampling.exact_sampling import _tree_key
 
 OTHER_VALUES: dict[type, Any] = {float: 0.5, int: 7, dict: {3: 1.0}}
 

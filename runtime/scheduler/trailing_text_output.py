@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from plait.constrained.followed_matcher import FollowedMatcher
-from plait.runtime.batch.followed_value import ValueEnd
+from plait.constrained.trailing_text_matcher import TrailingTextMatcher
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.value_span import ValueEnd
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_cutter import OutputCutter
 from plait.runtime.tokenizer.stop_strings import StopHit
 
 
-def end_followed_value(request: GenerationRequest, finish_info: FinishInfo, cutter: OutputCutter) -> FinishInfo:
+def end_value_span(request: GenerationRequest, finish_info: FinishInfo, cutter: OutputCutter) -> FinishInfo:
     """Sets where the value of an ended output ends, and completes the session's text with the text behind it.
 
     An output that ended where this text has begun is a complete value. One that max_tokens cut off before is
     incomplete, with the text appended to it.
     """
-    followed, matcher = request.followed_value, request.matcher
-    assert followed is not None and isinstance(matcher, FollowedMatcher)
-    missing = followed.following.tokens
+    span, matcher = request.value_span, request.matcher
+    assert span is not None and isinstance(matcher, TrailingTextMatcher)
+    missing = span.trailing_text.tokens
     if isinstance(finish_info.matched, str):  # a stop string ended the value, before the text
         num_bytes = _num_bytes(request)
-    elif matcher.num_held_bytes:
-        num_bytes = _num_bytes(request) - matcher.num_held_bytes
+    elif matcher.num_trailing_bytes:
+        num_bytes = _num_bytes(request) - matcher.num_trailing_bytes
         if matcher.is_accepting:
-            num_bytes = _num_bytes(request) - len(followed.following.data)
+            num_bytes = _num_bytes(request) - len(span.trailing_text.data)
         missing = matcher.completion(0) or []
         if finish_info.matched not in request.params.stop_token_ids:
             finish_info = FinishInfo("stop")
@@ -34,14 +34,14 @@ def end_followed_value(request: GenerationRequest, finish_info: FinishInfo, cutt
         if request.num_output > request.params.max_tokens:  # what had looked like the text behind it was not
             cutter.cut(request, request.byte_ends[request.params.max_tokens - 1])
         num_bytes = _num_bytes(request)
-    followed.held_start = num_bytes
+    span.trailing_start = num_bytes
     hit = None if isinstance(finish_info.matched, str) else _find_stop(request)
     if hit is not None:
         cutter.cut(request, hit.start)
-        num_bytes, missing, finish_info = hit.start, followed.following.tokens, FinishInfo("stop", hit.text)
-    followed.held_start = num_bytes
+        num_bytes, missing, finish_info = hit.start, span.trailing_text.tokens, FinishInfo("stop", hit.text)
+    span.trailing_start = num_bytes
     num_whole, last_tokens = cutter.split(request, num_bytes)
-    followed.end = ValueEnd(num_whole, last_tokens, followed.num_tokens_begun(request.byte_ends))
+    span.end = ValueEnd(num_whole, last_tokens, span.num_tokens_begun(request.byte_ends))
     request.seq.tokens.extend(missing)
     return finish_info
 
@@ -52,6 +52,6 @@ def _num_bytes(request: GenerationRequest) -> int:
 
 def _find_stop(request: GenerationRequest) -> StopHit | None:
     """Searches the rest of the value, which was held back as long as it could be the text behind it."""
-    assert request.followed_value is not None
-    rest = request.followed_value.take_unscanned(b"")
+    assert request.value_span is not None
+    rest = request.value_span.take_unscanned(b"")
     return request.stop_scanner.push(rest) if request.stop_scanner is not None and rest else None

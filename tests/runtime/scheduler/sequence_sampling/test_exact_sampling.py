@@ -24,7 +24,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Generate, Open
 from plait.runtime.sampling.sampler import SamplerOutput
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.whole_values.exact_sampling import MatcherConstraint
+from plait.runtime.scheduler.sequence_sampling.exact_sampling import MatcherConstraint
 
 WORDS = Choices(("ant", "to", "tom", "zoo", "act"))
 ENDLESS = Regex("[a-z]+")
@@ -136,7 +136,7 @@ def test_the_text_continues_with_the_value_and_other_requests_are_not_touched(gr
 def test_forced_tokens_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
     values = []
     for max_forced in (0, 16):
-        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_FORCED", max_forced)
+        monkeypatch.setattr("plait.runtime.scheduler.sequence_sampling.exact_sampling.MAX_FORCED", max_forced)
         words, ends, runner = draw(grammars, 12, rows=1)
         values.append((words, [end.exact.logprob for end in ends], len(runner.batches)))
     assert values[0][:2] == values[1][:2] and values[1][2] < values[0][2]
@@ -145,7 +145,7 @@ def test_forced_tokens_are_computed_in_one_step_and_change_nothing(grammars, mon
 def test_several_prefixes_of_a_search_are_computed_in_one_step_and_change_nothing(grammars, monkeypatch):
     values = []
     for max_rows in (1, 4):
-        monkeypatch.setattr("plait.runtime.scheduler.whole_values.exact_sampling.MAX_SEARCH_ROWS", max_rows)
+        monkeypatch.setattr("plait.runtime.scheduler.sequence_sampling.exact_sampling.MAX_SEARCH_ROWS", max_rows)
         drawn = []
         for seed in range(12):
             engine_loop, transport, runner = make_engine_loop(grammars=grammars)

@@ -15,6 +15,6 @@ T = TypeVar("T")
 LARGE_TOKENS = 256  # an answer's; converting its logprobs takes milliseconds if there are more
 
 
-async def run_aside(is_large: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread_if(is_large: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Returns `work(...)`, which is called in a thread if it `is_large`."""
     return await asyncio.to_thread(work, *args, **kwargs) if is_large else work(*args, **kwargs)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from matchers import allowed_tokens, compile_in_process
 
 from plait.constrained import Choices, Ebnf, Grammar, JsonSchema, Lark, Matcher, Regex, Vocabulary, mask_words
-from plait.constrained.followed_matcher import FollowedMatcher, FollowingText
 from plait.constrained.specs import Spec
+from plait.constrained.trailing_text_matcher import TrailingText, TrailingTextMatcher
 
 WORDS = ["ab", "ba", "aa", "1.", ".1", "a.", "b,", '",', "11", " a", "a b", "}.", "ab,1", "é,", "yes", " yes", "s p"]
 CHARACTERS = 'ab1.,{}":é -yesp'
@@ -48,8 +48,8 @@ GRAMMARS: dict[str, Grammar] = {name: compile_in_process(spec, VOCABULARY) for n
 TEXTS = st.text(alphabet='ab1., é"', min_size=1, max_size=4)
 
 
-def followed(kind: str, text: str) -> FollowedMatcher:
-    return FollowedMatcher(GRAMMARS[kind].matcher(), FollowingText(text, VOCABULARY))
+def followed(kind: str, text: str) -> TrailingTextMatcher:
+    return TrailingTextMatcher(GRAMMARS[kind].matcher(), TrailingText(text, VOCABULARY))
 
 
 def can_begin(kind: str) -> Callable[[str], bool]:
@@ -132,10 +132,10 @@ def test_the_mask_is_that_of_a_slow_reference(kind: str, text: str, seed: int) -
     assert matcher.is_accepting or len(tokens) == 30
 
 
-def snapshot(matcher: FollowedMatcher) -> tuple[bytes, bytes, bool, bool, int]:
+def snapshot(matcher: TrailingTextMatcher) -> tuple[bytes, bytes, bool, bool, int]:
     row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
     matcher.fill_mask(row)
-    return row.tobytes(), matcher.forced_bytes(), matcher.is_accepting, matcher.may_end, matcher.num_held_bytes
+    return row.tobytes(), matcher.forced_bytes(), matcher.is_accepting, matcher.may_end, matcher.num_trailing_bytes
 
 
 @settings(max_examples=60, deadline=None)
@@ -189,7 +189,7 @@ def test_what_may_belong_to_the_text_is_held(
 ) -> None:
     matcher = followed(kind, text)
     assert all(matcher.accept(IDS[data]) for data in spelled)
-    assert (matcher.num_held_bytes, matcher.may_end) == (held, may_end)
+    assert (matcher.num_trailing_bytes, matcher.may_end) == (held, may_end)
 
 
 def test_the_rest_of_the_text_is_forced() -> None:
