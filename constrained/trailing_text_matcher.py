@@ -1,4 +1,4 @@
-"""A constrained value with known text behind it: the value may end only where that text can follow.
+"""A constrained value with known text after it: the value may end only where that text can follow.
 
     value  42        the inner matcher's text
     text   " legs."  the text that follows; it competes with the value's next token under one mask
@@ -72,7 +72,7 @@ class TrailingText:
 
 
 class TrailingTextMatcher(Matcher):
-    """The state of a value under `inner` and of the text behind it. The text that it matches is value + text.
+    """The state of a value under `inner` and of the text after it. The text that it matches is value + text.
 
     Where the text is complete, the value has ended, unless it could only go on: after "3." a number may continue
     with digits or have ended before the text ".". See `may_end`.
@@ -90,7 +90,7 @@ class TrailingTextMatcher(Matcher):
 
     @property
     def num_trailing_bytes(self) -> int:
-        """Bytes at the end that may belong to the text behind the value."""
+        """Bytes at the end that may belong to the text after the value."""
         return max(self._starts, default=0)
 
     @property

@@ -164,7 +164,7 @@ class GenerationRequest(Request):
             self.value_span.forced.append(len(self.byte_ends))
 
     def hold_trailing_text(self, num_new_bytes: int) -> None:
-        """Holds back what may be the text behind the value. `num_new_bytes`: those that the matcher has accepted and
+        """Holds back what may be the text after the value. `num_new_bytes`: those that the matcher has accepted and
         that are not appended yet."""
         if self.value_span is not None:
             assert isinstance(self.matcher, TrailingTextMatcher)

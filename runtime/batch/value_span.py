@@ -1,4 +1,4 @@
-"""The value of a constrained call whose constraint includes the text behind it: which output belongs to the value.
+"""The value of a constrained call whose constraint includes the text after it: which output belongs to the value.
 
 output   4 | 2 | legs | .        tokens
 value    4 | 2                   what the client gets; the session's text keeps all of it
@@ -16,7 +16,7 @@ from plait.constrained.trailing_text_matcher import TrailingText
 class ValueEnd(NamedTuple):
     """Where a value ended: after `num_whole` output tokens and the text of `last_tokens`.
 
-    `last_tokens` spell the value's part of a token that also begins the text behind it. `num_tokens`: output tokens
+    `last_tokens` spell the value's part of a token that also begins the text after it. `num_tokens`: output tokens
     with a part of the value.
     """
 
@@ -30,7 +30,7 @@ class ValueSpan:
 
     def __init__(self, trailing_text: TrailingText) -> None:
         self.trailing_text = trailing_text
-        self.trailing_start = 0  # output bytes from here on may belong to the text behind the value
+        self.trailing_start = 0  # output bytes from here on may belong to the text after the value
         self.forced: list[int] = []  # indices of the output tokens that were not sampled
         self.end: ValueEnd | None = None
         self._unscanned = bytearray()  # output bytes that were not searched for stop strings

@@ -1,4 +1,4 @@
-"""The text behind a constrained value that belongs to its constraint: a beginning of what is known to follow."""
+"""The text after a constrained value that belongs to its constraint: a beginning of what is known to follow."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OutputProcessor:
         self._trailing_text = lru_cache(MAX_TRAILING_TEXTS)(lambda text: TrailingText(text, vocabulary))
 
     def set_trailing_text(self, request: GenerationRequest, text: str) -> None:
-        """Makes `text` the text behind the value of a constrained request. Call it before `start`."""
+        """Makes `text` the text after the value of a constrained request. Call it before `start`."""
         request.value_span = ValueSpan(self._trailing_text(text))
 
     def start(self, request: GenerationRequest, matcher: Matcher) -> FinishInfo | None:
@@ -136,7 +136,7 @@ class OutputProcessor:
         if token in request.params.stop_token_ids and request.num_output >= request.num_reasoning:
             if isinstance(request.matcher, TrailingTextMatcher) and token not in self._eos_ids:
                 if request.matcher.num_trailing_bytes:
-                    return None  # it is a part of the text behind the value
+                    return None  # it is a part of the text after the value
                 request.matcher.rollback(1)
             return FinishInfo("stop", token)
         if token in self._eos_ids and (request.matcher is not None or not request.params.ignore_eos):

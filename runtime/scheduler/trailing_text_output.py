@@ -1,4 +1,4 @@
-"""Ends a value whose constraint includes the text behind it: finds where the value ends, and completes that text."""
+"""Ends a value whose constraint includes the text after it: finds where the value ends, and completes that text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.runtime.tokenizer.stop_strings import StopHit
 
 
 def end_value_span(request: GenerationRequest, finish_info: FinishInfo, cutter: OutputCutter) -> FinishInfo:
-    """Sets where the value of an ended output ends, and completes the session's text with the text behind it.
+    """Sets where the value of an ended output ends, and completes the session's text with the text after it.
 
     An output that ended where this text has begun is a complete value. One that max_tokens cut off before is
     incomplete, with the text appended to it.
@@ -31,7 +31,7 @@ def end_value_span(request: GenerationRequest, finish_info: FinishInfo, cutter: 
     else:
         if matcher.is_in_text and finish_info.reason == "length":
             finish_info = FinishInfo("stop")  # nothing could continue the value
-        if request.num_output > request.params.max_tokens:  # what had looked like the text behind it was not
+        if request.num_output > request.params.max_tokens:  # what had looked like the text after it was not
             cutter.cut(request, request.byte_ends[request.params.max_tokens - 1])
         num_bytes = _num_bytes(request)
     span.trailing_start = num_bytes
@@ -51,7 +51,7 @@ def _num_bytes(request: GenerationRequest) -> int:
 
 
 def _find_stop(request: GenerationRequest) -> StopHit | None:
-    """Searches the rest of the value, which was held back as long as it could be the text behind it."""
+    """Searches the rest of the value, which was held back as long as it could be the text after it."""
     assert request.value_span is not None
     rest = request.value_span.take_unscanned(b"")
     return request.stop_scanner.push(rest) if request.stop_scanner is not None and rest else None

@@ -1,4 +1,4 @@
-"""The text behind a gen of a program, as far as it is known before the gen runs."""
+"""The text after a gen of a program, as far as it is known before the gen runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.runtime.server.protocols.programs.compiler import GenStep, Step, Turn
 
 
 async def text_after(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
-    """Returns the text behind `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
+    """Returns the text after `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
 
     Waits for variables whose text a call still generates, if `following_nodes` counts them.
     """

@@ -29,7 +29,6 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
@@ -41,6 +40,7 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     ResponseError,
     ResponseUsage,
 )
+from plait.runtime.server.protocols.openai.responses.stored_conversation import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
