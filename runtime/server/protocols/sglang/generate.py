@@ -15,6 +15,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.errors import answered_error, invalid
+from plait.runtime.server.generation.abort_registry import AbortRegistry
 from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
@@ -22,7 +23,6 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, sse_event
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.answer import DONE, Batch, respond
-from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.types import GenerateRequest, GenerateResponse

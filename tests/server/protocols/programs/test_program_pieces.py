@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import httpx
 
 from plait.runtime.programs.branch import Turn
-from plait.runtime.server.protocols.programs import branch as branch_module
-from plait.runtime.server.protocols.programs import program_run
-from plait.runtime.server.protocols.programs.branch import ProgramBranch
+from plait.runtime.server.programs import program_branch as branch_module
+from plait.runtime.server.programs import program_run
+from plait.runtime.server.programs.program_branch import ProgramBranch
 
 
 def new_branch(monkeypatch) -> ProgramBranch:

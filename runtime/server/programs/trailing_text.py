@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plait.runtime.programs.steps import TextStep
-from plait.runtime.server.protocols.programs.branch import ProgramBranch, resolve_value
-from plait.runtime.server.protocols.programs.compiler import GenStep, Step, TurnEnd, VariableStep
+from plait.runtime.server.programs.program_branch import ProgramBranch, resolve_value
+from plait.runtime.server.programs.steps import GenStep, Step, TurnEnd, VariableStep
 
 
 async def text_after(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:

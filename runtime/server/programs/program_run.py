@@ -23,8 +23,8 @@ from plait.runtime.programs.steps import TextStep
 from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.protocols.programs.compiler import (
+from plait.runtime.server.programs.program_branch import ProgramBranch, TextPiece, Value
+from plait.runtime.server.programs.steps import (
     CompiledProgram,
     ForkStep,
     GenStep,
@@ -34,7 +34,7 @@ from plait.runtime.server.protocols.programs.compiler import (
     TurnEnd,
     VariableStep,
 )
-from plait.runtime.server.protocols.programs.trailing_text import text_after, text_of
+from plait.runtime.server.programs.trailing_text import text_after, text_of
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
