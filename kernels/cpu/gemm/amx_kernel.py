@@ -43,24 +43,20 @@ def zero_accumulators(context: Any, count: Any) -> Any:
 @literal_intrinsic
 def load_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Loads the accumulators that `store_accumulators` wrote."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            for register, row in _accumulator_addresses(b, count.literal_value, *values[1:]):
-                v.call_intrinsic(b, "llvm.x86.tileloadd64", VOID, [register, row, values[2]])
-        return context.get_dummy_value()
-
-    return types.void(count, types.int64, types.int64), generate
+    return _move_accumulators("llvm.x86.tileloadd64", count)
 
 
 @literal_intrinsic
 def store_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Writes the accumulators, float32 [16 * count, 32], in rows of `stride` bytes."""
+    return _move_accumulators("llvm.x86.tilestored64", count)
 
+
+def _move_accumulators(instruction: str, count: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAS_AMX:
             for register, row in _accumulator_addresses(b, count.literal_value, *values[1:]):
-                v.call_intrinsic(b, "llvm.x86.tilestored64", VOID, [register, row, values[2]])
+                v.call_intrinsic(b, instruction, VOID, [register, row, values[2]])
         return context.get_dummy_value()
 
     return types.void(count, types.int64, types.int64), generate

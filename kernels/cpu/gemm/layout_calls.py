@@ -31,6 +31,16 @@ def _call_with_record(count: int) -> Any:
     return types.void(types.int64, types.UniTuple(types.int64, count)), generate
 
 
+def _call_with_four() -> Any:
+    """Returns the type of a call with four int64 arguments, and its generator."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _call(b, values[0], [*values[1:]])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
 @intrinsic
 def call_product(context: Any, function: Any, arguments: Any) -> Any:
     """`int8_kernel.generate_product`; `arguments` are the fields of ProductArgs, all int64."""
@@ -46,20 +56,10 @@ def call_pass(context: Any, function: Any, arguments: Any) -> Any:
 @intrinsic
 def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: Any, out: Any) -> Any:
     """`panel_kernel.generate_dequantize`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _call(b, values[0], [*values[1:]])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
+    return _call_with_four()
 
 
 @intrinsic
 def call_output(context: Any, function: Any, tile: Any, lane: Any, blocks: Any, out: Any) -> Any:
     """`panel_kernel.generate_output`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _call(b, values[0], [*values[1:]])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
+    return _call_with_four()

@@ -156,4 +156,3 @@ LAYOUTS = {
         PackedLayout("F32", (32,), is_float=True),
     )
 }
-LAYOUT_NAMES = tuple(LAYOUTS)

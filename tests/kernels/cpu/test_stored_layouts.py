@@ -9,10 +9,11 @@ from tiny_hf_models import all_logits, run, runner, text, write_gguf
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from plait.kernels.cpu.decoder import CpuDecoder, missing_features
-from plait.kernels.cpu.gemm.layouts import LAYOUT_NAMES
+from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.runtime.model_files.gguf import open_gguf
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
+LAYOUT_NAMES = tuple(LAYOUTS)
 SHAPE = dict(vocab_size=97, hidden_size=256, intermediate_size=256, num_hidden_layers=len(LAYOUT_NAMES), head_dim=64)
 SHAPE |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False)
 
