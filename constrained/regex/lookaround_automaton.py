@@ -60,17 +60,17 @@ class Position(NamedTuple):
     lookbehinds: tuple[bool, ...]  # for each lookbehind, whether a text before the position matches it
 
 
-def with_lookaround(items: list[ParseItem], source: str, flags: int | None = None) -> PlainPattern:
-    """Returns a plain pattern of the texts in which a parsed pattern is found. Raises GrammarError if it is too large.
+def with_lookaround(items: list[ParseItem], source: str) -> PlainPattern:
+    """Returns a plain pattern of the texts in which a parsed pattern of JSON Schema is found.
 
-    `items`: the parse tree of the pattern `source`, which serves for error positions only. flags: those of Python's
-    `re`, whose words may have characters beyond ASCII; None: the pattern is one of JSON Schema.
+    `items`: the parse tree of the pattern `source`, which serves for error positions only. Raises GrammarError if it is
+    too large.
 
     >>> import re._parser as parser
     >>> with_lookaround(list(parser.parse(r"^(?!b)[ab]\\Z")), "").pattern
     '[\\\\U00000061]'
     """
-    pattern = _pattern_of(*lookaround_table(items, source, flags))
+    pattern = _pattern_of(*lookaround_table(items, source, None))
     return PlainPattern(pattern, len(pattern), float(pattern.count("\\U")))
 
 
@@ -79,7 +79,9 @@ def lookaround_table(
 ) -> tuple[list[list[int]], set[int], list[Ranges]]:
     """Returns the minimal automaton of the texts in which a parsed pattern is found, see `with_lookaround`.
 
-    The target of each class of characters for each state, of which 0 is the first; the accepting states; the classes.
+    flags: those of Python's `re`, whose words may have characters beyond ASCII; None: the pattern is one of JSON
+    Schema. Returns the target of each class of characters for each state, of which 0 is the first; the accepting
+    states; the classes.
     """
     return _Builder(items, source, flags).automaton().table()
 

@@ -112,15 +112,13 @@ async def prepare_chat(
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
-    parts = await run_in_thread_if(
-        is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
-    )
+    added = client.tokenizer.added_texts
+    parts = await run_in_thread_if(is_large, render_chat, template, added, conversation, call_format, formats)
     parts, in_message, text_head = _message_head(parts, conversation, call_format, messages)
     if tools:
         free = marks.within(*texts_around(formats.reasoning, messages))
-        calls = await run_in_thread_if(
-            is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head
-        )
+        arguments = call_format, conversation, marks.pairs, free, text_head
+        calls = await run_in_thread_if(is_large, tool_constraint, *arguments)
         constraint, param = calls, tool_params(calls, conversation)
         text_head = ""  # the constraint has it
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
