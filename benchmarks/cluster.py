@@ -71,7 +71,7 @@ class Model(OneTokenModel):
     clock: Clock
     num_pages: int = PAGES
     max_batch_tokens: int = MAX_BATCH_TOKENS
-    num_spared_tokens: int = 0
+    num_saved_reads: int = 0
     busy_s: float = 0.0
 
     def forward(self, batch: Any) -> Float32Array:

@@ -30,8 +30,9 @@ from typing import Any
 
 import plait
 from plait import gen, select
+from plait.runtime.call_reports import ChoiceScores, Usage
 from plait.runtime.client.client import Client
-from plait.runtime.messages import PROTOCOL, ChoiceScores, Finished, Generate, Select, Tokens, Usage, Welcome
+from plait.runtime.messages import PROTOCOL, Finished, Generate, Select, Tokens, Welcome
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 

@@ -33,7 +33,8 @@ from serving.http_load import Stream, run, single_ttft, ttft_under_load
 SERVE = """
 import json, sys
 from plait.runtime.process.runtime import Runtime
-from plait.runtime.server import restarting_runtime, serve
+from plait.runtime.server import serve
+from plait.runtime.server.engines import restarting_runtime
 from plait.runtime.server.settings import server_settings
 restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
 sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2])), replicas=int(sys.argv[3]) or None))

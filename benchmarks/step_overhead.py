@@ -124,7 +124,7 @@ def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -
     times.watch(engine_loop.step_executor._sampler, "sample", "sampler")
     times.watch(engine_loop, "fill_token_mask", "masks")
     times.watch(engine_loop, "receive", "receive")
-    times.watch(engine_loop, "commit", "commit")
+    times.watch(engine_loop.committer, "commit", "commit")
     times.watch(transport, "send", "replies")
     times.watch(engine_loop, "step", "the rest")
     steps = []

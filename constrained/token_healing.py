@@ -19,7 +19,7 @@ from plait.constrained.grammar import Int32Array, Matcher, mask_words
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TEXTS = 256  # whose tokens are kept
-MAX_SPELLED_TRIED = 2048  # tokens that go on with what is no token, tried for one mask; those with the lowest ids
+MAX_SPLITS_TRIED = 2048  # tokens that go on with what is no token, tried for one mask; those with the lowest ids
 
 
 class TokenHealer:
@@ -88,11 +88,11 @@ class _Border:
     def _inner_tokens(self, ordered: _TokenOrder) -> NDArray[np.int64]:
         """Returns the tokens that spell a beginning of the text, or all of it, such that tokens can spell the rest."""
         text, strings = self.text, self.vocabulary.ids_by_bytes
-        can_be_spelled = [False] * len(text) + [True]
+        can_be_tokenized = [False] * len(text) + [True]
         for start in range(len(text) - 1, 0, -1):
             ends = range(start + 1, len(text) + 1)
-            can_be_spelled[start] = any(can_be_spelled[end] and text[start:end] in strings for end in ends)
-        heads = {text[:end] for end in range(1, len(text) + 1) if can_be_spelled[end]}
+            can_be_tokenized[start] = any(can_be_tokenized[end] and text[start:end] in strings for end in ends)
+        heads = {text[:end] for end in range(1, len(text) + 1) if can_be_tokenized[end]}
         return np.array(
             [t for head in heads for t in ordered.beginning_with(head) if self.vocabulary.token_bytes[t] == head],
             np.int64,
@@ -124,7 +124,7 @@ class _Border:
         allowed: list[int] = self.longer[known][is_allowed].tolist()
         first_bytes = self._allowed_first_bytes(bits)
         spelled = [token for token in self.longer[~known].tolist() if self.rest(token)[0] in first_bytes]
-        return allowed + [token for token in spelled[:MAX_SPELLED_TRIED] if self._accepts(matcher, token)]
+        return allowed + [token for token in spelled[:MAX_SPLITS_TRIED] if self._accepts(matcher, token)]
 
     def _allowed_first_bytes(self, bits: NDArray[np.uint32]) -> set[int]:
         """Returns the bytes with which a text may begin, and those that are no token."""

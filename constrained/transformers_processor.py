@@ -69,7 +69,7 @@ class GrammarLogitsProcessor:
     def _follow(self, texts: list[list[int]]) -> list[tuple[list[int], Matcher]]:
         """Returns each text with its matcher: one of the last step where a row goes on from there, else a new one."""
         unused = self._matchers
-        followed: list[tuple[list[int], Matcher]] = []
+        advanced: list[tuple[list[int], Matcher]] = []
         for text in texts:
             place = next((i for i, (before, _) in enumerate(unused) if before == text[:-1]), None) if text else None
             matcher = self._grammar.matcher() if place is None else unused[place][1]
@@ -78,5 +78,5 @@ class GrammarLogitsProcessor:
             for token in text if place is None else text[-1:]:
                 if not matcher.is_terminated and not matcher.accept(token):  # what follows the end is padding
                     raise ValueError(f"token {token} behind the prompt does not match the grammar")
-            followed.append((text, matcher))
-        return followed
+            advanced.append((text, matcher))
+        return advanced

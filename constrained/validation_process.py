@@ -1,4 +1,4 @@
-"""Validates a text against a client's lenient constraint in a process that is killed after a time limit.
+"""Validates a text against a client's lenient constraint, also in a process that is killed after a time limit.
 
 A schema of some kilobytes can make full validation take hours (references that double, patterns that backtrack), and
 the validator holds the interpreter's lock. `python -m plait.constrained.validation_process` reads one request from
@@ -14,8 +14,9 @@ import sys
 
 import msgspec
 
-from plait.constrained.json_schema.full_validation import validation_error
-from plait.constrained.specs import Spec
+from plait.constrained.json_schema.bundling import bundled
+from plait.constrained.json_validation import json_validation_error
+from plait.constrained.specs import JsonSchema, Spec, Structural
 
 TIMEOUT_S = 5.0  # by the clock; most of it is for the start of the process on a busy machine
 MEMORY_BYTES = 2 << 30
@@ -27,6 +28,21 @@ class ValidationRequest(msgspec.Struct, frozen=True):
 
     spec: Spec
     text: str
+
+
+def validation_error(spec: Spec, text: str) -> str | None:
+    """Returns in one line why the finished `text` does not match `spec`; None if it does.
+
+    Only lenient specs leave anything to be checked here.
+
+    >>> validation_error(JsonSchema({"uniqueItems": True}, lenient=True), "[1,1]")
+    '[1,1] has non-unique elements (at the top)'
+    """
+    if isinstance(spec, JsonSchema):
+        return json_validation_error(bundled(spec).text, text)
+    if isinstance(spec, Structural):
+        return "what was left out of a structural text's schemas is not checked"
+    return None
 
 
 def validation_error_within(spec: Spec, text: str, timeout_s: float = TIMEOUT_S) -> str | None:

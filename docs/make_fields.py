@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from plait.runtime.server.request_fields import ADVICE, ALL, ENDPOINTS, PARTS, REFUSED, Row
+from plait.runtime.server.fields.request_fields import ADVICE, ALL, ENDPOINTS, PARTS, REFUSED, Row
 
 PAGE = Path(__file__).parent / "fields.md"
 INTRO = """# Request fields that are refused or listed

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from plait.runtime.sampling.choice_scores import choice_probabilities
 
 if TYPE_CHECKING:
+    from plait.runtime.call_reports import ExactInfo, TokenLogprob
     from plait.runtime.client.call import CallResult, ScoredChoices
-    from plait.runtime.messages import ExactInfo, TokenLogprob
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 # One token as (logprob, token id, text). A token that is part of a character has U+FFFD in its text.

@@ -77,7 +77,7 @@ def _describe_ranks(path: Path, config: EngineConfig) -> dict[str, str]:
 
     checkpoint, stages = check_ranks(config, path)
     device, rank = resolve_device_type(config.device), checkpoint.config
-    held = torch_weight_format(config, checkpoint, device)
+    weight_format = torch_weight_format(config, checkpoint, device)
     dtype = resolve_dtype_name(config.dtype, device)
     per_rank = "GPUs" if device == "cuda" else "processes of the CPU; without them the CPU's packed kernels are faster"
     lines = {"ranks": f"{config.num_ranks} {per_rank}"}
@@ -86,7 +86,7 @@ def _describe_ranks(path: Path, config: EngineConfig) -> dict[str, str]:
         lines["stages"] = f"{len(stages)} with {layers} layers; the first has the embedding, the last the output head"
     return lines | {
         "a rank has": f"{rank.num_heads} heads and {rank.num_kv_heads} KV heads of each of its layers",
-        "weights": f"{dtype if held == 'bf16' else held} (multiplied by torch)",
+        "weights": f"{dtype if weight_format == 'bf16' else weight_format} (multiplied by torch)",
     }
 
 

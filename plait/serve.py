@@ -14,8 +14,19 @@ from plait.runtime.server.engines.model_options import MAX_GIGABYTES, MODEL_OPTI
 
 if TYPE_CHECKING:
     from plait.runtime.server.engines.model_names import Alias
+    from plait.runtime.server.settings import ServerSettings
 
 KEY_VARIABLE = "PLAIT_API_KEY"
+SAME_NAMES = (  # options that the server's settings have under the same name
+    *("host", "port", "model_name", "open_metrics", "log_prompts", "strict_fields", "untagged_tool_calls"),
+    *("max_body_bytes", "max_queue", "max_queue_bytes", "max_requests_per_key", "max_restarts", "files_dir"),
+    *("max_file_bytes", "max_batch_lines", "max_stored_bytes_per_key", "max_files_per_key", "max_batch_calls"),
+    *("max_response_bytes", "max_response_bytes_per_key"),
+)
+NAMES_OF_SECONDS = (  # those whose settings end in _s
+    *("max_queue_time", "store_responses", "body_timeout", "idle_timeout", "write_timeout", "drain_timeout"),
+    *("stuck_after", "retry_after"),
+)
 
 
 def add_serve_options(server: argparse.ArgumentParser) -> None:
@@ -144,6 +155,26 @@ def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float
     return weights
 
 
+def _server_settings(
+    options: argparse.Namespace, keys: Mapping[str, str], weights: Mapping[str, float]
+) -> ServerSettings:
+    """Returns the options as settings of the server. Raises InputError."""
+    from plait.runtime.server.settings import server_settings
+
+    same = {name: getattr(options, name) for name in SAME_NAMES}
+    seconds = {f"{name}_s": getattr(options, name) for name in NAMES_OF_SECONDS}
+    return server_settings(
+        **same,
+        **seconds,
+        api_keys=keys,
+        key_weights=weights,
+        cors_origins=options.cors_origin,
+        allowed_hosts=options.allowed_host,
+        page=not options.no_page,
+        completions_special=options.completions_special != "off",
+    )
+
+
 def _model_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the given options of `MODEL_OPTIONS` as settings of `Runtime`, and "replicas". Raises InputError."""
     given = {option: getattr(options, option.dest) for option in MODEL_OPTIONS.values()}
@@ -198,47 +229,11 @@ def serve_command(options: argparse.Namespace) -> int:
     from plait.runtime.server.engines.models_file import read_models
     from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve, serve_models
-    from plait.runtime.server.settings import server_settings
 
     key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
     keys = read_keys(key, options.api_key_file)
     weights = _key_weights(options.key_weight or [], keys)
-    settings = server_settings(
-        host=options.host,
-        port=options.port,
-        model_name=options.model_name,
-        completions_special=options.completions_special != "off",
-        api_keys=keys,
-        open_metrics=options.open_metrics,
-        cors_origins=options.cors_origin,
-        allowed_hosts=options.allowed_host,
-        page=not options.no_page,
-        log_prompts=options.log_prompts,
-        strict_fields=options.strict_fields,
-        untagged_tool_calls=options.untagged_tool_calls,
-        max_body_bytes=options.max_body_bytes,
-        max_queue=options.max_queue,
-        max_queue_bytes=options.max_queue_bytes,
-        max_queue_time_s=options.max_queue_time,
-        key_weights=weights,
-        files_dir=options.files_dir,
-        max_file_bytes=options.max_file_bytes,
-        max_batch_lines=options.max_batch_lines,
-        max_stored_bytes_per_key=options.max_stored_bytes_per_key,
-        max_files_per_key=options.max_files_per_key,
-        max_batch_calls=options.max_batch_calls,
-        store_responses_s=options.store_responses,
-        max_response_bytes=options.max_response_bytes,
-        max_response_bytes_per_key=options.max_response_bytes_per_key,
-        max_requests_per_key=options.max_requests_per_key,
-        body_timeout_s=options.body_timeout,
-        idle_timeout_s=options.idle_timeout,
-        write_timeout_s=options.write_timeout,
-        drain_timeout_s=options.drain_timeout,
-        stuck_after_s=options.stuck_after,
-        max_restarts=options.max_restarts,
-        retry_after_s=options.retry_after,
-    )
+    settings = _server_settings(options, keys, weights)
     engine = _model_settings(options)
     if options.lora:
         engine["adapters"] = adapter_options(options.lora)

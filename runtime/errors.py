@@ -120,6 +120,10 @@ class RuntimeGone(CallFailed):
     kind = "runtime_gone"
 
 
+class NotRestarted(RuntimeGone):
+    """The runtime process has ended, and none will follow it. The message says why, and names nothing of the model."""
+
+
 class CallRejected(CallFailed, ValueError):
     """The runtime or service refused the arguments of the call. The message names the argument to correct."""
 

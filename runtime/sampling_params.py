@@ -6,16 +6,14 @@ requests that language backends send are derived from it, so that a new paramete
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from operator import attrgetter
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from plait.runtime.errors import InputError
+from plait.runtime.sampling_table import Param, fields_of_stages, is_any_set, params_of
 from plait.runtime.sampling_values import (
     MAX_LOGIT_BIAS,
     MAX_STOP_PATTERNS,
@@ -34,47 +32,6 @@ MAX_TOP_LOGPROBS = 128
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_PARTICLES = 64
 MAX_SEARCH_ROWS = 4  # prefixes that the search of `exact` computes at once
-
-Stage = Literal["logits", "filter", "draw", "logprobs", "output"]
-SAMPLER_STAGES: tuple[Stage, ...] = ("logits", "filter", "draw", "logprobs")
-"""The stages that a sampler computes; the scheduler is responsible for "output"."""
-
-
-@dataclass(frozen=True)
-class Param:
-    """The properties of a parameter in addition to its type and default.
-
-    `protocols`: those that have the parameter, with the protocol's name for it if that differs from the field
-    ("gen sglang=min_new_tokens"):
-
-        gen                 keywords of `gen` and of a program's `run`
-        programs            /v1/programs
-        openai, responses   /v1/completions and /v1/chat/completions, /v1/responses
-        anthropic           /v1/messages
-        ollama              `options` of /api/generate and /api/chat
-        sglang              `sampling_params` of /generate
-        openai_client       what the language backends OpenAI and LiteLLM send
-        anthropic_client    what the language backend Anthropic sends
-
-    `low`, `high`: the range of a number; `low` itself is allowed unless `above_low`.
-    `json_type`: the type in a request, if it differs from the field's.
-    `stage`: what the parameter changes (required):
-
-        logits      the logits, before they become probabilities
-        filter      which tokens can be sampled, by their probabilities or ranks
-        draw        which of these tokens is sampled
-        logprobs    whether the sampler returns logprobs
-        output      when the output ends, how long the call may take, and what else it returns
-    """
-
-    doc: str
-    protocols: str = ""
-    low: float | None = None
-    high: float | None = None
-    above_low: bool = False
-    json_type: Any = None
-    _: KW_ONLY
-    stage: Stage
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,7 +141,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
-    def draws_whole_values(self) -> bool:
+    def samples_sequence(self) -> bool:
         """Whether a value is drawn as a whole, with `exact` or `particles`, and sent when it is complete."""
         return self.exact or self.particles is not None
 
@@ -229,43 +186,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 # -- the table's entries, by field and by protocol ------------------------------------------------
 
 
-def params_of(kind: type[SamplingParams]) -> dict[str, Param]:
-    """Returns the `Param` of each field. Raises TypeError for a field without one."""
-    types = get_type_hints(kind, include_extras=True)
-    params = {}
-    for name in kind.__struct_fields__:
-        found = [item for item in get_args(types[name]) if isinstance(item, Param)]
-        if len(found) != 1:
-            raise TypeError(f"the sampling parameter {name!r} needs one Param in its annotation, not {len(found)}")
-        params[name] = found[0]
-    return params
-
-
 _TYPES = get_type_hints(SamplingParams, include_extras=True)
 PARAMS: Mapping[str, Param] = params_of(SamplingParams)
-
-
-@functools.cache
-def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, ...]:
-    """Returns the names of the parameters of these stages.
-
-    >>> fields_of_stages(SamplingParams, "filter")
-    ('top_p', 'top_k', 'min_p', 'typical_p')
-    """
-    return tuple(name for name, param in params_of(kind).items() if param.stage in stages)
-
-
-def is_any_set(params: SamplingParams, fields: tuple[str, ...]) -> bool:
-    """Returns whether a field has another value than its default."""
-    read, defaults = _reader(type(params), fields)
-    return bool(read(params) != defaults)
-
-
-@functools.cache
-def _reader(kind: type[SamplingParams], fields: tuple[str, ...]) -> tuple[Callable[[Any], Any], Any]:
-    """Returns a function that reads the fields of an instance, and its result for the defaults."""
-    read: Callable[[Any], Any] = attrgetter(*fields) if fields else lambda params: ()
-    return read, read(kind())
 
 
 def _names_by_protocol() -> dict[str, dict[str, str]]:
@@ -389,22 +311,22 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
         raise InputError(text, field="complete")
     if params.exact and params.particles is not None:
         raise InputError("exact cannot be combined with particles; choose one of them", field="particles")
-    if params.draws_whole_values:
-        _check_whole_value(params, "exact" if params.exact else "particles", protocol)
+    if params.samples_sequence:
+        _check_sequence_sampling(params, "exact" if params.exact else "particles", protocol)
 
 
-NOT_WITH_WHOLE_VALUES = (
+NOT_WITH_SEQUENCE_SAMPLING = (
     *("min_tokens", "stop", "stop_regex", "stop_token_ids", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logprobs", "prompt_logprobs_from"),
 )
 
 
-def _check_whole_value(params: SamplingParams, option: str, protocol: str | None) -> None:
+def _check_sequence_sampling(params: SamplingParams, option: str, protocol: str | None) -> None:
     """Raises InputError for parameters that `exact` and `particles` exclude.
 
     They would cut the value, make its probability depend on the order of the search, or select the most likely token.
     """
-    for field in (name for name in NOT_WITH_WHOLE_VALUES if is_any_set(params, (name,))):
+    for field in (name for name in NOT_WITH_SEQUENCE_SAMPLING if is_any_set(params, (name,))):
         raise InputError(f"{option} cannot be combined with {name_in(protocol, field)}", field=option)
     if params.token_healing:
         raise InputError(f"{option} cannot be combined with token_healing", field=option)

@@ -132,9 +132,9 @@ def shared(bench: Workbench, device: str) -> Iterator[Figure]:
     seconds = {}
     for kind, used in (("once", prefix_sharing), ("by each row", None)):
         bench.runner.prefix_sharing = used
-        spared = bench.runner.num_spared_tokens
+        spared = bench.runner.num_saved_reads
         seconds[kind], _ = step_seconds(bench, texts, count)
-        name, spared = f"{rows} rows over a prefix of {prefix}, read {kind}", bench.runner.num_spared_tokens - spared
+        name, spared = f"{rows} rows over a prefix of {prefix}, read {kind}", bench.runner.num_saved_reads - spared
         bench.flush()
         yield figure(name, rows / seconds[kind], "tok/s", step_ms=seconds[kind] * 1e3, spared=spared)
     bench.runner.prefix_sharing = prefix_sharing

@@ -16,8 +16,9 @@ from plait.constrained.specs import Choices, JsonSchema, Regex, Spec
 from plait.lang.backends.http_client import JsonHttp
 from plait.lang.backends.remote_client import RemoteClient, RemoteModel
 from plait.lang.backends.remote_session import Part, RemoteCall
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed
-from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -121,8 +121,8 @@ def reachable(rules: Rules) -> Rules:
 
 def regular_rules(rules: Rules) -> set[str]:
     """Returns the rules that lead to no recursive rule and to no token."""
-    behind = {name: {one.name for one in references(node)} for name, node in rules.items()}
-    sorter = TopologicalSorter(behind | {name: {name} for name, node in rules.items() if isinstance(node, TokenSet)})
+    after = {name: {one.name for one in references(node)} for name, node in rules.items()}
+    sorter = TopologicalSorter(after | {name: {name} for name, node in rules.items() if isinstance(node, TokenSet)})
     with suppress(CycleError):  # it goes on to yield the rules before any cycle
         sorter.prepare()
     found: set[str] = set()
@@ -200,10 +200,10 @@ def _closed(name: str, equation: _Equation) -> _Equation:
     """Returns an equation of the same texts in which the rule `name` is neither an end nor a beginning."""
     others = {end: part for end, part in equation.items() if end != name}
     joins, before = _split_heads(equation.get(name, NEVER), name)
-    behind, ends = _split_heads(_written(others), name)
-    if joins == NEVER == behind:
+    after, ends = _split_heads(_written(others), name)
+    if joins == NEVER == after:
         return {end: sequence((_loop(before), part)) for end, part in others.items()}
-    operand = sequence((_loop(before), ends, _loop(behind)))
+    operand = sequence((_loop(before), ends, _loop(after)))
     return {None: sequence((operand, _loop(sequence((joins, operand)))))}
 
 

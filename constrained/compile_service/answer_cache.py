@@ -64,7 +64,7 @@ class SpecCache(Generic[Value]):
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a spec was refused, and until when the refusal is valid (monotonic seconds)."""
+    """Why a spec was refused, and the deadline by which the refusal expires (monotonic seconds)."""
 
     reason: str
     where: int | str | None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from plait.constrained.guidance.item_tracker import AFTER, JSON_QUOTE, OUTSIDE, VALUE, ItemTracker, State
-from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
+from plait.constrained.guidance.unique_paths import Nodes, UniquePaths
 
 MAX_ID_BYTES = 200  # of an id of a call within a marker
 CONTAINERS = (b"[", b"{")
@@ -92,8 +92,8 @@ class _Value(NamedTuple):
     """
 
     nodes: Nodes
-    behind: int
-    behind_other: int
+    next_node: int
+    next_other: int
     begins: tuple[bytes, ...]
     quote: bytes = JSON_QUOTE
 
@@ -105,8 +105,8 @@ class CallTracker(ItemTracker):
         super().__init__(UniquePaths({}))
         self._nodes: list[Node | None] = []  # None: the text has no more calls
         self._values: list[_Value] = []
-        start, behind, end = (self._reserve() for _ in range(3))
-        entries = [self._entry(call, behind) for call in texts.calls]
+        start, next_node, end = (self._reserve() for _ in range(3))
+        entries = [self._entry(call, next_node) for call in texts.calls]
         first = [texts.begin + call.begin for call in texts.calls]
         begins = list(zip(first, entries, strict=True))
         self._otherwise: State | None = None  # of a value that begins the text
@@ -119,9 +119,9 @@ class CallTracker(ItemTracker):
         self._set(start, begins, is_search=texts.otherwise is None and not texts.at_start)
         if texts.is_section:
             more = [texts.separator + call.begin for call in texts.calls]
-            self._set(behind, list(zip(more, entries, strict=True)))
+            self._set(next_node, list(zip(more, entries, strict=True)))
         else:
-            self._set(behind, list(zip(first, entries, strict=True)), is_search=True)
+            self._set(next_node, list(zip(first, entries, strict=True)), is_search=True)
 
     def first_state(self) -> State:
         return State(OUTSIDE)
@@ -144,23 +144,23 @@ class CallTracker(ItemTracker):
     def _value(
         self,
         nodes: Nodes,
-        behind: int,
-        behind_other: int,
+        next_node: int,
+        next_other: int,
         begins: tuple[bytes, ...] = BEGINS,
         quote: bytes = JSON_QUOTE,
     ) -> State:
-        self._values.append(_Value(nodes, behind, behind_other, begins, quote))
+        self._values.append(_Value(nodes, next_node, next_other, begins, quote))
         return State(VALUE, node=len(self._values) - 1)
 
-    def _entry(self, call: CallText, behind: int) -> State:
+    def _entry(self, call: CallText, next_node: int) -> State:
         """Returns the state behind the beginning of a call. behind: the node behind its end."""
-        ended = State(OUTSIDE, node=behind)
+        ended = State(OUTSIDE, node=next_node)
         if call.elements is None:
             found = self._set(self._reserve(), [(call.end, ended)], is_search=True)
             if call.is_other:
                 return State(OUTSIDE, node=found)
-            behind_value = self._set(self._reserve(), [(call.end, ended)])
-            return self._value(self._start_of(call.unique), behind_value, found, quote=call.quote)
+            next_node_of_value = self._set(self._reserve(), [(call.end, ended)])
+            return self._value(self._start_of(call.unique), next_node_of_value, found, quote=call.quote)
         after, found, start = self._reserve(), self._reserve(), self._start_of(call.unique)
         values = [
             self._value(self._paths.property(start, element.name), after, found, element.begins)
@@ -189,11 +189,11 @@ class CallTracker(ItemTracker):
         if state.mode == OUTSIDE:
             return self._outside(state, text)
         if state.frame is None and state.mode == AFTER:
-            return State(OUTSIDE, None, state.length, start=state.length, node=self._values[state.node].behind)
+            return State(OUTSIDE, None, state.length, start=state.length, node=self._values[state.node].next_node)
         if state.frame is None and state.mode == VALUE:
             value = self._values[state.node]
             if text[state.length : state.length + 1] not in value.begins:
-                return State(OUTSIDE, None, state.length, start=state.length, node=value.behind_other)
+                return State(OUTSIDE, None, state.length, start=state.length, node=value.next_other)
         return super()._step(state, text)
 
     def _outside(self, state: State, text: bytes) -> State:

@@ -13,7 +13,7 @@ import json
 import re
 from typing import NamedTuple
 
-from plait.constrained.json_schema.unique_paths import Nodes, UniquePaths
+from plait.constrained.guidance.unique_paths import Nodes, UniquePaths
 from plait.constrained.specs import GrammarError
 
 VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER, OUTSIDE = range(8)

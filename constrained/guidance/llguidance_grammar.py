@@ -22,8 +22,8 @@ from plait.constrained.guidance.item_tracker import ItemTracker
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher, UniqueItemsMatcher
 from plait.constrained.guidance.mask_cache import MaskCache
 from plait.constrained.guidance.unique_items import UniqueItems
-from plait.constrained.json_schema.full_validation import Segment, json_validation_error, segments_validation_error
-from plait.constrained.json_schema.unique_paths import UniquePaths
+from plait.constrained.guidance.unique_paths import UniquePaths
+from plait.constrained.json_validation import Segment, json_validation_error, segments_validation_error
 from plait.constrained.specs import GrammarError
 from plait.constrained.tokens.json_scanner import JsonDelimiters, JsonRegions
 from plait.constrained.tokens.vocabulary import Vocabulary
@@ -48,7 +48,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     warnings: tuple[str, ...] = ()
     control_tokens: tuple[tuple[str, int], ...] = ()  # (text in `marks`, id) of those that the grammar refers to
     marks: tuple[str, ...] = ()  # texts that begin and end calls and their parts, for completions
-    unique_items: str = ""  # a JSON schema whose arrays must not repeat items (json_schema/unique_paths.py), or ""
+    unique_items: str = ""  # a JSON schema whose arrays must not repeat items (unique_paths.py), or ""
     calls: CallTexts | None = None  # the calls of a structural text, if their arrays must not repeat items
 
 

@@ -57,20 +57,20 @@ class Position(NamedTuple):
 
     is_start: bool
     before: str  # the kind of the character before it: "word", "other" (also at the start), or "unknown"
-    behind: tuple[bool, ...]  # for each lookbehind, whether a text before the position matches it
+    lookbehinds: tuple[bool, ...]  # for each lookbehind, whether a text before the position matches it
 
 
-def with_lookaround(items: list[ParseItem], source: str, flags: int | None = None) -> PlainPattern:
-    """Returns a plain pattern of the texts in which a parsed pattern is found. Raises GrammarError if it is too large.
+def with_lookaround(items: list[ParseItem], source: str) -> PlainPattern:
+    """Returns a plain pattern of the texts in which a parsed pattern of JSON Schema is found.
 
-    `items`: the parse tree of the pattern `source`, which serves for error positions only. flags: those of Python's
-    `re`, whose words may have characters beyond ASCII; None: the pattern is one of JSON Schema.
+    `items`: the parse tree of the pattern `source`, which serves for error positions only. Raises GrammarError if it is
+    too large.
 
     >>> import re._parser as parser
     >>> with_lookaround(list(parser.parse(r"^(?!b)[ab]\\Z")), "").pattern
     '[\\\\U00000061]'
     """
-    pattern = _pattern_of(*lookaround_table(items, source, flags))
+    pattern = _pattern_of(*lookaround_table(items, source, None))
     return PlainPattern(pattern, len(pattern), float(pattern.count("\\U")))
 
 
@@ -79,7 +79,9 @@ def lookaround_table(
 ) -> tuple[list[list[int]], set[int], list[Ranges]]:
     """Returns the minimal automaton of the texts in which a parsed pattern is found, see `with_lookaround`.
 
-    The target of each class of characters for each state, of which 0 is the first; the accepting states; the classes.
+    flags: those of Python's `re`, whose words may have characters beyond ASCII; None: the pattern is one of JSON
+    Schema. Returns the target of each class of characters for each state, of which 0 is the first; the accepting
+    states; the classes.
     """
     return _Builder(items, source, flags).automaton().table()
 
@@ -98,19 +100,19 @@ class _Builder:
         words = [self._word, ((0, MAX_ASCII),)] if self._has_boundary else []
         self._classes = _partition([*self._sets, *words])
         self._every = frozenset(range(len(self._classes)))
-        self._behind: list[Sequence] = []
+        self._lookbehinds: list[Sequence] = []
         self.any_text = Node("repeat", ((Node("chars", chars=self._every),),))
         self._root = (self.any_text, *self._sequence(items), self.any_text)
 
     def automaton(self) -> _Automaton:
-        behind = [(self.any_text, *sequence) for sequence in self._behind]
+        lookbehinds = [(self.any_text, *sequence) for sequence in self._lookbehinds]
         words = self._members(self._word)
         kinds = ["other"] * len(self._classes)
         if self._has_boundary:
             for index, ranges in enumerate(self._classes):
                 is_unknown = ranges[0][0] > MAX_ASCII and not self._knows_words
                 kinds[index] = "word" if index in words else "unknown" if is_unknown else "other"
-        return _Automaton(self._root, behind, self._classes, kinds, self.any_text)
+        return _Automaton(self._root, lookbehinds, self._classes, kinds, self.any_text)
 
     def _collect(self, items: list[ParseItem]) -> None:
         for op, value in items:
@@ -173,8 +175,8 @@ class _Builder:
                     return (Node("ahead", ((*inner, self.any_text),), negated=op == "ASSERT_NOT"),)
                 if _has_lookahead(inner):
                     raise GrammarError("$ or lookahead within lookbehind is not supported")
-                self._behind.append(inner)
-                return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._behind) - 1),)
+                self._lookbehinds.append(inner)
+                return (Node("behind", negated=op == "ASSERT_NOT", number=len(self._lookbehinds) - 1),)
             case "AT" if not self._flags & re.MULTILINE or str(value) not in ("AT_BEGINNING", "AT_END"):
                 if str(value) == "AT_END":  # also before a line feed at the end
                     line_feed = Node("repeat", ((Node("chars", chars=self._members(_NEWLINE)),),), high=1)
@@ -189,29 +191,29 @@ class _Builder:
 
 class _Automaton:
     def __init__(
-        self, root: Sequence, behind: list[Sequence], classes: list[Ranges], kinds: list[str], any_text: Node
+        self, root: Sequence, lookbehinds: list[Sequence], classes: list[Ranges], kinds: list[str], any_text: Node
     ) -> None:
         self._classes, self._kinds, self._any_text, self._work = classes, kinds, any_text, 0
         self._root = _single(root)
-        self._behind: tuple[State, ...] = tuple(_single(sequence) for sequence in behind)
+        self._lookbehinds: tuple[State, ...] = tuple(_single(sequence) for sequence in lookbehinds)
 
     def table(self) -> tuple[list[list[int]], set[int], list[Ranges]]:
         """Returns the target of each class of characters for each state (0: the first), the finals, and the classes."""
-        initial = (self._root, self._behind, True, "other")
+        initial = (self._root, self._lookbehinds, True, "other")
         numbers: dict[Any, int] = {initial: 0}
         todo, table, finals = [initial], list[list[int]](), set[int]()
         while todo:
             added = []
-            for state, behind, is_start, before in todo:
-                if self._matches_end(state, self._position(behind, is_start, before, None), None):
+            for state, lookbehinds, is_start, before in todo:
+                if self._matches_end(state, self._position(lookbehinds, is_start, before, None), None):
                     finals.add(len(table))
                 row = []
-                positions = {kind: self._position(behind, is_start, before, kind) for kind in set(self._kinds)}
+                positions = {kind: self._position(lookbehinds, is_start, before, kind) for kind in set(self._kinds)}
                 for char, kind in enumerate(self._kinds):
                     position = positions[kind]
                     target = (
                         self._next_state(state, position, char),
-                        tuple(self._next_state(lookbehind, position, char) for lookbehind in behind),
+                        tuple(self._next_state(lookbehind, position, char) for lookbehind in lookbehinds),
                         False,
                         kind,
                     )
@@ -225,11 +227,11 @@ class _Automaton:
             todo = added
         return (*minimized(table, finals), self._classes)
 
-    def _position(self, behind: tuple[State, ...], is_start: bool, before: str, after: str | None) -> Position:
+    def _position(self, lookbehinds: tuple[State, ...], is_start: bool, before: str, after: str | None) -> Position:
         """`after`: the kind of the next character, on which the end of a lookbehind may depend; None: the text ends."""
         position = Position(is_start, before, ())
-        for state in behind:  # one may refer to those before it, which are within it
-            position = position._replace(behind=(*position.behind, self._matches_end(state, position, after)))
+        for state in lookbehinds:  # one may refer to those before it, which are within it
+            position = position._replace(lookbehinds=(*position.lookbehinds, self._matches_end(state, position, after)))
         return position
 
     def _next_state(self, state: State, position: Position, char: int) -> State:
@@ -297,7 +299,7 @@ class _Automaton:
             if "unknown" in (position.before, after):
                 return node.if_unknown
             return (position.before != after) != node.negated
-        return position.behind[node.number] != node.negated
+        return position.lookbehinds[node.number] != node.negated
 
     def _matches_end(self, state: State, position: Position, after: str | None) -> bool:
         """Returns whether the state accepts at the position, before a character of this kind or at the end (None)."""

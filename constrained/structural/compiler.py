@@ -18,7 +18,7 @@ import msgspec
 from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.json_schema.compiler import json_rules
-from plait.constrained.json_schema.full_validation import Segment
+from plait.constrained.json_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
     MAX_NUMBERED,

@@ -18,12 +18,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from plait.constrained.guidance.call_tracker import CallText, ElementText
+from plait.constrained.guidance.unique_paths import separate_unique_items
 from plait.constrained.json_schema.compiler import rewritten_schema
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
 from plait.constrained.json_schema.lark_sequences import within_counts
 from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
-from plait.constrained.json_schema.unique_paths import separate_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
 from plait.constrained.structural.marks import Marks, regex_literal
 from plait.constrained.structural.value_kinds import value_kinds
@@ -175,7 +175,7 @@ class ElementRules:
                 before, after = self._form.open.split(NAME_PLACE)
                 opening = self._marks.pattern(before, name, after)
                 self._elements |= {
-                    ElementText(name, opening + behind, begins): None for behind, begins in value.readings
+                    ElementText(name, opening + closing, begins): None for closing, begins in value.readings
                 }
             elif name in required:
                 self._unwritable = name
@@ -196,7 +196,7 @@ class ElementRules:
             return None
         before, after = self._form.open.split(NAME_PLACE)
         opening = self._marks.pattern(before) + f"(?:{self._form.name})".encode() + self._marks.pattern(after)
-        self._others |= {ElementText("", opening + behind, begins): None for behind, begins in value.readings}
+        self._others |= {ElementText("", opening + closing, begins): None for closing, begins in value.readings}
         listed = "|".join(map(regex_literal, sorted(self._objects.listed)))
         names = f"/{self._form.name}/" + (f" & ~/{listed}/" if listed else "")
         name = f"{self._name.upper()}N{len(self.rules)}"

@@ -7,8 +7,6 @@ on its sequence and on which of the two its step used; with `amx_min_tokens` Non
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding
@@ -19,15 +17,16 @@ from plait.kernels.cpu import amx, decoder_kernels, isa
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import paged, tiling, workspace
 from plait.kernels.cpu.attention.isa import best_isa
+from plait.kernels.cpu.decoder_weights import DecoderWeights, Floats, LayerWeights
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.experts import GROUP, NUM_PHASES
-from plait.kernels.cpu.gemm.form_kernels import form_kernel
-from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.int8_blocks import INT8_ISA
+from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
+from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
-from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, select_outputs
+from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
-from plait.kernels.cpu.kernel_types import HeadLayout, QuantizedActivations
+from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters
 from plait.kernels.cpu.threads import COUNTER_STRIDE
 from plait.kernels.numpy_layout import NumpyAttentionLayout
@@ -39,7 +38,6 @@ NO_WINDOW = 1 << 40  # a window longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX, NO_SLOTS = np.empty((0, 2)), np.empty(0, np.int32)
-Floats = npt.NDArray[np.float32]
 Cache = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 """The KV cache: bits of bfloat16, uint16 [layers, 2, slots, G, D], or int8 with scales, uint8 [layers, 2, slots,
 `int8_slot_bytes`]. The second axis has keys and values."""
@@ -64,62 +62,6 @@ def has_bfloat16() -> bool:
     """Returns whether this CPU has bfloat16 products, for the torch backend; ignores PLAIT_ISA."""
     features = llvmlite.binding.get_host_cpu_features()
     return bool(features.get("avx512bf16") or features.get("amx-bf16"))
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """The weights of one layer.
-
-    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]. `qkv` is one weight, or up to three with
-    different quantized forms. With a `router`, float32 [E, C], the outputs of gate, up and down are those of all
-    experts, one expert after the other.
-    """
-
-    norm: Floats | None
-    qkv: Sequence[PackedWeight]
-    bias: Floats | None
-    head_norms: Floats | None
-    output: PackedWeight
-    post_norm: Floats | None
-    mlp_norm: Floats | None
-    gate_up: PackedPair
-    down: PackedWeight
-    post_mlp_norm: Floats | None
-    window: int | None
-    rope_table: int
-    router: Floats | None = None
-
-
-@dataclass(frozen=True)
-class Experts:
-    """The settings of a mixture of experts. `normalize_topk`: the chosen experts' weights are scaled to sum to 1."""
-
-    num_experts: int
-    experts_per_token: int
-    normalize_topk: bool
-
-
-@dataclass(frozen=True)
-class DecoderWeights:
-    """The weights of a model.
-
-    `rope_tables`: cos and sin, float32 [context, D / 2], of each rotary table. `joint_head_norms`: queries and keys are
-    each normed over all heads of a token together, not head by head.
-    """
-
-    embedding: PackedWeight
-    embedding_scale: float
-    layers: Sequence[LayerWeights]
-    norm: Floats
-    head: PackedWeight
-    rope_tables: Sequence[tuple[Floats, Floats]]
-    heads: HeadLayout
-    eps: float
-    activation: int
-    joint_head_norms: bool = False
-    logit_scale: float = 1.0
-    logit_softcap: float = 0.0
-    experts: Experts | None = None
 
 
 class CpuDecoder:
@@ -404,9 +346,9 @@ def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
     """Returns memory for activations in int8 or bfloat16, which share the memory of the values."""
     rows = _padded_rows(rows)
     bf16_tiles = aligned_zeros((rows, channels), np.uint16)
-    qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
+    quants = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
     scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
-    return QuantizedActivations(qvalues, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
+    return QuantizedActivations(quants, scales, block_sums, aligned_zeros(scales.shape, np.int32), bf16_tiles)
 
 
 def _allocate_int8_activations(rows: int, channels: int) -> list[npt.NDArray[Any]]:
@@ -421,7 +363,7 @@ def _address(array: npt.NDArray[Any] | None) -> int:
 
 def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
     """Returns the columns that describe one part of a packed weight (`packed_linear`)."""
-    return [weight.address, stride or weight.tile_bytes, len(weight.data), *form_kernel(weight.form.name)]
+    return [weight.address, stride or weight.tile_bytes, len(weight.data), *layout_kernel(weight.layout.name)]
 
 
 def _layer_args(layer: LayerWeights) -> list[int]:

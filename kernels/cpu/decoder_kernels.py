@@ -17,7 +17,7 @@ from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm import experts as moe
-from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
 from plait.kernels.cpu.kernel_args import (

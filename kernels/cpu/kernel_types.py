@@ -17,10 +17,10 @@ class QuantizedActivations(NamedTuple):
     [T / 16, C / 32, 16, 32].
     """
 
-    qvalues: Any  # int8 [T, C]
-    scales: Any  # float32 [T, C / 32]: value = scale * qvalue
+    quants: Any  # int8 [T, C]
+    scales: Any  # float32 [T, C / 32]: value = scale * quant
     block_sums: Any  # float32 [T, C / 32]: the sum of a block's dequantized values
-    half_sums: Any  # int32 [T, C / 32]: the sums of the first and the last 16 qvalues of a block, int16 each
+    half_sums: Any  # int32 [T, C / 32]: the sums of the first and the last 16 quants of a block, int16 each
     bf16_tiles: Any  # uint16 (bits of bfloat16) [T, C], or [0, C] for int8
 
 

@@ -89,12 +89,12 @@ def call_intrinsic(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any
     return b.call(external_function(b, name, signature), values)
 
 
-def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None:
+def prefetch(b: Any, address: Any, offset: int = 0) -> None:
     """Prefetches the cache line `offset` bytes on; the address need not be valid."""
     pointer = pointer_at(b, address, I8, offset)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     function = external_function(b, "llvm.prefetch.p0", kind)
-    b.call(function, [pointer, I32(int(write)), I32(3), I32(1)])
+    b.call(function, [pointer, I32(0), I32(3), I32(1)])
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:

@@ -30,7 +30,7 @@ def quantize_blocks(x: int, out: QuantizedActivations, first: int, count: int) -
     for index in range(first, first + count):
         vector_ops.quantize_block(
             x + 128 * (index - first),
-            address_of(out.qvalues) + 32 * index,
+            address_of(out.quants) + 32 * index,
             address_of(out.scales) + 4 * index,
             address_of(out.block_sums) + 4 * index,
             address_of(out.half_sums) + 4 * index,

@@ -55,7 +55,7 @@ def partition_updates(updates: RowUpdates, begin: int, end: int) -> RowUpdates:
 def partition_activations(x: QuantizedActivations, begin: int, end: int) -> QuantizedActivations:
     """Returns rows [begin, end)."""
     return QuantizedActivations(
-        x.qvalues[begin:end],
+        x.quants[begin:end],
         x.scales[begin:end],
         x.block_sums[begin:end],
         x.half_sums[begin:end],

@@ -49,14 +49,14 @@ def dot(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 
 @intrinsic
-def dequantize_block(context: Any, qvalues: Any, scale: Any, out: Any) -> Any:
-    """Writes scale * int8 of 32 int8 at address `qvalues` to `out`."""
+def dequantize_block(context: Any, quants: Any, scale: Any, out: Any) -> Any:
+    """Writes scale * int8 of 32 int8 at address `quants` to `out`."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        qvalues, scale, out = values
+        quants, scale, out = values
         factors = v.splat(b, scale)
         for i in range(2):
-            numbers = b.sitofp(v.load(b, qvalues, v.vector(v.I8), 16 * i), v.F32X16)
+            numbers = b.sitofp(v.load(b, quants, v.vector(v.I8), 16 * i), v.F32X16)
             v.store(b, b.fmul(numbers, factors), out, 64 * i)
         return context.get_dummy_value()
 
@@ -175,8 +175,8 @@ def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 
 @intrinsic
-def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any) -> Any:
-    """Quantizes 32 float32 to scale * int8, and writes the dequantized sum and the sums of both halves' qvalues.
+def quantize_block(context: Any, x: Any, quants: Any, scale: Any, sum: Any, half_sums: Any) -> Any:
+    """Quantizes 32 float32 to scale * int8, and writes the dequantized sum and the sums of both halves' quants.
 
     Inf and NaN stay non-finite.
     """
@@ -191,7 +191,7 @@ def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any, hal
 
 @literal_intrinsic
 def glu_quantize_block(
-    context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any, half_sums: Any
+    context: Any, kind: Any, gate: Any, up: Any, quants: Any, scale: Any, sum: Any, half_sums: Any
 ) -> Any:
     """Quantizes 32 values of activation(gate) * up, as `quantize_block` does; `kind` is a literal."""
 
@@ -245,7 +245,7 @@ def _unsigned_maximum(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.icmp_unsigned(">", x, y), x, y)
 
 
-def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any, half_sums: Any) -> None:
+def _quantize(b: Any, x: list[Any], quants: Any, scale: Any, sum_: Any, half_sums: Any) -> None:
     """Quantizes two vectors, a block of 32."""
     # The bits of float32 magnitudes, taken as integers, are ordered like the magnitudes, with NaN above infinity.
     bits = [b.and_(b.bitcast(part, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for part in x]
@@ -260,7 +260,7 @@ def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any, half_su
     ]
     unit = b.fmul(largest, v.F32(1 / 127.0))
     for i, part in enumerate(rounded):
-        v.store(b, b.trunc(part, v.vector(v.I8)), qvalues, 16 * i)
+        v.store(b, b.trunc(part, v.vector(v.I8)), quants, 16 * i)
     # Both sums at once: the second in the upper 16 bits, less 1 where the first is negative.
     both = v.reduce(b, b.add(rounded[0], b.shl(rounded[1], v.constant(v.I32X16, 16))), b.add)
     first = b.sext(b.trunc(both, v.I16), v.I32)

@@ -12,8 +12,8 @@ from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.client_packages import client_package, translate_errors
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
 from plait.lang.backends.remote_session import RemoteCall
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed
-from plait.runtime.messages import Usage
 
 _REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
 

@@ -13,8 +13,9 @@ from plait.constrained.specs import Choices, Spec, Structural
 from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, to_structured_output
 from plait.lang.backends.remote_client import RemoteClient
 from plait.lang.backends.remote_session import Part, RemoteCall
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, ConstraintFailed, InputError
-from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, name_in
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ChatClient(RemoteClient):
     """
 
     protocol: str
-    """The service's column of the table of sampling parameters (`plait.runtime.sampling_params.Param`)."""
+    """The service's column of the table of sampling parameters (`plait.runtime.sampling_table.Param`)."""
     has_optional_tools = False
     """Whether `turn` takes `tools`."""
     continues_turns = False

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.chat_client import TurnEnd, TurnRequest, changed_params
 from plait.lang.tools.call_format import CALL_END_MARKER
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed
-from plait.runtime.messages import Usage
 
 if TYPE_CHECKING:
     from plait.runtime.chat.json_calls import ToolCalls

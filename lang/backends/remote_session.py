@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
-from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 

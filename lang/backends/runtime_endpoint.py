@@ -22,10 +22,12 @@ from plait.lang.backends.sglang_format import (
     parse_logprobs,
     structural_tag,
 )
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, CallRejected, ConstraintFailed, InputError
-from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling.choice_scores import choice_probabilities, mean, score_choices
-from plait.runtime.sampling_params import NAMES, SamplingParams, is_any_set
+from plait.runtime.sampling_params import NAMES, SamplingParams
+from plait.runtime.sampling_table import is_any_set
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.token_healing import (
     MAX_HEALED_TOKENS,

@@ -30,10 +30,10 @@ from plait.lang.errors import Attempt, UnreadableValue
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import SourceLocation
 from plait.lang.typed.value_format import ValueFormat
+from plait.runtime.call_reports import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.client.call import Call, CallResult, ScoredChoices
 from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import call_failed
-from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.portable_error import LostCause
 from plait.runtime.programs.branch import Turn
 from plait.runtime.tokenizer.detokenizer import Detokenizer

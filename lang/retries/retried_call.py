@@ -15,9 +15,9 @@ from plait.lang.budget import BudgetExceeded
 from plait.lang.daemon_threads import DaemonThreads
 from plait.lang.errors import Attempt
 from plait.lang.typed.value_format import RefusedValue
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.errors import Aborted, CallFailed
-from plait.runtime.messages import Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from plait.lang.testing.text_client import Asked, Outcome
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import CallFailed, call_failed
-from plait.runtime.messages import Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 

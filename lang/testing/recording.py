@@ -15,9 +15,10 @@ from plait.lang.backends.default_backend import Backend, default_backend, resolv
 from plait.lang.meta_info import CallMeta, choice_meta, generation_meta
 from plait.lang.testing.record_format import call_record, failure_record, header, outcome_record
 from plait.lang.testing.text_client import Asked, Outcome
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call
 from plait.runtime.errors import CallFailed, InputError
-from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.programs.backend import BackendSession
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 

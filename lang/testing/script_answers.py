@@ -14,9 +14,10 @@ from plait.constrained.specs import GrammarError, Spec, Structural
 from plait.lang.testing.text_client import Asked, Outcome, words
 from plait.lang.tools.tool import result_text
 from plait.lang.typed.value_format import literal_text
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.constraint_check import constraint_mismatch
 from plait.runtime.errors import CallFailed, ConstraintFailed, InputError, PlaitError
-from plait.runtime.messages import FinishReason, Usage
+from plait.runtime.messages import FinishReason
 from plait.runtime.sampling.choice_scores import choice_probabilities
 
 NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices if the script gives none

@@ -16,11 +16,12 @@ from typing import Any, get_args
 import tokenizers
 
 from plait.constrained.specs import Spec
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import server_info
 from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, InputError
-from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
+from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Welcome
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, Backends, TokenizerDefinition, unicode_to_byte

@@ -31,7 +31,7 @@ class PrefixGroup(NamedTuple):
     num_tokens: int
 
     @property
-    def num_spared(self) -> int:
+    def num_saved_reads(self) -> int:
         """Tokens whose KV need not be read again."""
         return (len(self.rows) - 1) * self.num_tokens
 
@@ -144,7 +144,7 @@ def _best_groups(trie_nodes: list[_TrieNode], group_cost: int) -> list[PrefixGro
         stack += [(child, level, members) for child in trie_node.children]
     for group in groups:
         group.rows.sort()
-    return sorted(groups, key=lambda group: (-group.num_spared, group.rows))
+    return sorted(groups, key=lambda group: (-group.num_saved_reads, group.rows))
 
 
 def _compute_savings(trie_nodes: list[_TrieNode], group_cost: int) -> list[_TrieNode]:

@@ -5,7 +5,7 @@
     PoolingRequest      pools the hidden states of a text          (an Embed message, see pooling_request.py)
 
 A Generate message with `particles` or `exact` has a GenerationRequest that is in no batch, and PrefixRequests that are
-(scheduler/whole_values/prefix_requests.py).
+(scheduler/sequence_sampling/prefix_requests.py).
 
 A request holds its own progress only. `batch.py` defines the part of a request that one step computes.
 """
@@ -18,15 +18,16 @@ from typing import NamedTuple
 import msgspec
 
 from plait.constrained import Matcher
-from plait.constrained.followed_matcher import FollowedMatcher
 from plait.constrained.specs import Spec
-from plait.runtime.batch.followed_value import FollowedValue
+from plait.constrained.trailing_text_matcher import TrailingTextMatcher
 from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.batch.seen_tokens import RecentTokens, SeenTokens
+from plait.runtime.batch.value_span import ValueSpan
+from plait.runtime.call_reports import ExactInfo, ParticlesInfo, TokenLogprob, Usage
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ExactInfo, ParticlesInfo, SelectMethod, TokenLogprob, Usage
+from plait.runtime.messages import SelectMethod
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
 
@@ -121,14 +122,14 @@ class GenerationRequest(Request):
         self.num_accepted_drafts = 0  # output tokens that were guessed correctly
         self.completion_plan: list[int] | None = None  # with params.complete: tokens that complete the value from here
         self.forced_queue: list[int] = []  # with params.logprobs: forced tokens that are still to be sampled one by one
-        self.followed_value: FollowedValue | None = None  # set if text behind the value belongs to the constraint
+        self.value_span: ValueSpan | None = None  # set if text behind the value belongs to the constraint
         self.healing: Healing | None = None  # while removed prompt tokens are sampled again
         self.border: BorderToken | None = None  # set if the first output token also spells the end of the prompt
         self.num_healed = 0  # sampled tokens that only spell the prompt
         self.exact_spec: Spec | None = None  # with params.exact: its constraint
         self.exact_info: ExactInfo | None = None  # with params.exact: how the value was drawn, once it is
-        self.needs_probabilities = params.draws_whole_values
-        self.prefix_requests: list[GenerationRequest] = []  # with params.draws_whole_values: what computes its prefixes
+        self.needs_probabilities = params.samples_sequence
+        self.prefix_requests: list[GenerationRequest] = []  # with params.samples_sequence: what computes its prefixes
         self.particles_info: ParticlesInfo | None = None  # with params.particles: how the value was drawn, once it is
         self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
@@ -150,31 +151,31 @@ class GenerationRequest(Request):
     def num_tokens_left_after(self, new_lengths: tuple[int, ...], max_length: int) -> int:
         """Returns `num_tokens_left` as it will be when tokens of these lengths in bytes are appended."""
         num_new = len(new_lengths)
-        if self.followed_value is None:
+        if self.value_span is None:
             num_value_tokens = len(self.byte_ends) + num_new
         else:
-            num_value_tokens = self.followed_value.num_tokens_begun(self.byte_ends, new_lengths)
+            num_value_tokens = self.value_span.num_tokens_begun(self.byte_ends, new_lengths)
         return min(self.params.max_tokens - num_value_tokens, max_length - self.seq.tokens.size - num_new)
 
     def count_forced(self) -> None:
         """Counts the next output token as one that was not sampled."""
         self.num_forced += 1
-        if self.followed_value is not None:
-            self.followed_value.forced.append(len(self.byte_ends))
+        if self.value_span is not None:
+            self.value_span.forced.append(len(self.byte_ends))
 
-    def hold_following_text(self, num_new_bytes: int) -> None:
-        """Holds back what may be the text behind the value. `num_new_bytes`: those that the matcher has accepted and
+    def hold_trailing_text(self, num_new_bytes: int) -> None:
+        """Holds back what may be the text after the value. `num_new_bytes`: those that the matcher has accepted and
         that are not appended yet."""
-        if self.followed_value is not None:
-            assert isinstance(self.matcher, FollowedMatcher)
+        if self.value_span is not None:
+            assert isinstance(self.matcher, TrailingTextMatcher)
             num_bytes = (self.byte_ends[-1] if self.byte_ends else 0) + num_new_bytes
-            self.followed_value.held_start = num_bytes - self.matcher.num_held_bytes
+            self.value_span.trailing_start = num_bytes - self.matcher.num_trailing_bytes
             self.is_end_optional = self.matcher.may_end
 
     def take_logprobs(self, end: int) -> list[TokenLogprob] | None:
         """Removes and returns the logprobs to send with the output tokens before index `end`."""
-        count = len(self.unsent_logprobs) if self.followed_value is None else end - self.num_sent
-        if self.followed_value is not None and self.border is not None and self.num_sent == 0 < end:
+        count = len(self.unsent_logprobs) if self.value_span is None else end - self.num_sent
+        if self.value_span is not None and self.border is not None and self.num_sent == 0 < end:
             count += len(self.border.value_tokens) - 1
         taken = self.unsent_logprobs[:count]
         del self.unsent_logprobs[:count]
@@ -231,10 +232,10 @@ class GenerationRequest(Request):
 
     def num_safe_tokens(self) -> int:
         """Output tokens that no stop string, stop pattern or text behind the value can cut off any more."""
-        if self.stop_scanner is None and self.followed_value is None:
+        if self.stop_scanner is None and self.value_span is None:
             return len(self.byte_ends)
         limits = [] if self.stop_scanner is None else [self.stop_scanner.num_safe]
-        limits += [] if self.followed_value is None else [self.followed_value.held_start]
+        limits += [] if self.value_span is None else [self.value_span.trailing_start]
         num_safe_bytes, count = min(limits), self.num_output
         while count and self.byte_ends[count - 1] > num_safe_bytes:
             count -= 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from plait.runtime.messages import CacheMiss, Usage
+from plait.runtime.call_reports import CacheMiss, Usage
 
 
 class RequestMetrics:
-    """Counts the tokens of a request by where they came from; see `messages.Usage` for the meaning of each count."""
+    """Counts the tokens of a request by where they came from; `call_reports.Usage` describes each count."""
 
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt = num_prompt

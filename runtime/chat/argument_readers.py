@@ -135,11 +135,11 @@ class ElementsReader:
     def __init__(self, form: ElementArguments, schema: Mapping[str, Any], follower: str) -> None:
         self._form, self._follower = form, follower
         self._types_by_name = {} if form.types else _parameter_types(schema)
-        before, _, behind = form.open.partition("{name}")
+        before, _, after = form.open.partition("{name}")
         self._before = before
         types = "|".join(re.escape(text) for text in sorted({text for _, text in form.types}, key=len, reverse=True))
         self._name_pattern = re.compile(
-            "(.*?)" + re.escape(behind).replace(re.escape("{type}"), f"({types})"), re.DOTALL
+            "(.*?)" + re.escape(after).replace(re.escape("{type}"), f"({types})"), re.DOTALL
         )
         self._num_read = 0
         self._types: frozenset[str] | None = None  # that the open element may have

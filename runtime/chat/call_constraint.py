@@ -109,8 +109,8 @@ def _trigger(call_format: CallFormat, tool: CallableTool, index: int, head: str)
     head = head.replace("{name}", tool.name)
     try:
         if tool.input is not None:
-            before, content, behind = _input(call_format, tool.input)
-            return Trigger(head + before, content, behind + call_format.tail, name=tool.name)
+            before, content, after = _input(call_format, tool.input)
+            return Trigger(head + before, content, after + call_format.tail, name=tool.name)
         schema = closed_arguments(dict(tool.parameters))
         return Trigger(head, _content(call_format, schema), call_format.tail, name=tool.name)
     except GrammarError as error:
@@ -127,8 +127,8 @@ def _input(call_format: CallFormat, spec: Regex | Lark) -> tuple[str, Content, s
     content: Content = spec
     if f'"{probe}"' in text:
         probe, content = f'"{probe}"', JsonString(spec)
-    before, _, behind = text.partition(probe)
-    return before, content, behind
+    before, _, after = text.partition(probe)
+    return before, content, after
 
 
 def _content(call_format: CallFormat, schema: dict[str, Any]) -> Content:

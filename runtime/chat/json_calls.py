@@ -57,8 +57,8 @@ class ToolCalls:
         """Returns the call as one JSON object between two texts; None if it is written in another form."""
         spec, keys = self.spec, set()
         for call in spec.calls:
-            before, _, behind = call.begin.partition(f'{call.name}"')
-            head, key = _HEAD.match(before), re.fullmatch(r', "(\w+)": ', behind)
+            before, _, after = call.begin.partition(f'{call.name}"')
+            head, key = _HEAD.match(before), re.fullmatch(r', "(\w+)": ', after)
             if head is None or key is None or not isinstance(call.content, str) or call.end[:1] != "}":
                 return None
             keys.add((spec.begin + head[1], head[2], key[1], call.end[1:] + spec.end))

@@ -284,8 +284,8 @@ def _head_pattern(head: str, names: Mapping[str, Any]) -> re.Pattern[str]:
     first, *others = re.escape(head).split(re.escape("{name}"))
     if not others:
         return _id_pattern(first)
-    behind = "" if others[-1] else r"(?=[^A-Za-z0-9_.:-])"  # a longer name may follow
-    return _id_pattern(f"{first}(?P<name>{name}){'(?P=name)'.join(others)}{behind}")
+    after = "" if others[-1] else r"(?=[^A-Za-z0-9_.:-])"  # a longer name may follow
+    return _id_pattern(f"{first}(?P<name>{name}){'(?P=name)'.join(others)}{after}")
 
 
 def _id_pattern(pattern: str) -> re.Pattern[str]:

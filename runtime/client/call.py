@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
-from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import (
+from plait.runtime.call_reports import (
     CacheMiss,
     ChoiceScores,
     ExactInfo,
-    Finished,
-    FinishReason,
     ParticlesInfo,
     TokenLogprob,
     Usage,
     decode_logprobs,
 )
+from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
+from plait.runtime.errors import CallFailed, DeadlineExceeded
+from plait.runtime.messages import Finished, FinishReason
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -105,9 +104,7 @@ class CallResult:
         """
         if self.lenient_constraint is None:
             return None
-        from plait.constrained.json_schema.full_validation import (
-            validation_error,  # imported on demand: few programs need it
-        )
+        from plait.constrained.validation_process import validation_error  # on demand: few programs need it
 
         return validation_error(self.lenient_constraint, self.text)
 
@@ -288,19 +285,16 @@ class Call:
             self._wait(self.done, timeout_s)
             return self._value()
 
-    def iter_text(self, timeout_s: float | None = None) -> Iterator[str]:
-        """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed.
-
-        Raises DeadlineExceeded `timeout_s` seconds after the first read.
-        """
-        num_read, deadline = 0, None if timeout_s is None else time.monotonic() + timeout_s
+    def iter_text(self) -> Iterator[str]:
+        """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed."""
+        num_read = 0
 
         def has_update() -> bool:
             return len(self._pieces) > num_read or self.done()
 
         while True:
             with self._changed:
-                self._wait(has_update, None if deadline is None else deadline - time.monotonic())
+                self._wait(has_update, None)
                 new_pieces, num_read = self._pieces[num_read:], len(self._pieces)
                 is_done = self.done()
             yield from filter(None, new_pieces)

@@ -129,10 +129,10 @@ class Session:
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete", field="complete")
-        if params.draws_whole_values and constraint is None:
+        if params.samples_sequence and constraint is None:
             option = "exact" if params.exact else "particles"
             raise InputError(f"{option} needs a constraint, such as regex or json_schema", field=option)
-        if params.draws_whole_values and followed_by:
+        if params.samples_sequence and followed_by:
             call = self.generate(params, constraint)
             self.append(followed_by)
             return call

@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from plait.runtime.call_reports import TokenLogprob, decode_logprobs
 from plait.runtime.errors import Aborted, CallFailed
-from plait.runtime.messages import TokenLogprob, decode_logprobs
 from plait.runtime.transport.notifier import LoopNotifier, SingleWaiterEvent, wait_for_event
 
 MAX_MESSAGES_PER_UPDATE = 64  # of a stream with a limit

@@ -32,7 +32,7 @@ class PrefixIndex:
         self.max_blocks, self.num_dropped = max_blocks, 0
         self._masks: dict[int, int] = {}
         self._expected_masks: dict[int, int] = {}
-        self._held: dict[int, set[int]] = {}
+        self._reported: dict[int, set[int]] = {}
         self._expected: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
@@ -41,36 +41,36 @@ class PrefixIndex:
 
     def add_replica(self, replica: int) -> None:
         """Begins a replica without blocks."""
-        self._held[replica], self._expected[replica] = set(), set()
+        self._reported[replica], self._expected[replica] = set(), set()
 
     def remove_replica(self, replica: int) -> None:
         """Forgets a replica and all its blocks."""
-        for masks, blocks in ((self._masks, self._held), (self._expected_masks, self._expected)):
+        for masks, blocks in ((self._masks, self._reported), (self._expected_masks, self._expected)):
             for block in blocks.pop(replica):
                 _clear_bit(masks, block, 1 << replica)
 
-    def held(self, replica: int) -> frozenset[int]:
+    def reported(self, replica: int) -> frozenset[int]:
         """The blocks that the replica reported."""
-        return frozenset(self._held[replica])
+        return frozenset(self._reported[replica])
 
     # -- reports of replicas --------------------------------------------------------------------------
 
     def change(self, replica: int, added: Iterable[int], removed: Iterable[int]) -> None:
         """Applies a batch of a replica."""
-        held, masks, bit = self._held[replica], self._masks, 1 << replica
+        reported, masks, bit = self._reported[replica], self._masks, 1 << replica
         for block in removed:
-            held.discard(block)
+            reported.discard(block)
             _clear_bit(masks, block, bit)
         for block in added:
-            if len(held) >= self.max_blocks:
+            if len(reported) >= self.max_blocks:
                 self.num_dropped += 1
                 continue
-            held.add(block)
+            reported.add(block)
             masks[block] = masks.get(block, 0) | bit
 
     def replace(self, replica: int, blocks: Iterable[int]) -> None:
         """Applies a snapshot of a replica: it holds exactly these blocks."""
-        new, old = set(blocks), self._held[replica]
+        new, old = set(blocks), self._reported[replica]
         self.change(replica, new - old, old - new)
 
     # -- expectations ---------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class PrefixIndex:
 
         (0, `among`) if none has the first block.
         """
-        count = self._num_held(blocks, among)
+        count = self._num_reported(blocks, among)
         best = self._masks[blocks[count - 1]] & among if count else among
         num_expected = self._num_expected(blocks, among)
         if num_expected > count:
@@ -107,7 +107,7 @@ class PrefixIndex:
             best |= self._expected_masks[blocks[count - 1]] & among
         return count, best
 
-    def _num_held(self, blocks: Sequence[int], among: int) -> int:
+    def _num_reported(self, blocks: Sequence[int], among: int) -> int:
         get, low, high = self._masks.get, 0, len(blocks)
         if not high or not get(blocks[0], 0) & among:
             return 0

@@ -170,7 +170,7 @@ class ReplicatedTransport:
 
     def _append(self, route: SessionRoute, request: Append) -> None:
         if route.link is None:
-            route.held_back.append(request)
+            route.deferred.append(request)
         else:
             route.num_new_tokens += len(request.token_ids)
             self._forward(route, request)
@@ -232,9 +232,9 @@ class ReplicatedTransport:
             asked = self._links_to_ask(now)
             route.link, route.placement, route.is_shared = link, placement, isinstance(request, Fork)
         link.transport.send(opened)
-        for append in route.held_back:
+        for append in route.deferred:
             link.transport.send(append)
-        route.held_back.clear()
+        route.deferred.clear()
         for other in asked:
             self._watch(other, snapshot=True)
 

@@ -62,9 +62,9 @@ class Placement:
 class Router:
     """Chooses replicas. No I/O and no clock: callers pass the time in seconds of one monotonic clock."""
 
-    def __init__(self, window_tokens: int = WINDOW_TOKENS, window_share: float = WINDOW_SHARE) -> None:
+    def __init__(self, window_tokens: int = WINDOW_TOKENS) -> None:
         self.index = PrefixIndex()
-        self.window_tokens, self.window_share = window_tokens, window_share
+        self.window_tokens = window_tokens
         self.mean_output: float = FIRST_OUTPUT_ESTIMATE
         self.num_spread = 0  # requests placed away from a longer prefix because its replicas were too busy
         self._replicas: dict[int, _Replica] = {}
@@ -163,7 +163,7 @@ class Router:
             raise NoReplicaError
         keys = self._keys
         least = min(keys)
-        limit = (least >> PLACED_BITS) + self.window_tokens + self.window_share * self._open_load / self._num_open
+        limit = (least >> PLACED_BITS) + self.window_tokens + WINDOW_SHARE * self._open_load / self._num_open
         highest_key = int(limit + 1) << PLACED_BITS
         candidates = 0
         for number, key in enumerate(keys):

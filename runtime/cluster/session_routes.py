@@ -42,7 +42,7 @@ class SessionRoute:
 
     session: int
     opened: Open
-    held_back: list[Append] = field(default_factory=list)
+    deferred: list[Append] = field(default_factory=list)
     link: ReplicaLink | None = None
     placement: Placement | None = None
     is_shared: bool = False
@@ -53,7 +53,7 @@ class SessionRoute:
     def text(self) -> IntArray:
         """The tokens that are held back."""
         tokens = array("i")
-        for append in self.held_back:
+        for append in self.deferred:
             tokens.extend(append.token_ids)
         return np.frombuffer(tokens, np.int32) if tokens else np.empty(0, np.int32)
 

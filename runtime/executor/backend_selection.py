@@ -63,11 +63,11 @@ def require_torch_for_rounding(checkpoint: Checkpoint, weight_format: WeightForm
     """Raises InputError if torch is not installed and a matrix cannot be rounded to the packed format without it."""
     if weight_format not in WEIGHT_BITS or torch_is_installed():
         return
-    from plait.kernels.cpu.gemm.forms import FORMS
+    from plait.kernels.cpu.gemm.layouts import LAYOUTS
 
     for name in (name for name, shape in expected_shapes(checkpoint.config).items() if len(shape) > 1):
         stored = checkpoint.stored_type(name)
-        is_kept = stored in FORMS and FORMS[stored].bits <= WEIGHT_BITS[weight_format]
+        is_kept = stored in LAYOUTS and LAYOUTS[stored].bits <= WEIGHT_BITS[weight_format]
         if not (is_kept or stored in BYTES):
             require_torch(f"weights={weight_format!r}", reason=f"to round {name}, which is stored as {stored}")
 

@@ -12,8 +12,8 @@ import numpy as np
 from plait.kernels.cpu import amx
 from plait.kernels.cpu.decoder import int8_slot_bytes
 from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.form_kernels import form_kernel
-from plait.kernels.cpu.gemm.forms import FORMS
+from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
+from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.kernel_args import aligned_empty
 from plait.kernels.cpu.precompile import load_kernels
 from plait.kernels.numpy_layout import NumpyAttentionLayout
@@ -51,14 +51,14 @@ class _KernelLoading:
     kernels can be called; with `deterministic` until they are optimized.
     """
 
-    def __init__(self, progress: StartupProgress, forms: Iterable[str] = (), deterministic: bool = False) -> None:
-        self._progress, self._forms, self._deterministic = progress, forms, deterministic
+    def __init__(self, progress: StartupProgress, layouts: Iterable[str] = (), deterministic: bool = False) -> None:
+        self._progress, self._layouts, self._deterministic = progress, layouts, deterministic
         self._lock = threading.Lock()  # one report at a time
         self._is_compiling = False
         self._executor = ThreadPoolExecutor(2)
 
     def __enter__(self) -> _KernelLoading:
-        self._futures = [self._executor.submit(self._load), self._executor.submit(self._load_forms)]
+        self._futures = [self._executor.submit(self._load), self._executor.submit(self._load_layouts)]
         return self
 
     def __exit__(self, error_type: object, *error: object) -> None:
@@ -80,19 +80,19 @@ class _KernelLoading:
     def _load(self) -> None:
         load_kernels(self._show_compiling, self._deterministic)
 
-    def _load_forms(self) -> None:
-        for form in self._forms:
-            form_kernel(form)
+    def _load_layouts(self) -> None:
+        for layout in self._layouts:
+            layout_kernel(layout)
 
 
-def _expected_forms(checkpoint: Checkpoint, weight_format: WeightFormat) -> list[str]:
-    """Returns the forms that most of a model's packed weights will have, as far as its files' headers tell."""
+def _expected_layouts(checkpoint: Checkpoint, weight_format: WeightFormat) -> list[str]:
+    """Returns the layouts that most of a model's packed weights will have, as far as its files' headers tell."""
     stored = {checkpoint.stored_type(name) for name in checkpoint.names() if name.endswith("_proj.weight")}
     if weight_format == "as-stored":
-        return sorted(stored & FORMS.keys())
+        return sorted(stored & LAYOUTS.keys())
     bits = WEIGHT_BITS[weight_format]
-    is_exact = {name: name in FORMS and FORMS[name].bits <= bits for name in stored}
-    return sorted({name if exact else packed_weights.ROUNDED_FORMS[bits] for name, exact in is_exact.items()})
+    is_exact = {name: name in LAYOUTS and LAYOUTS[name].bits <= bits for name in stored}
+    return sorted({name if exact else packed_weights.ROUNDED_LAYOUTS[bits] for name, exact in is_exact.items()})
 
 
 class PackedCpuRunner:
@@ -114,7 +114,7 @@ class PackedCpuRunner:
         # LongRoPE chooses its frequencies by the context length.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
         weight_format = resolve_weight_format(config, checkpoint).weight_format
-        with _KernelLoading(progress, _expected_forms(checkpoint, weight_format), config.deterministic) as kernels:
+        with _KernelLoading(progress, _expected_layouts(checkpoint, weight_format), config.deterministic) as kernels:
             self.model = load_packed_decoder(
                 model,
                 checkpoint,
@@ -142,7 +142,7 @@ class PackedCpuRunner:
         )
         warm_up(self)
 
-    num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share
+    num_saved_reads = 0  # the CPU kernels do not count the reads that rows share
 
     @property
     def page_bytes(self) -> int:

@@ -22,7 +22,7 @@ class PrefixSharing:
         self._group_finders: dict[PrefixSharingCost, PrefixGroups] = {}
         self._last_groups: list[PrefixGroup] = []  # candidates of the last call, and
         self._last_choice: list[PrefixGroup] = []  # what was chosen of them
-        self.num_spared = 0  # tokens of one layer's KV that were not read again, over all steps
+        self.num_saved_reads = 0  # tokens of one layer's KV that were not read again, over all steps
 
     def groups(self, rows: Sequence[ScheduledRequest], max_q_len: int) -> list[PrefixGroup]:
         """Returns the groups to read together, largest saving first; none if all of them together save too little."""
@@ -39,7 +39,7 @@ class PrefixSharing:
 
     def count(self, groups: Sequence[PrefixGroup]) -> None:
         """Records that a step read these groups together."""
-        self.num_spared += sum(group.num_spared for group in groups)
+        self.num_saved_reads += sum(group.num_saved_reads for group in groups)
 
     def _saved_tokens(self, group: PrefixGroup) -> float:
         """Tokens of KV saved, averaged over the layers; a layer with a window saves at most the window."""

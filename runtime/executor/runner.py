@@ -33,7 +33,7 @@ class Runner(Protocol):
     max_batch_tokens: int
 
     @property
-    def num_spared_tokens(self) -> int:
+    def num_saved_reads(self) -> int:
         """Token reads that attention over shared prefixes saved: a token read once for n rows counts n - 1."""
 
     def use_device(self) -> None:

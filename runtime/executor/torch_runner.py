@@ -170,9 +170,9 @@ class TorchRunner(TorchOutputs):
         return kind
 
     @property
-    def num_spared_tokens(self) -> int:
+    def num_saved_reads(self) -> int:
         """As in `Runner`."""
-        return 0 if self.prefix_sharing is None else self.prefix_sharing.num_spared
+        return 0 if self.prefix_sharing is None else self.prefix_sharing.num_saved_reads
 
     @property
     def page_bytes(self) -> int:

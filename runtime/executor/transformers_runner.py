@@ -33,7 +33,7 @@ class TransformersRunner(TorchOutputs):
     transformers' own attention: a model whose state is not all in the KV cache gives others and is refused.
     """
 
-    num_spared_tokens = 0
+    num_saved_reads = 0
     adapters = ()
 
     def __init__(

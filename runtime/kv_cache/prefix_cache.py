@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from plait.runtime.call_reports import MissReason
 from plait.runtime.kv_cache.page_pool import PagePool
 from plait.runtime.kv_cache.planned_release import PlannedRelease
 from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import MissReason
 
 
 class PrefixCache:

@@ -17,26 +17,25 @@ def read_json_object(path: Path) -> dict[str, Any]:
     >>> read_json_object(Path("model/config.json"))["vocab_size"]  # doctest: +SKIP
     49152
     """
-    value = _read_json(path)
-    if not isinstance(value, dict):
-        raise CorruptModel(f"{path} does not hold a JSON object")
+    value: dict[str, Any] = _read_json(path, dict, "object")
     return value
 
 
 def read_json_list(path: Path) -> list[Any]:
     """The JSON list in the file. Raises ModelNotFound if the file is missing, CorruptModel if it holds no list."""
-    value = _read_json(path)
-    if not isinstance(value, list):
-        raise CorruptModel(f"{path} does not hold a JSON list")
+    value: list[Any] = _read_json(path, list, "list")
     return value
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, kind: type, name: str) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path.parent} has no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptModel(f"{path} is not JSON: it is truncated or damaged; download it again") from error
+    if not isinstance(value, kind):
+        raise CorruptModel(f"{path} does not hold a JSON {name}")
+    return value

@@ -114,7 +114,7 @@ class Checkpoint(Protocol):
 
 
 class CompleteCheckpoint(Checkpoint, Protocol):
-    """The weights of all ranks, of which `part` is read and no other bytes (of grids: everything)."""
+    """The weights of all ranks; a read takes only the bytes of `part` from the files (of grids: everything)."""
 
     def tensor(
         self, name: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart = COMPLETE

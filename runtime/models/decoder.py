@@ -26,6 +26,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
 from plait.runtime.models.pipeline_stages import Stage
 from plait.runtime.models.registry import FAMILIES_BY_NAME
@@ -145,7 +146,10 @@ class Decoder:
         if self.stage.is_last:
             self.norm = self.load_norm("model.norm.weight")
             self.head = self._load_head()
-        self.rope_tables = build_rope_tables(config, device)
+        self.rope_tables: list[CosSin] = [
+            (torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
+            for cos, sin in build_rope_tables(config)
+        ]
         self._updates: StepUpdates | None = None  # of the step that is computed
 
     def forward(
@@ -432,21 +436,3 @@ def _place_of(name: str) -> ProductPlace:
     layer, module = name.removeprefix("model.layers.").split(".", 1)
     groups: dict[str, Literal["qkv", "output", "gate_up", "down"]] = {"q": "qkv", "o": "output", "d": "down"}
     return ProductPlace(int(layer), groups.get(module.rpartition(".")[2][0], "gate_up"))
-
-
-def build_rope_tables(config: ModelConfig, device: torch.device) -> list[CosSin]:
-    """(cos, sin) tables [context_length, D // 2] float32, one for each of `ModelConfig.rope_frequencies`."""
-    return [_build_rope_table(config, frequencies, factor, device) for frequencies, factor in config.rope_frequencies()]
-
-
-def _build_rope_table(
-    config: ModelConfig, frequencies: Sequence[float], attention_factor: float, device: torch.device
-) -> CosSin:
-    angles = torch.outer(
-        torch.arange(config.context_length, dtype=torch.float32),
-        torch.tensor(frequencies, dtype=torch.float32),
-    )
-    unrotated = (0, config.head_dim // 2 - len(frequencies))  # pairs that do not rotate have angle 0
-    cos = torch.nn.functional.pad(angles.cos() * attention_factor, unrotated, value=1.0)
-    sin = torch.nn.functional.pad(angles.sin() * attention_factor, unrotated, value=0.0)
-    return cos.to(device), sin.to(device)

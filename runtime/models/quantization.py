@@ -56,7 +56,7 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     numbers = (
         _describe_own_weights(weights)
         if weight_format == "as-stored"
-        else f"weights with more bits ({stored_forms(weights)}) are rounded to {weight_format}"
+        else f"weights with more bits ({stored_layouts(weights)}) are rounded to {weight_format}"
         + (", a CPU's default for safetensors: half the bytes" if is_default else "")
     )
     return FormatChoice(weight_format, True, f"{numbers}, packed: LLVM, {instruction_set()}")
@@ -97,16 +97,16 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
 
 def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """Names the first matrix whose stored type the packed decoder does not read; None if it reads all."""
-    from plait.kernels.cpu.gemm.forms import FORMS
+    from plait.kernels.cpu.gemm.layouts import LAYOUTS
 
     for name in _matrix_names(weights):
         stored_type = weights.stored_type(name)
-        if stored_type not in FORMS:
-            return f"{name} is stored as {stored_type}, not as {', '.join(FORMS)}"
+        if stored_type not in LAYOUTS:
+            return f"{name} is stored as {stored_type}, not as {', '.join(LAYOUTS)}"
     return None
 
 
-def stored_forms(weights: Checkpoint) -> str:
+def stored_layouts(weights: Checkpoint) -> str:
     """Names the types in which the matrices are stored, the most frequent first."""
     counts = Counter(weights.stored_type(name) for name in _matrix_names(weights))
     return ", ".join(name for name, _ in counts.most_common())
@@ -115,13 +115,13 @@ def stored_forms(weights: Checkpoint) -> str:
 def _describe_own_weights(weights: Checkpoint) -> str:
     """The stored weights as the packed CPU decoder holds them, and how many of them are rounded for it."""
     if weights.quantization is None:
-        return f"the file's own weights ({stored_forms(weights)})"
+        return f"the file's own weights ({stored_layouts(weights)})"
     quantized = [name for name in _matrix_names(weights) if weights.is_quantized(name)]
     rounded = sum(weights.stored_type(name) == "BF16" for name in quantized)
-    held = f"the folder's own weights ({weights.quantization}), held as {stored_forms(weights)}"
+    text = f"the folder's own weights ({weights.quantization}), held as {stored_layouts(weights)}"
     if not rounded:
-        return held
-    return f"{held}; {rounded} of {len(quantized)} quantized matrices have no such form and are rounded to 16 bits"
+        return text
+    return f"{text}; {rounded} of {len(quantized)} quantized matrices have no such form and are rounded to 16 bits"
 
 
 def _matrix_names(weights: Checkpoint) -> list[str]:

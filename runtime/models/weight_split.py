@@ -30,7 +30,7 @@ OUTPUTS: Mapping[str, tuple[Divided, ...]] = {
     "mlp.experts.gate_proj": ("experts",),
     "mlp.experts.up_proj": ("experts",),
 }
-# Row-parallel: what a module's inputs are. Its bias is added by rank 0 alone.
+# Row-parallel: split along the module's inputs. Rank 0 alone adds its bias.
 INPUTS: Mapping[str, Divided] = {
     "self_attn.o_proj": "queries",
     "mlp.down_proj": "mlp",

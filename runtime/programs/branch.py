@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from plait.runtime.client.following_text import following_text
+from plait.runtime.client.trailing_text import trailing_text
 from plait.runtime.errors import InputError
 from plait.runtime.programs.steps import RoleEndStep, TextStep
 from plait.runtime.seed_path import SeedPath
@@ -154,18 +154,18 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def text_behind(self, behind: Iterable[object], tokenizer: Tokenizer) -> str:
-        """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
+    def text_after(self, after: Iterable[object], tokenizer: Tokenizer) -> str:
+        """Returns the text that belongs to the constraint of the next gen; "" if none does. `after`: the steps after
         it, of which texts and the end of the open turn are known."""
         parts: list[tuple[str, bool]] = []
-        for step in behind:
+        for step in after:
             if isinstance(step, TextStep):
                 parts.append((step.text, False))
                 continue
             if isinstance(step, RoleEndStep) and self.open_turn is not None and self.open_turn[0] == step.role:
                 parts.append((self.turn_suffix(step.role), True))
             break
-        return following_text(parts, tokenizer)
+        return trailing_text(parts, tokenizer)
 
     def start_gen(
         self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, followed_by: str

@@ -116,17 +116,17 @@ def _sample_all(row: Float32Array, peak: float, draw: GenerationRequest | DrawSt
     block_sums = weights[:num_in_blocks].reshape(-1, DRAW_BLOCK).sum(axis=1, dtype=np.float64)
     cumulative = np.append(block_sums, weights[num_in_blocks:].sum(dtype=np.float64)).cumsum()
     target = hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1]
-    block = _first_above(cumulative, target)
+    block = first_above(cumulative, target)
     sum_before = cumulative[block - 1] if block else 0.0
     in_block = weights[block * DRAW_BLOCK : (block + 1) * DRAW_BLOCK].cumsum(dtype=np.float64)
-    return block * DRAW_BLOCK + _first_above(in_block, target - sum_before)
+    return block * DRAW_BLOCK + first_above(in_block, target - sum_before)
 
 
 def _sample_filtered(row: Float32Array, peak: float, draw: GenerationRequest | DrawState) -> int:
     """Samples from one row [V] with filters; ties are ordered by token id."""
     ids, weights = _filtered_weights(row, peak, draw)
     cumulative = weights.cumsum()
-    return int(ids[_first_above(cumulative, hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1])])
+    return int(ids[first_above(cumulative, hash_uniform(draw.seed, draw.num_sampled) * cumulative[-1])])
 
 
 def _filtered_weights(
@@ -157,7 +157,7 @@ def _weights(row: Float32Array, peak: float, draw: GenerationRequest | DrawState
     return weights
 
 
-def _first_above(cumulative: Float64Array, target: float) -> int:
+def first_above(cumulative: Float64Array, target: float) -> int:
     """The first index where cumulative weights [N] exceed `target`; never one of weight 0, whatever the rounding."""
     return min(int(cumulative.searchsorted(target, side="right")), int(cumulative.searchsorted(cumulative[-1])))
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.sampling.numpy_ops import first_above
 
 TOP_TOKENS = 64  # allowed tokens whose probabilities are kept at a prefix
 MAX_TREE_BYTES = 1 << 20
@@ -77,15 +78,15 @@ class TokenDistribution:
         cumulative = left.weights.cumsum()
         target = fraction * (cumulative[-1] + left.tail_mass)
         if target < cumulative[-1] or self.num_allowed == len(self.ids):
-            return left.take_top(_first_above(cumulative, target))
+            return left.take_top(first_above(cumulative, target))
         if allowed is None:
             return None
         is_taken = np.isin(allowed.ids, np.append(self.ids, left.taken_from_tail))
         tail = np.where(is_taken, 0.0, allowed.weights)
         tail_cumulative = tail.cumsum()
         if not tail_cumulative[-1]:  # rounding left a rest where there is no token
-            return left.take_top(_first_above(cumulative, cumulative[-1]))
-        index = _first_above(tail_cumulative, target - cumulative[-1])
+            return left.take_top(first_above(cumulative, cumulative[-1]))
+        index = first_above(tail_cumulative, target - cumulative[-1])
         return left.take_from_tail(int(allowed.ids[index]), float(tail[index]))
 
 
@@ -116,11 +117,6 @@ class TokensLeft:
         self.tail_mass = max(0.0, self.tail_mass - weight)
         self.count -= 1
         return token, weight
-
-
-def _first_above(cumulative: Float64Array, target: float) -> int:
-    """The first index where cumulative weights [N] exceed `target`; never one of weight 0, whatever the rounding."""
-    return min(int(cumulative.searchsorted(target, side="right")), int(cumulative.searchsorted(cumulative[-1])))
 
 
 class PrefixNode:

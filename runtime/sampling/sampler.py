@@ -15,7 +15,7 @@ from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ScoringRequest
-from plait.runtime.messages import TokenLogprob
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.sampling.logit_ops import DrawState, LogitOperations, TokenMask, TopLogprobs, failed_token
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 

@@ -5,47 +5,29 @@ An error in one request ends that request; the loop and the other requests conti
 
 from __future__ import annotations
 
-import math
 import time
 
 import msgspec
 
-from plait.constrained import CompilePool, GrammarError, Vocabulary
-from plait.runtime.arrays import Float32Array
-from plait.runtime.batch.batch import Batch, ScheduledRequest
-from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
+from plait.constrained import CompilePool, Vocabulary
+from plait.runtime.batch.batch import Batch
 from plait.runtime.config import DEFAULT_BATCH_ROWS, EngineConfig
 from plait.runtime.executor.runner import Runner
 from plait.runtime.executor.step import AsyncStepLauncher, StepExecutor
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.messages import (
-    Abort,
-    ClientMessage,
-    FlushCache,
-    Hello,
-    Inspect,
-    Open,
-    Status,
-    TokenLogprob,
-    WatchBlocks,
-    Welcome,
-)
-from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE, TokenMask
-from plait.runtime.sampling.sampler import Sampler, SamplerOutput
+from plait.runtime.messages import Abort, ClientMessage, FlushCache, Hello, Inspect, Open, Status, WatchBlocks, Welcome
+from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.scheduler.block_publisher import BlockPublisher
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.failed_steps import discard_steps
-from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.output_processor import OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.policy.batching import BatchScheduler
+from plait.runtime.scheduler.result_committer import ResultCommitter
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
-from plait.runtime.scheduler.token_mask import ConstraintCpuLimit
-from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequest, call_of
 from plait.runtime.transport.base import ClientId, ServerTransport
 
-LOGITS_NOT_FINITE = "the model's logits are not finite here"
 COMPILER_INTERVAL = 16  # steps between two calls of the compile pool while no request waits for a grammar
 
 
@@ -96,6 +78,9 @@ class EngineLoop:
             self.error_log,
         )
         self.calls = self.sessions.calls
+        self.committer = ResultCommitter(
+            self.cache, self.batch_scheduler, self.output_processor, self.sessions, self.error_log
+        )
         self.pending_step: OverlappedStep | None = None  # a launched step whose tokens are not committed yet
         self.overlap_controller = OverlapController()
         self.num_steps = self.num_computed_tokens = 0
@@ -157,7 +142,9 @@ class EngineLoop:
             return
         expected = step.continuing_requests(self.welcome.context_length) if step.in_flight.can_overlap else []
         step.finish(self.cache)
-        self.commit(step.batch, output)
+        self.num_steps += 1
+        self.num_computed_tokens += step.batch.num_tokens
+        self.committer.commit(step.batch, output)
         if not expected and overlapped is None:
             return
         running = self.batch_scheduler.running
@@ -263,149 +250,11 @@ class EngineLoop:
             computed_tokens=self.num_computed_tokens,
             retractions=self.batch_scheduler.num_retractions,
             bad_frames=self.transport.num_bad_frames,
-            spared_tokens=self.model_runner.num_spared_tokens,
+            spared_tokens=self.model_runner.num_saved_reads,
             **msgspec.structs.asdict(totals),
         )
 
-    # -- commit -----------------------------------------------------------------------------------
-
-    def commit(self, batch: Batch, output: SamplerOutput) -> None:
-        """Commits the results of each request in the batch. Skips requests that ended while the step was computed."""
-        self.num_steps += 1
-        self.num_computed_tokens += batch.num_tokens
-        for scheduled in batch.rows:
-            if scheduled.request not in self.batch_scheduler.running:
-                continue
-            try:
-                self._commit_request(scheduled, output)
-            except Exception as error:
-                self.error_log.record(error)
-                text = f"an internal error ended this call ({type(error).__name__}); see the runtime's log"
-                self._fail_request(scheduled.request, "internal", text)
-            if self.batch_scheduler.isolated:
-                self.batch_scheduler.end_isolation(scheduled.request)
-
-    def _commit_request(self, scheduled: ScheduledRequest, output: SamplerOutput) -> None:
-        request = scheduled.request
-        if isinstance(request, GenerationRequest):
-            if output.prompt_logprobs and request in output.prompt_logprobs:
-                assert request.prompt_logprobs is not None
-                first = scheduled.start + scheduled.count - scheduled.num_logits
-                # A request that was retracted while the previous step was in flight has computed positions twice.
-                request.prompt_logprobs += output.prompt_logprobs[request][max(0, request.logits_from - first) :]
-                request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
-            if scheduled.num_draft_tokens:
-                self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
-            elif isinstance(request, PrefixRequest):
-                self._commit_probabilities(scheduled, request, output.probabilities.get(request, []))
-            elif scheduled.is_sampled and scheduled.is_still_next:
-                self._commit_token(request, output.tokens[request], output.logprobs.get(request))
-        elif isinstance(request, ScoringRequest):
-            self._commit_scores(request, output, is_last=scheduled.is_still_next)
-        elif isinstance(request, PoolingRequest):
-            if scheduled.num_states:
-                request.add_hidden_states(output.states[request], scheduled.start + scheduled.count)
-            if scheduled.is_still_next:  # the step has computed the last token
-                self.calls.finish_embedding(request)
-
-    def _commit_scores(self, request: ScoringRequest, output: SamplerOutput, is_last: bool) -> None:
-        scores = output.scores.get(request, {})
-        if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
-            self.calls.fail(request.selection, "internal", LOGITS_NOT_FINITE)
-            return
-        request.logprobs.update(scores)
-        request.top.update(output.top_logprobs.get(request, {}))
-        if is_last:
-            self.calls.finish_scoring(request)
-
-    def _commit_verified_draft(self, request: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:
-        """Commits the accepted draft tokens and the one sampled after them.
-
-        `tokens` [num_draft_tokens + 1]: the tokens that the model sampled at the draft's positions and after it.
-        """
-        draft = request.seq.tokens.view()[-num_draft_tokens:].tolist()
-        request.drop_draft()
-        length_before = len(request.seq)
-        num_accepted = 0
-        while num_accepted < num_draft_tokens and tokens[num_accepted] == draft[num_accepted]:
-            num_accepted += 1
-        assert request.ngram_proposer is not None
-        request.ngram_proposer.record_outcome(num_draft_tokens, num_accepted)
-        self.cache.truncate(request.seq, length_before + num_accepted)  # frees the pages of rejected tokens
-        for index, token in enumerate(tokens[: num_accepted + 1]):
-            request.num_accepted_drafts += index < num_accepted
-            self._commit_token(request, token, None)
-            if request not in self.batch_scheduler.running:
-                return
-
-    def _commit_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> None:
-        if not request.metrics.first_token_time:
-            request.metrics.first_token_time = time.monotonic()
-        if request.params.max_tokens == 0:
-            self.calls.finish_generation(request, FinishInfo("length"))
-            return
-        if token < 0:
-            self._fail_token(request, token)
-            return
-        try:
-            if request.matcher is None:
-                finish_info = self.output_processor.process_token(request, token, logprob)
-            else:
-                with ConstraintCpuLimit() as limit:
-                    finish_info = self.output_processor.process_token(request, token, logprob)
-                    limit.has_ended = finish_info is not None
-        except (RuntimeError, GrammarError) as error:
-            self.calls.fail(request, "constraint", str(error))
-            return
-        if finish_info is not None:
-            self.calls.finish_generation(request, finish_info)
-        else:
-            self.calls.send_tokens(request, request.num_safe_tokens())
-
-    def _commit_probabilities(
-        self, scheduled: ScheduledRequest, request: PrefixRequest, rows: list[Float32Array | None]
-    ) -> None:
-        """Passes token probabilities to the call of a request that computes a prefix for it.
-
-        rows: probabilities [V] after each of its last tokens; None if they are not finite.
-        """
-        finite = [row for row in rows if row is not None]
-        call, end = request.call, scheduled.start + scheduled.count
-        if end > request.seq.num_computed:  # the step computed a path that the request has left since
-            return
-        if len(finite) < len(rows):
-            self._fail_token(call, NOT_FINITE)
-            return
-        request.rows |= dict(enumerate(finite, start=end - len(finite)))
-        if not (scheduled.is_sampled and scheduled.is_still_next):
-            request.logits_from = max(request.logits_from, end)
-            return
-        sampling = self.sessions.exact if call.params.exact else self.sessions.particles
-        try:
-            with ConstraintCpuLimit() as limit:
-                finish_info = sampling.advance(request)
-                limit.has_ended = finish_info is not None
-        except (RuntimeError, GrammarError) as error:
-            self.calls.fail(call, "constraint", str(error))
-            return
-        if finish_info is not None:
-            self.calls.finish_generation(call, finish_info)
-
     # -- failures ---------------------------------------------------------------------------------
-
-    def _fail_token(self, request: GenerationRequest, token: int) -> None:
-        if token == NO_TOKEN:
-            self.calls.fail(request, "constraint", "no token of the vocabulary can continue this constraint")
-        else:
-            assert token == NOT_FINITE
-            self.calls.fail(request, "internal", LOGITS_NOT_FINITE)
-
-    def _fail_request(self, request: Request, kind: str, text: str) -> None:
-        assert isinstance(request, (GenerationRequest, ScoringRequest, PoolingRequest))
-        if isinstance(request, GenerationRequest):
-            self.calls.fail(call_of(request), kind, text)
-        else:
-            self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
     def _recover(self, error: Exception, *steps: OverlappedStep) -> None:
         """Isolates the requests of steps that raised `error`: each is computed again, alone in its batch.
@@ -419,4 +268,4 @@ class EngineLoop:
                 self.batch_scheduler.isolate(request)
                 continue
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
-            self._fail_request(request, "internal", text)
+            self.committer.fail_request(request, "internal", text)

@@ -11,18 +11,18 @@ from functools import lru_cache
 import msgspec
 
 from plait.constrained import Matcher, Vocabulary
-from plait.constrained.followed_matcher import FollowedMatcher, FollowingText
-from plait.runtime.batch.followed_value import FollowedValue
+from plait.constrained.trailing_text_matcher import TrailingText, TrailingTextMatcher
 from plait.runtime.batch.healing import BorderToken, Healing
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.value_span import ValueSpan
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.scheduler.finish_info import FinishInfo
-from plait.runtime.scheduler.followed_output import end_followed_value
 from plait.runtime.scheduler.output_cutter import OutputCutter
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
+from plait.runtime.scheduler.trailing_text_output import end_value_span
 
-MAX_FOLLOWING_TEXTS = 256  # kept with the tokens that spell them
+MAX_TRAILING_TEXTS = 256  # kept with the tokens that spell them
 
 
 class CompletionDoesNotFit(Exception):
@@ -39,16 +39,16 @@ class OutputProcessor:
         self.token_masks = TokenMaskBuilder(vocabulary)
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._cutter = OutputCutter(vocabulary, cache)
-        self._following_text = lru_cache(MAX_FOLLOWING_TEXTS)(lambda text: FollowingText(text, vocabulary))
+        self._trailing_text = lru_cache(MAX_TRAILING_TEXTS)(lambda text: TrailingText(text, vocabulary))
 
-    def hold_following(self, request: GenerationRequest, text: str) -> None:
-        """Makes `text` the text behind the value of a constrained request. Call it before `start`."""
-        request.followed_value = FollowedValue(self._following_text(text))
+    def set_trailing_text(self, request: GenerationRequest, text: str) -> None:
+        """Makes `text` the text after the value of a constrained request. Call it before `start`."""
+        request.value_span = ValueSpan(self._trailing_text(text))
 
     def start(self, request: GenerationRequest, matcher: Matcher) -> FinishInfo | None:
         """Sets the matcher of a request, and starts it; see `begin`."""
-        followed = request.followed_value
-        request.matcher = matcher if followed is None else FollowedMatcher(matcher, followed.following)
+        span = request.value_span
+        request.matcher = matcher if span is None else TrailingTextMatcher(matcher, span.trailing_text)
         return self.begin(request)
 
     def begin(self, request: GenerationRequest) -> FinishInfo | None:
@@ -70,9 +70,9 @@ class OutputProcessor:
         return self._finish(request, self._append_with_forced(request, []))
 
     def _finish(self, request: GenerationRequest, finish_info: FinishInfo | None) -> FinishInfo | None:
-        if finish_info is None or request.followed_value is None:
+        if finish_info is None or request.value_span is None:
             return finish_info
-        return end_followed_value(request, finish_info, self._cutter)
+        return end_value_span(request, finish_info, self._cutter)
 
     def process_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> FinishInfo | None:
         """Appends a sampled token to the output; returns a FinishInfo if the output ends.
@@ -134,9 +134,9 @@ class OutputProcessor:
 
     def _finish_for_token(self, request: GenerationRequest, token: int) -> FinishInfo | None:
         if token in request.params.stop_token_ids and request.num_output >= request.num_reasoning:
-            if isinstance(request.matcher, FollowedMatcher) and token not in self._eos_ids:
-                if request.matcher.num_held_bytes:
-                    return None  # it is a part of the text behind the value
+            if isinstance(request.matcher, TrailingTextMatcher) and token not in self._eos_ids:
+                if request.matcher.num_trailing_bytes:
+                    return None  # it is a part of the text after the value
                 request.matcher.rollback(1)
             return FinishInfo("stop", token)
         if token in self._eos_ids and (request.matcher is not None or not request.params.ignore_eos):
@@ -147,7 +147,7 @@ class OutputProcessor:
         """Appends the sampled token, if there is one, and the forced tokens after it."""
         tokens = sampled + self._forced_tokens(request, len(sampled))
         lengths = tuple(self._num_bytes(request, token, index) for index, token in enumerate(tokens))
-        request.hold_following_text(sum(lengths))
+        request.hold_trailing_text(sum(lengths))
         if request.completion_plan is not None and tokens and not self._can_complete_within(request, lengths):
             num_accepted = len(tokens)
             if request.border is not None and not request.num_output:
@@ -174,7 +174,7 @@ class OutputProcessor:
             request.forced_queue = request.forced_queue or request.matcher.forced_tokens()
             return []
         num_left = request.num_tokens_left(self.max_length)
-        if isinstance(request.matcher, FollowedMatcher):
+        if isinstance(request.matcher, TrailingTextMatcher):
             if request.matcher.is_in_text:  # max_tokens is for the value
                 num_left = self.max_length - len(request.seq)
             num_left = max(0, num_left - num_new)
@@ -217,7 +217,7 @@ class OutputProcessor:
         """
         assert request.matcher is not None
         request.matcher.rollback(num_new)
-        request.hold_following_text(0)
+        request.hold_trailing_text(0)
         if was_sampled:
             request.num_sampled -= 1
         if request.params.logprobs:
@@ -229,7 +229,7 @@ class OutputProcessor:
         for token in completion_plan:
             if not request.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which was part of its own completion")
-            request.hold_following_text(len(self.vocabulary.token_bytes[token]))
+            request.hold_trailing_text(len(self.vocabulary.token_bytes[token]))
             request.count_forced()
             self._append_token(request, token, is_last=False)
         return FinishInfo("stop")
@@ -244,7 +244,7 @@ class OutputProcessor:
         token_bytes = self.vocabulary.token_bytes[token]
         token_bytes = token_bytes[len(token_bytes) - self._num_bytes(request, token, 0) :]
         request.append(token, len(token_bytes))
-        scanned = token_bytes if request.followed_value is None else request.followed_value.take_unscanned(token_bytes)
+        scanned = token_bytes if request.value_span is None else request.value_span.take_unscanned(token_bytes)
         scanner = request.stop_scanner
         if scanner is not None and request.num_output <= request.num_reasoning:
             scanner.skip(len(scanned))  # stop strings are for the value
@@ -255,7 +255,7 @@ class OutputProcessor:
             return FinishInfo("stop")
         if request.matcher is not None and is_last and self.token_masks.allows_only_eos(request.matcher):
             return FinishInfo("stop")
-        if request.followed_value is not None and not is_last:
+        if request.value_span is not None and not is_last:
             return None  # the matcher is ahead of the output
         if request.num_tokens_left(self.max_length) <= 0:
             is_complete = request.completion_plan is not None and not (

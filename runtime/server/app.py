@@ -33,7 +33,6 @@ from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware,
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
-from plait.runtime.server.ops import endpoints, model_facts
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
 from plait.runtime.server.protocols.anthropic import messages
 from plait.runtime.server.protocols.batches import batches, files
@@ -43,6 +42,7 @@ from plait.runtime.server.protocols.ollama import models as ollama_models
 from plait.runtime.server.protocols.openai import chat, completions, embeddings, models, tokenize
 from plait.runtime.server.protocols.openai.responses import endpoint as responses
 from plait.runtime.server.protocols.openai.responses import stored as stored_responses
+from plait.runtime.server.protocols.operations import endpoints, model_facts
 from plait.runtime.server.protocols.programs import endpoint as program_route
 from plait.runtime.server.protocols.sglang import generate, server_info
 from plait.runtime.server.rerun import run_elsewhere
@@ -137,7 +137,7 @@ def _run_silent_calls_elsewhere(state: AppState) -> None:
 
     def connect(model: ServedModel) -> None:
         if model.replicated is not None:
-            model.replicated.on_silence = partial(run_elsewhere, state, model)
+            model.replicated.on_unresponsive = partial(run_elsewhere, state, model)
 
     if state.pool is not None:
         state.pool.on_load = connect

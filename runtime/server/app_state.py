@@ -20,7 +20,7 @@ from plait.runtime.server.http.call_queue import CallQueue
 from plait.runtime.server.http.response import KEEP_ALIVE_INTERVAL_S, cancel_on_disconnect
 from plait.runtime.server.in_flight import InFlightRequests, RequestSize, current_request
 from plait.runtime.server.ops.metrics import Metrics
-from plait.runtime.server.protocols.openai.responses.store import ResponseStore
+from plait.runtime.server.response_store import ResponseStore
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.similar_names import did_you_mean
 

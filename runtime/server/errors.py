@@ -14,7 +14,6 @@ from typing import Any
 from plait.runtime import errors
 from plait.runtime.sampling_params import name_in
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.restarting_runtime import NotRestarted
 
 log = logging.getLogger("plait.server")
 
@@ -113,7 +112,7 @@ def as_api_error(error: Exception, *, constraint_param: ConstraintParam = None, 
         return ApiError(504, str(error), type=TIMEOUT, param="timeout", code="deadline_exceeded")
     if isinstance(error, errors.Overloaded):
         return ApiError(503, str(error), type=OVERLOADED, code="overloaded", headers=retry)
-    if isinstance(error, NotRestarted):  # before its base class
+    if isinstance(error, errors.NotRestarted):  # before its base class
         return ApiError(503, str(error), type=OVERLOADED, code="runtime_gone")
     if isinstance(error, errors.RuntimeGone):
         text = "the model's runtime process has ended and is being restarted"

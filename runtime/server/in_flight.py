@@ -15,10 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call
 from plait.runtime.client.session import Session
 from plait.runtime.errors import CallFailed, DeadlineExceeded
-from plait.runtime.messages import Usage
 
 if TYPE_CHECKING:
     from plait.runtime.server.engines.served_model import ServedModel

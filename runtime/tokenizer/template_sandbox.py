@@ -73,9 +73,9 @@ def check_size(value: Any, times: int = 1) -> Any:
 
 
 @contextmanager
-def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LINES) -> Iterator[None]:
-    """Raises LimitReached in template code of this thread that takes more than `seconds` or `lines` in the block."""
-    previous, end, lines_left = sys.gettrace(), time.monotonic() + seconds, lines
+def execution_limits(seconds: float = MAX_SECONDS) -> Iterator[None]:
+    """Raises LimitReached in template code of this thread that takes more than `seconds` or too many lines."""
+    previous, end, lines_left = sys.gettrace(), time.monotonic() + seconds, MAX_EXECUTED_LINES
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal lines_left
@@ -129,8 +129,8 @@ class _QueueTransformer(NodeTransformer):
         if call.node.attr == "append":
             result, left = nodes.Const(None), nodes.Add(place, nodes.List([argument]))
         elif call.node.attr == "pop" and isinstance(argument, nodes.Const) and argument.value == 0:
-            behind_first = nodes.Slice(nodes.Const(1), None, None)
-            result, left = nodes.Getitem(place, argument, "load"), nodes.Getitem(place, behind_first, "load")
+            after_first = nodes.Slice(nodes.Const(1), None, None)
+            result, left = nodes.Getitem(place, argument, "load"), nodes.Getitem(place, after_first, "load")
         else:
             return node
         rewritten = nodes.Assign(node.target, result), nodes.Assign(stored, left)

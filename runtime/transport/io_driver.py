@@ -39,14 +39,14 @@ class DrivenSockets(Protocol):
 class DrivenTransport(Protocol):
     """The transport that a driver calls. Except `is_closed`, all members are used in one thread at a time."""
 
-    silence_check_s: float
+    liveness_interval_s: float
 
     @property
     def is_closed(self) -> bool: ...
     def flush_queue(self) -> None: ...
     def send_and_receive(self) -> bool: ...
     def check_lifeline(self) -> None: ...
-    def on_silence(self) -> None: ...
+    def check_liveness(self) -> None: ...
     def finish(self, error: Exception | None) -> None: ...
 
 
@@ -101,9 +101,9 @@ class ThreadIoDriver:
             poller.register(watched, zmq.POLLIN)
         try:
             while not transport.is_closed and not self._is_stopped:
-                ready = dict(poller.poll(int(transport.silence_check_s * 1000)))
+                ready = dict(poller.poll(int(transport.liveness_interval_s * 1000)))
                 if not ready:
-                    transport.on_silence()
+                    transport.check_liveness()
                 if self._wake_receiver.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_receiver.recv(4096)
@@ -138,7 +138,7 @@ class EventLoopIoDriver:
         self._received_any = False
         self._loop.add_reader(self._fds[0], self._send_and_receive)
         self._loop.add_reader(self._fds[1], self._on_lifeline)
-        self._silence_timer = self._loop.call_later(transport.silence_check_s, self._check_silence)
+        self._liveness_timer = self._loop.call_later(transport.liveness_interval_s, self._check_liveness)
 
     def wake(self) -> None:
         if threading.get_ident() != self._thread_id:
@@ -187,11 +187,11 @@ class EventLoopIoDriver:
         finally:
             self._finish_if_closed(error)
 
-    def _check_silence(self) -> None:
+    def _check_liveness(self) -> None:
         if not self._received_any:
-            self._transport.on_silence()
+            self._transport.check_liveness()
         self._received_any = False
-        self._silence_timer = self._loop.call_later(self._transport.silence_check_s, self._check_silence)
+        self._liveness_timer = self._loop.call_later(self._transport.liveness_interval_s, self._check_liveness)
         self._send_and_receive()
 
     def _finish_if_closed(self, error: Exception | None) -> None:
@@ -206,7 +206,7 @@ class EventLoopIoDriver:
             if not self._loop.is_closed():
                 for fd in self._fds:
                     self._loop.remove_reader(fd)
-                for timer in (self._silence_timer, self._pending_wake):
+                for timer in (self._liveness_timer, self._pending_wake):
                     if timer is not None:
                         timer.cancel()
             if final:

@@ -28,7 +28,10 @@ from plait.runtime.transport.io_driver import EventLoopIoDriver, IoDriver, Threa
 from plait.runtime.transport.zmq_server import CLIENT_ID_BYTES, FRAMES_SOCKET, LIFELINE_SOCKET
 
 MAX_FRAMES_PER_POLL = 4096  # read before they are delivered
-SILENCE_CHECK_S, UNRESPONSIVE_AFTER_S = 5.0, 120.0  # a liveness check follows each silent SILENCE_CHECK_S
+LIVENESS_INTERVAL_S, UNRESPONSIVE_AFTER_S = (
+    5.0,
+    120.0,
+)  # a check follows each interval without replies
 LIVENESS_CALL_ID = 0  # of these checks; no call has this id, so the answer is dropped
 DEFERRABLE = (Open, Append)  # cause no reply, so they are sent with the message that follows
 
@@ -40,7 +43,7 @@ class ZmqClientTransport:
         self._exit_reason = exit_reason
         self._connection = ZmqConnection(Path(address))
         self._queue: deque[bytes] = deque()
-        self.silence_check_s, self._unresponsive_after_s = SILENCE_CHECK_S, UNRESPONSIVE_AFTER_S
+        self.liveness_interval_s, self._unresponsive_after_s = LIVENESS_INTERVAL_S, UNRESPONSIVE_AFTER_S
         self._unanswered_checks = 0  # a count, not a time: while this process was stopped it did not listen either
         self._closing = self._has_ended = False
         self._disconnect_reason: str | None = None
@@ -66,10 +69,10 @@ class ZmqClientTransport:
 
     @property
     def unanswered_s(self) -> float:
-        return max(0, self._unanswered_checks - 1) * self.silence_check_s  # the first silent interval sends the check
+        return max(0, self._unanswered_checks - 1) * self.liveness_interval_s  # the first one sends the check
 
     def set_liveness_check(self, interval_s: float, unresponsive_after_s: float) -> None:
-        self.silence_check_s, self._unresponsive_after_s = interval_s, unresponsive_after_s
+        self.liveness_interval_s, self._unresponsive_after_s = interval_s, unresponsive_after_s
         if self._driver is not None:
             self._driver.wake()  # a thread that waits for the old interval
 
@@ -136,16 +139,16 @@ class ZmqClientTransport:
             self.send_and_receive()
             self._disconnect_reason = self._exit_reason()
 
-    def on_silence(self) -> None:
-        """Called after `silence_check_s` without replies.
+    def check_liveness(self) -> None:
+        """Called after `liveness_interval_s` without replies.
 
         Queues a liveness check; disconnects after too many of them.
         """
         self._unanswered_checks += 1
         self._queue.append(encode(Inspect(LIVENESS_CALL_ID)))
         if self.unanswered_s >= self._unresponsive_after_s:
-            silence = f"the runtime has not answered for {self._unresponsive_after_s:g} s"
-            self._disconnect_reason = f"{silence}; its process may be stuck or stopped"
+            reason = f"the runtime has not answered for {self._unresponsive_after_s:g} s"
+            self._disconnect_reason = f"{reason}; its process may be stuck or stopped"
 
     def finish(self, error: Exception | None) -> None:
         """The driver's last call: closes the sockets and calls `on_disconnect`. Idempotent."""

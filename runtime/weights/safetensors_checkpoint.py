@@ -76,8 +76,8 @@ class SafetensorsCheckpoint:
         parts = self._stored_parts(name, shape_of(name, self.shapes))
         part = parts[0][0]
         if part in self._quantized:
-            forms = {self._quantized.form(other) for other, _ in parts}
-            return forms.pop() if len(forms) == 1 else "BF16"
+            layouts = {self._quantized.layout(other) for other, _ in parts}
+            return layouts.pop() if len(layouts) == 1 else "BF16"
         kind: str = self._open(self.file_by_tensor[part]).get_slice(part).get_dtype()
         return kind
 
@@ -184,7 +184,7 @@ class SafetensorsCheckpoint:
     def _read_dequantized(
         self, stored: str, dtype: torch.dtype, device: torch.device | str, part: WeightPart
     ) -> torch.Tensor:
-        from plait.kernels.held_weights import dequantize_codes
+        from plait.kernels.device_weights import dequantize_codes
 
         return dequantize_codes(self._quantized.grid(stored, part), self._read_codes(stored, device, part), dtype)
 

@@ -12,9 +12,10 @@ from scripted_scheduler import ScriptedBackend, byte_tokenizer
 
 import plait
 from plait import assistant, gen, select, user
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call
 from plait.runtime.errors import Aborted
-from plait.runtime.messages import Append, Finished, Fork, Generate, Open, Usage
+from plait.runtime.messages import Append, Finished, Fork, Generate, Open
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 

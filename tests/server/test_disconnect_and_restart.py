@@ -16,7 +16,7 @@ from asgi_server import wait_until
 from tiny_llama_gguf import write_small_model
 
 from plait.runtime.server.app import create_app
-from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import server_settings
 
 LONG = {"model": "default", "prompt": "Once", "max_tokens": 900_000, "ignore_eos": True, "n": 2}

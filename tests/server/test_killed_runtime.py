@@ -20,10 +20,11 @@ from asgi_server import wait_until
 from batch_clients import create, end_of, results
 
 from plait.runtime.client.call import DEADLINE_GRACE_S
-from plait.runtime.server import rerun, restarting_runtime
+from plait.runtime.server import rerun
 from plait.runtime.server.app import create_app
 from plait.runtime.server.batches import line_runner
-from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines import restarting_runtime
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import server_settings
 
 TURNS = [{"role": "user", "content": "Tell a tale"}]

@@ -17,9 +17,9 @@ from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server import replicated_runtime, restarting_runtime
+from plait.runtime.server.engines import replicated_runtime, restarting_runtime
+from plait.runtime.server.engines.replicated_runtime import ReplicatedRuntime, replica_devices
 from plait.runtime.server.engines.start import checked_devices, num_ranks
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime, replica_devices
 
 
 def workers() -> set[int]:

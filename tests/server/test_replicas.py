@@ -18,9 +18,10 @@ import uvicorn
 from asgi_server import wait_until
 
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server import rerun, restarting_runtime
+from plait.runtime.server import rerun
 from plait.runtime.server.app import create_app
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+from plait.runtime.server.engines import restarting_runtime
+from plait.runtime.server.engines.replicated_runtime import ReplicatedRuntime
 from plait.runtime.server.settings import server_settings
 
 SEEDED = {"temperature": 1.0, "seed": 7, "ignore_eos": True, "max_tokens": 8}

@@ -16,10 +16,9 @@ from asgi_server import wait_until
 from served_process import Served
 from tiny_llama_gguf import write_small_model
 
-from plait.runtime.errors import InputError, RuntimeGone
-from plait.runtime.server import restarting_runtime
+from plait.runtime.errors import InputError, NotRestarted, RuntimeGone
+from plait.runtime.server.engines import restarting_runtime
 from plait.runtime.server.listener import bind_listener, port_of
-from plait.runtime.server.restarting_runtime import NotRestarted
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}

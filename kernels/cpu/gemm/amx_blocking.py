@@ -19,8 +19,8 @@ from plait.kernels.cpu import amx, vector_ops
 from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.gemm import amx_kernel
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, RESULT_BYTES, TILE_BYTES
-from plait.kernels.cpu.gemm.form_calls import call_dequantize, call_pass
-from plait.kernels.cpu.gemm.forms import HALF_TILE, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layout_calls import call_dequantize, call_pass
+from plait.kernels.cpu.gemm.layouts import HALF_TILE, TILE_OUTPUTS
 
 MAX_CHUNK_BLOCKS = 18  # blocks of a chunk: 36 KB of a first-level cache of 48
 PASSES_PER_GROUP = 8  # passes whose incomplete sums the scratch holds
@@ -36,7 +36,7 @@ SCRATCH_BYTES = SUMS_OFFSET + PASSES_PER_GROUP * RESULT_BYTES - amx.PANELS_OFFSE
 class TileStream(NamedTuple):
     """The tiles of a packed weight: the address of the first, and the bytes from one to the next."""
 
-    dequantize: int  # addresses of its form's functions (`form_kernels`)
+    dequantize: int  # addresses of its layout's functions (`layout_kernels`)
     multiply_pass: int
     tiles: int
     stride: int
@@ -57,9 +57,9 @@ class GemmTask(NamedTuple):
 
 
 class PanelChunk(NamedTuple):
-    """The packed blocks of a chunk: for each half of a panel the form's function, the tile and which half of it."""
+    """The packed blocks of a chunk: for each half of a panel the layout's function, the tile and which half of it."""
 
-    multiply_pass: int  # the function for a pass over both halves; 0: their forms differ
+    multiply_pass: int  # the function for a pass over both halves; 0: their layouts differ
     dequantize: int
     tile: int
     half: int
@@ -197,7 +197,7 @@ def _multiply_blocks(
     activation: int,
     pending: PendingGlu,
 ) -> None:
-    """Multiplies with the blocks of a chunk; dequantizes them one ahead if `dequantize`, as two forms do it."""
+    """Multiplies with the blocks of a chunk; dequantizes them one ahead if `dequantize`, as two layouts do it."""
     groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
     if dequantize:
         _dequantize_block(chunk, 0)

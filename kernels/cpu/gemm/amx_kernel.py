@@ -1,6 +1,6 @@
 """Products in bfloat16 on AMX: 32 columns for 16 or 32 rows, summed over all inputs within the matrix registers.
 
-A packed weight (`forms`) is dequantized to a panel (`panel_kernel`), block after block of 32 inputs, each
+A packed weight (`layouts`) is dequantized to a panel (`panel_kernel`), block after block of 32 inputs, each
 
     2 halves x 16 pairs of inputs x 16 outputs x (even input, odd input) of bfloat16, 2,048 bytes
 
@@ -18,7 +18,7 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.amx import HAS_AMX, TILE_ROWS
 from plait.kernels.cpu.compiler import signatures as types
 from plait.kernels.cpu.compiler.intrinsics import literal_intrinsic
-from plait.kernels.cpu.gemm.forms import HALF_TILE
+from plait.kernels.cpu.gemm.layouts import HALF_TILE
 
 TILE_BYTES = TILE_ROWS * 64  # bytes of a matrix register
 PANEL_BYTES = 2 * TILE_BYTES  # bytes of one block of a panel: 32 inputs, 32 outputs
@@ -43,24 +43,20 @@ def zero_accumulators(context: Any, count: Any) -> Any:
 @literal_intrinsic
 def load_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Loads the accumulators that `store_accumulators` wrote."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        if HAS_AMX:
-            for register, row in _accumulator_addresses(b, count.literal_value, *values[1:]):
-                v.call_intrinsic(b, "llvm.x86.tileloadd64", VOID, [register, row, values[2]])
-        return context.get_dummy_value()
-
-    return types.void(count, types.int64, types.int64), generate
+    return _move_accumulators("llvm.x86.tileloadd64", count)
 
 
 @literal_intrinsic
 def store_accumulators(context: Any, count: Any, address: Any, stride: Any) -> Any:
     """Writes the accumulators, float32 [16 * count, 32], in rows of `stride` bytes."""
+    return _move_accumulators("llvm.x86.tilestored64", count)
 
+
+def _move_accumulators(instruction: str, count: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAS_AMX:
             for register, row in _accumulator_addresses(b, count.literal_value, *values[1:]):
-                v.call_intrinsic(b, "llvm.x86.tilestored64", VOID, [register, row, values[2]])
+                v.call_intrinsic(b, instruction, VOID, [register, row, values[2]])
         return context.get_dummy_value()
 
     return types.void(count, types.int64, types.int64), generate

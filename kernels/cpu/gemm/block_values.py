@@ -1,4 +1,4 @@
-"""Reads a block of a packed weight into vectors: qvalues as bytes, scales and minima as float32. Generates LLVM code.
+"""Reads a block of a packed weight into vectors: quants as bytes, scales and minima as float32. Generates LLVM code.
 
 A `BlockPlace` is a block of 32 inputs of a tile. A vector covers `lanes` outputs (8 or 16); `part` is its index in
 the tile. All functions append to the builder `b`.
@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.forms import (
+from plait.kernels.cpu.gemm.layouts import (
     BYTE_SCALES,
     FLOAT_SCALES,
     GROUP_INPUTS,
@@ -20,54 +20,54 @@ from plait.kernels.cpu.gemm.forms import (
     LINE,
     NIBBLE_PAIR_SCALES,
     TILE_OUTPUTS,
-    Form,
+    PackedLayout,
 )
 
 
 class BlockPlace(NamedTuple):
-    """The address of a unit, that of a block's qvalues in it, and the block's index in the unit (None: it is 0)."""
+    """The address of a unit, that of a block's quants in it, and the block's index in the unit (None: it is 0)."""
 
     unit: Any
-    qvalues: Any
+    quants: Any
     block: Any
 
 
-def block_place(b: Any, form: Form, unit: Any, block: Any) -> BlockPlace:
+def block_place(b: Any, layout: PackedLayout, unit: Any, block: Any) -> BlockPlace:
     """Returns the place of a unit's block `block` (int64)."""
-    if form.blocks == 1:
+    if layout.blocks == 1:
         return BlockPlace(unit, unit, None)
-    return BlockPlace(unit, b.add(unit, b.mul(block, v.I64(2 * form.half_bytes))), block)
+    return BlockPlace(unit, b.add(unit, b.mul(block, v.I64(2 * layout.half_bytes))), block)
 
 
-def tile_block_place(b: Any, form: Form, tile: Any, block: Any) -> BlockPlace:
+def tile_block_place(b: Any, layout: PackedLayout, tile: Any, block: Any) -> BlockPlace:
     """Returns the place of a tile's block `block` (int64), counted through all units."""
-    if form.blocks == 1:
-        unit = b.add(tile, b.mul(block, v.I64(form.unit_bytes)))
+    if layout.blocks == 1:
+        unit = b.add(tile, b.mul(block, v.I64(layout.unit_bytes)))
         return BlockPlace(unit, unit, None)
-    unit = b.add(tile, b.mul(b.lshr(block, v.I64(3)), v.I64(form.unit_bytes)))
-    return block_place(b, form, unit, b.and_(block, v.I64(form.blocks - 1)))
+    unit = b.add(tile, b.mul(b.lshr(block, v.I64(3)), v.I64(layout.unit_bytes)))
+    return block_place(b, layout, unit, b.and_(block, v.I64(layout.blocks - 1)))
 
 
-class BlockQvalues:
+class BlockQuants:
     """The integers of a block for a vector of outputs, 4 inputs at a time; each line is loaded once."""
 
-    def __init__(self, b: Any, form: Form, place: BlockPlace, part: int, lanes: int) -> None:
-        self._b, self._form, self._lanes = b, form, lanes
+    def __init__(self, b: Any, layout: PackedLayout, place: BlockPlace, part: int, lanes: int) -> None:
+        self._b, self._layout, self._lanes = b, layout, lanes
         half, within = divmod(part * lanes, HALF_TILE)
-        self._address, self._offset = place.qvalues, half * form.half_bytes + GROUP_INPUTS * within
+        self._address, self._offset = place.quants, half * layout.half_bytes + GROUP_INPUTS * within
         self._lines: dict[int, Any] = {}
         self.kind = v.vector(v.I8, GROUP_INPUTS * lanes)
 
     def group(self, group: int) -> Any:
         """Inputs [4 * group, 4 * group + 4) of each output, as unsigned bytes."""
-        b, form = self._b, self._form
+        b, layout = self._b, self._layout
         first_line, shift, result = 0, 0, None
-        for width in form.widths:
+        for width in layout.widths:
             line, field = divmod(group, 8 // width)
             part = self._field(first_line + line, width, field, shift)
             result = part if result is None else b.or_(result, part)
             first_line, shift = first_line + width, shift + width
-        return result if not form.table else self._look_up(result)
+        return result if not layout.table else self._look_up(result)
 
     def _field(self, line: int, width: int, field: int, shift: int) -> Any:
         """A field of a line's bytes, shifted to the left by `shift`."""
@@ -88,7 +88,7 @@ class BlockQvalues:
         return self._lines[line]
 
     def _look_up(self, indices: Any) -> Any:
-        table = ir.Constant(self.kind, [*self._form.table] * (GROUP_INPUTS * self._lanes // 16))
+        table = ir.Constant(self.kind, [*self._layout.table] * (GROUP_INPUTS * self._lanes // 16))
         # 64 bytes need AVX-512 BW; with AVX-512 only for numbers of 32 bits, two of 32 bytes
         if self.kind.count == 64 and isa.has_features("avx512bw"):
             return v.call_intrinsic(self._b, "llvm.x86.avx512.pshuf.b.512", self.kind, [table, indices])
@@ -97,7 +97,7 @@ class BlockQvalues:
         return self._look_up_32(indices)
 
     def _look_up_32(self, indices: Any) -> Any:
-        table = ir.Constant(indices.type, [*self._form.table] * 2)
+        table = ir.Constant(indices.type, [*self._layout.table] * 2)
         return v.call_intrinsic(self._b, "llvm.x86.avx2.pshuf.b", indices.type, [table, indices])
 
 
@@ -119,60 +119,62 @@ class UnitScales(NamedTuple):
     minimum: Any
 
 
-def unit_scales(b: Any, form: Form, unit: Any, part: int, lanes: int) -> UnitScales:
+def unit_scales(b: Any, layout: PackedLayout, unit: Any, part: int, lanes: int) -> UnitScales:
     """Loads a unit's own scale and minimum."""
-    offset = form.unit_scale_offset + 2 * lanes * part
-    if form.is_bfloat16:
+    offset = layout.unit_scale_offset + 2 * lanes * part
+    if layout.is_bfloat16:
         bits = b.zext(v.load(b, unit, v.vector(v.I16, lanes), offset), v.vector(v.I32, lanes))
         shifted = b.shl(bits, v.constant(bits.type, 16))
         return UnitScales(b.bitcast(shifted, v.vector(v.F32, lanes)), None)
     scale = v.load_f16_as_f32(b, unit, offset, lanes)
-    return UnitScales(scale, v.load_f16_as_f32(b, unit, offset + 2 * TILE_OUTPUTS, lanes) if form.has_minima else None)
+    return UnitScales(
+        scale, v.load_f16_as_f32(b, unit, offset + 2 * TILE_OUTPUTS, lanes) if layout.has_minima else None
+    )
 
 
 def block_scales(
-    b: Any, form: Form, place: BlockPlace, scales: UnitScales, part: int, lanes: int
+    b: Any, layout: PackedLayout, place: BlockPlace, scales: UnitScales, part: int, lanes: int
 ) -> list[tuple[Any, Any]]:
     """Returns the float32 scale and minimum of each 32 inputs of a block, or of its first and last 16. They are exact.
 
-    The minimum of a form with an offset is that of the integer 0.
+    The minimum of a layout with an offset is that of the integer 0.
     """
     floats = v.vector(v.F32, lanes)
-    if form.scaling == FLOAT_SCALES:
+    if layout.scaling == FLOAT_SCALES:
         pairs = [(scales.scale, scales.minimum)]
-    elif form.scaling == BYTE_SCALES:
-        numbers = [_bytes(b, form, place, part, lanes, offset) for offset in _small_offsets(form)]
+    elif layout.scaling == BYTE_SCALES:
+        numbers = [_bytes(b, layout, place, part, lanes, offset) for offset in _small_offsets(layout)]
         factors = [b.sitofp(number, floats) for number in numbers]
         pairs = [(b.fmul(factors[0], scales.scale), _negated(b, factors[1:], scales))]
     else:
-        words = pair_words(b, form, place, part, lanes)
+        words = pair_words(b, layout, place, part, lanes)
         pairs = []
         for half in range(2):
             factors = [b.sitofp(_word(b, word, half, lanes), floats) for word in words]
             pairs.append((b.fmul(factors[0], scales.scale), _negated(b, factors[1:], scales)))
-    offset = v.constant(floats, -form.offset)
+    offset = v.constant(floats, -layout.offset)
     return [(scale, b.fmul(scale, offset) if minimum is None else minimum) for scale, minimum in pairs]
 
 
-def _small_offsets(form: Form) -> list[int]:
+def _small_offsets(layout: PackedLayout) -> list[int]:
     """Where the bytes of the scales begin, and of the minima that are stored apart."""
-    return [form.scales_offset, form.minima_offset][: 2 if form.minima_bytes else 1]
+    return [layout.scales_offset, layout.minima_offset][: 2 if layout.minima_bytes else 1]
 
 
-def _bytes(b: Any, form: Form, place: BlockPlace, part: int, lanes: int, offset: int) -> Any:
+def _bytes(b: Any, layout: PackedLayout, place: BlockPlace, part: int, lanes: int, offset: int) -> Any:
     """A block's scales or minima, one byte for each output, as int32."""
     address = b.add(place.unit, b.mul(place.block, v.I64(TILE_OUTPUTS)))
     narrow = v.load(b, address, v.vector(v.I8, lanes), offset + lanes * part)
-    return (b.sext if form.signed_scales else b.zext)(narrow, v.vector(v.I32, lanes))
+    return (b.sext if layout.signed_scales else b.zext)(narrow, v.vector(v.I32, lanes))
 
 
-def pair_words(b: Any, form: Form, place: BlockPlace, part: int, lanes: int) -> list[Any]:
+def pair_words(b: Any, layout: PackedLayout, place: BlockPlace, part: int, lanes: int) -> list[Any]:
     """A block's scales for its first and last 16 inputs, as pairs of int16; the minima follow where they are stored."""
     address = b.add(place.unit, b.mul(place.block, v.I64(2 * TILE_OUTPUTS)))
-    narrow = v.load(b, address, v.vector(v.I8, 2 * lanes), form.scales_offset + 2 * lanes * part)
+    narrow = v.load(b, address, v.vector(v.I8, 2 * lanes), layout.scales_offset + 2 * lanes * part)
     wide = v.vector(v.I16, 2 * lanes)
-    words = (b.sext if form.signed_scales else b.zext)(narrow, wide)
-    if form.scaling != NIBBLE_PAIR_SCALES:
+    words = (b.sext if layout.signed_scales else b.zext)(narrow, wide)
+    if layout.scaling != NIBBLE_PAIR_SCALES:
         return [words]
     return [b.and_(words, v.constant(wide, 15)), b.lshr(words, v.constant(wide, 4))]
 
@@ -190,5 +192,5 @@ def pair_scales(b: Any, words: Any, lanes: int) -> list[Any]:
 
 
 def _negated(b: Any, factors: list[Any], scales: UnitScales) -> Any:
-    """GGUF's K forms subtract their minima; None without minima."""
+    """GGUF's K layouts subtract their minima; None without minima."""
     return b.fneg(b.fmul(factors[0], scales.minimum)) if factors else None

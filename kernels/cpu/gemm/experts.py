@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm.amx_blocking import TileStream
-from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import (
     DEQUANTIZE,
     MULTIPLY_PASS,

@@ -17,12 +17,12 @@ Halves = npt.NDArray[np.uint16]
 
 
 class Unpacked(NamedTuple):
-    """The contents of N blocks: `qvalues` [N, inputs]; `scales` and `minima` as `forms` stores them, [N, bytes].
+    """The contents of N blocks: `quants` [N, inputs]; `scales` and `minima` as `layouts` stores them, [N, bytes].
 
     `scale` and `minimum` are the bits of the block's float16, [N].
     """
 
-    qvalues: Bytes
+    quants: Bytes
     scale: Halves
     minimum: Halves | None = None
     scales: Bytes | None = None
@@ -93,9 +93,9 @@ def _q2_k(blocks: Bytes) -> Unpacked:
 
 
 def _q3_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32, at=2)
+    quants = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32, at=2)
     scales = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4, at=4)
-    return Unpacked(qvalues, _half(blocks, 108), scales=_signed(scales, 32))
+    return Unpacked(quants, _half(blocks, 108), scales=_signed(scales, 32))
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Bytes, Bytes]:
@@ -114,13 +114,13 @@ def _q4_k(blocks: Bytes) -> Unpacked:
 
 
 def _q5_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32, at=4)
-    return Unpacked(qvalues, _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
+    quants = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32, at=4)
+    return Unpacked(quants, _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32, at=4)
-    return Unpacked(qvalues, _half(blocks, 208), scales=blocks[:, 192:208])
+    quants = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32, at=4)
+    return Unpacked(quants, _half(blocks, 208), scales=blocks[:, 192:208])
 
 
 def _iq4_xs(blocks: Bytes) -> Unpacked:

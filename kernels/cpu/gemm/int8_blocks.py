@@ -21,14 +21,14 @@ from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.gemm.block_values import (
     BlockPlace,
-    BlockQvalues,
+    BlockQuants,
     UnitScales,
     block_scales,
     pair_scales,
     pair_words,
 )
 from plait.kernels.cpu.gemm.float_values import load_pair
-from plait.kernels.cpu.gemm.forms import LINE, QUANT_BLOCK, Form
+from plait.kernels.cpu.gemm.layouts import LINE, QUANT_BLOCK, PackedLayout
 
 BLOCK_GROUPS = 8  # groups of 4 inputs in a block
 
@@ -57,7 +57,7 @@ INT8_ISA = best_int8_isa()
 class ActivationRows(NamedTuple):
     """Addresses of each row's int8 activations, and of their scales and sums (`QuantizedActivations`)."""
 
-    qvalues: list[Any]
+    quants: list[Any]
     scales: list[Any]
     block_sums: list[Any]
     half_sums: list[Any]
@@ -68,42 +68,48 @@ class ActivationRows(NamedTuple):
         return ActivationRows(*([b.add(row, step) for row in rows] for rows, step in zip(self, steps, strict=True)))
 
 
-def leaves_unit_scale(form: Form) -> bool:
+def leaves_unit_scale(layout: PackedLayout) -> bool:
     """Whether `add_block` leaves the float scale of the unit to its caller: pairs of integer scales and an offset."""
-    return form.has_pairs and not form.has_minima
+    return layout.has_pairs and not layout.has_minima
 
 
 def add_block(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range, sums: list[Any]
+    b: Any,
+    layout: PackedLayout,
+    place: BlockPlace,
+    rows: ActivationRows,
+    scales: list[UnitScales],
+    parts: range,
+    sums: list[Any],
 ) -> list[Any]:
     """Returns the sums, a vector for each of `parts` in each row, with the products of one block added.
 
     With `leaves_unit_scale` the half sums of several `rows` are `unit_corrections`.
     """
-    if form.is_float:
-        return _add_floats(b, form, place, rows, parts, sums)
-    if leaves_unit_scale(form):
-        return _add_offset_pairs(b, form, place, rows, parts, sums)
-    add = _add_pairs if form.has_pairs else _add_whole_block
-    return add(b, form, place, rows, scales, parts, sums)
+    if layout.is_float:
+        return _add_floats(b, layout, place, rows, parts, sums)
+    if leaves_unit_scale(layout):
+        return _add_offset_pairs(b, layout, place, rows, parts, sums)
+    add = _add_pairs if layout.has_pairs else _add_whole_block
+    return add(b, layout, place, rows, scales, parts, sums)
 
 
 def _add_floats(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
+    b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
 ) -> list[Any]:
     """`add_block` for weights that are floats: the block's activations are made floats, and multiplied in order."""
-    lanes, count, num_rows = INT8_ISA.lanes, len(parts), len(rows.qvalues)
+    lanes, count, num_rows = INT8_ISA.lanes, len(parts), len(rows.quants)
     memory = v.allocate_on_stack(b, ir.ArrayType(v.F32, QUANT_BLOCK * num_rows))
     memory.align = LINE
     values = b.ptrtoint(memory, v.I64)
     for r in range(num_rows):
         scale = v.broadcast_load(b, rows.scales[r], lanes=lanes)
         for i in range(0, QUANT_BLOCK, lanes):
-            integers = b.sext(v.load(b, rows.qvalues[r], v.vector(v.I8, lanes), i), v.vector(v.I32, lanes))
+            integers = b.sext(v.load(b, rows.quants[r], v.vector(v.I8, lanes), i), v.vector(v.I32, lanes))
             v.store(b, b.fmul(b.sitofp(integers, scale.type), scale), values, 4 * (QUANT_BLOCK * r + i))
     sums = [*sums]
     for pair in range(QUANT_BLOCK // 2):
-        weights = [load_pair(b, form, place.qvalues, part, lanes, pair) for part in parts]
+        weights = [load_pair(b, layout, place.quants, part, lanes, pair) for part in parts]
         for r in range(num_rows):
             for odd in range(2):
                 x = v.broadcast_load(b, values, v.F32, 4 * (QUANT_BLOCK * r + 2 * pair + odd), lanes)
@@ -113,14 +119,20 @@ def _add_floats(
 
 
 def _add_whole_block(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range, sums: list[Any]
+    b: Any,
+    layout: PackedLayout,
+    place: BlockPlace,
+    rows: ActivationRows,
+    scales: list[UnitScales],
+    parts: range,
+    sums: list[Any],
 ) -> list[Any]:
     """`add_block` where 32 inputs share a scale."""
     lanes, count = INT8_ISA.lanes, len(parts)
-    products = _integer_products(b, form, place, rows.qvalues, parts, range(BLOCK_GROUPS))
-    factors = [block_scales(b, form, place, scales[i], part, lanes)[0] for i, part in enumerate(parts)]
+    products = _integer_products(b, layout, place, rows.quants, parts, range(BLOCK_GROUPS))
+    factors = [block_scales(b, layout, place, scales[i], part, lanes)[0] for i, part in enumerate(parts)]
     results = []
-    for r in range(len(rows.qvalues)):
+    for r in range(len(rows.quants)):
         x_scale, x_sum = (v.broadcast_load(b, at[r], lanes=lanes) for at in (rows.scales, rows.block_sums))
         for i, (scale, minimum) in enumerate(factors):
             scaled = b.fmul(b.sitofp(products[r][i], scale.type), scale)
@@ -128,43 +140,43 @@ def _add_whole_block(
     return results
 
 
-def unit_corrections(b: Any, form: Form, half_sums: list[Any]) -> list[Any]:
+def unit_corrections(b: Any, layout: PackedLayout, half_sums: list[Any]) -> list[Any]:
     """Returns the addresses, one for each row, of a unit's half sums times the negative offset.
 
     They are int32: those of the first halves of the unit's blocks, and behind them those of the second ones.
     """
-    memory = v.allocate_on_stack(b, ir.ArrayType(v.I32, 2 * form.blocks * len(half_sums)))
+    memory = v.allocate_on_stack(b, ir.ArrayType(v.I32, 2 * layout.blocks * len(half_sums)))
     memory.align = LINE
-    ints = v.vector(v.I32, form.blocks)
-    by, factor = v.constant(ints, 16), v.constant(ints, -form.offset)
+    ints = v.vector(v.I32, layout.blocks)
+    by, factor = v.constant(ints, 16), v.constant(ints, -layout.offset)
     addresses = []
     for r, half_sum in enumerate(half_sums):
         both = v.load(b, half_sum, ints)
-        address = b.add(b.ptrtoint(memory, v.I64), v.I64(8 * form.blocks * r))
+        address = b.add(b.ptrtoint(memory, v.I64), v.I64(8 * layout.blocks * r))
         for half, sums in enumerate((b.ashr(b.shl(both, by), by), b.ashr(both, by))):
-            v.store(b, b.mul(sums, factor), address, 4 * form.blocks * half)
+            v.store(b, b.mul(sums, factor), address, 4 * layout.blocks * half)
         addresses.append(address)
     return addresses
 
 
-def _corrections(b: Any, form: Form, rows: ActivationRows, half: int) -> list[Any]:
+def _corrections(b: Any, layout: PackedLayout, rows: ActivationRows, half: int) -> list[Any]:
     """Returns, for each row, a half sum of a block times the negative offset, broadcast to a vector."""
     lanes = INT8_ISA.lanes
     if len(rows.half_sums) > 1:
-        return [v.broadcast_load(b, at, v.I32, 4 * form.blocks * half, lanes) for at in rows.half_sums]
+        return [v.broadcast_load(b, at, v.I32, 4 * layout.blocks * half, lanes) for at in rows.half_sums]
     halves = b.bitcast(v.broadcast_load(b, rows.half_sums[0], v.I32, lanes=lanes), v.vector(v.I16, 2 * lanes))
-    factors = ir.Constant(halves.type, [-form.offset if i % 2 == half else 0 for i in range(2 * lanes)])
+    factors = ir.Constant(halves.type, [-layout.offset if i % 2 == half else 0 for i in range(2 * lanes)])
     return [_multiply_pairs(b, halves, factors)]
 
 
 def _add_offset_pairs(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
+    b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range, sums: list[Any]
 ) -> list[Any]:
     """`add_block` where 16 inputs share an integer scale and there is an offset; the products begin at corrections."""
     lanes = INT8_ISA.lanes
-    words = [pair_words(b, form, place, part, lanes)[0] for part in parts]
-    corrections = [_corrections(b, form, rows, half) for half in range(2)]
-    totals = _pair_totals(b, form, place, rows, parts, words, corrections)
+    words = [pair_words(b, layout, place, part, lanes)[0] for part in parts]
+    corrections = [_corrections(b, layout, rows, half) for half in range(2)]
+    totals = _pair_totals(b, layout, place, rows, parts, words, corrections)
     x_scales = [v.broadcast_load(b, at, lanes=lanes) for at in rows.scales]
     return [
         v.fma(b, b.sitofp(total, sums[i].type), x_scales[i // len(parts)], sums[i]) for i, total in enumerate(totals)
@@ -172,14 +184,20 @@ def _add_offset_pairs(
 
 
 def _add_pairs(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, scales: list[UnitScales], parts: range, sums: list[Any]
+    b: Any,
+    layout: PackedLayout,
+    place: BlockPlace,
+    rows: ActivationRows,
+    scales: list[UnitScales],
+    parts: range,
+    sums: list[Any],
 ) -> list[Any]:
     """`add_block` where 16 inputs share an integer scale and an integer minimum."""
     lanes, count = INT8_ISA.lanes, len(parts)
-    words, minima = zip(*(pair_words(b, form, place, part, lanes) for part in parts), strict=True)
-    totals = _pair_totals(b, form, place, rows, parts, words, [None, None])
+    words, minima = zip(*(pair_words(b, layout, place, part, lanes) for part in parts), strict=True)
+    totals = _pair_totals(b, layout, place, rows, parts, words, [None, None])
     results = []
-    for r in range(len(rows.qvalues)):
+    for r in range(len(rows.quants)):
         x_scale = v.broadcast_load(b, rows.scales[r], lanes=lanes)
         x_halves = v.broadcast_load(b, rows.half_sums[r], v.I32, lanes=lanes)
         for i in range(count):
@@ -191,7 +209,7 @@ def _add_pairs(
 
 
 def _pair_totals(
-    b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range, words: Sequence[Any],
+    b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range, words: Sequence[Any],
     initial: Sequence[list[Any] | None],
 ) -> list[Any]:  # fmt: skip
     """Returns the integer products of both halves of a block times their scales `words`, a vector for each sum.
@@ -202,22 +220,22 @@ def _pair_totals(
     totals: list[Any] = []
     for half in range(2):
         groups = range(half * BLOCK_GROUPS // 2, (half + 1) * BLOCK_GROUPS // 2)
-        products = _integer_products(b, form, place, rows.qvalues, parts, groups, initial[half])
+        products = _integer_products(b, layout, place, rows.quants, parts, groups, initial[half])
         scaled = [b.mul(product, factors[i][half]) for row in products for i, product in enumerate(row)]
         totals = scaled if half == 0 else [b.add(x, y) for x, y in zip(totals, scaled, strict=True)]
     return totals
 
 
 def _integer_products(
-    b: Any, form: Form, place: BlockPlace, x_rows: list[Any], parts: range, groups: range,
+    b: Any, layout: PackedLayout, place: BlockPlace, x_rows: list[Any], parts: range, groups: range,
     initial: list[Any] | None = None,
 ) -> list[list[Any]]:  # fmt: skip
     """Returns the integer products of some groups of 4 inputs, [rows][parts] vectors of int32, added to `initial`."""
     lanes = INT8_ISA.lanes
-    qvalues = [BlockQvalues(b, form, place, part, lanes) for part in parts]
-    sums = [[_IntegerSum(b, form, lanes, initial and initial[r]) for _ in parts] for r in range(len(x_rows))]
+    quants = [BlockQuants(b, layout, place, part, lanes) for part in parts]
+    sums = [[_IntegerSum(b, layout, lanes, initial and initial[r]) for _ in parts] for r in range(len(x_rows))]
     for group in groups:
-        vectors = [_planes(b, form, qvalue.group(group)) for qvalue in qvalues]
+        vectors = [_planes(b, layout, quant.group(group)) for quant in quants]
         for r, x in enumerate(x_rows):
             four = v.broadcast_load(b, x, v.I32, 4 * group, lanes)
             for i, planes in enumerate(vectors):
@@ -225,14 +243,14 @@ def _integer_products(
     return [[sum_.result() for sum_ in row] for row in sums]
 
 
-def _needs_planes(form: Form) -> bool:
+def _needs_planes(layout: PackedLayout) -> bool:
     """Whether the sum of two products exceeds 16 bits, so that the integers are taken as two of 4 bits."""
-    return not INT8_ISA.has_vnni and form.max_integer > 127
+    return not INT8_ISA.has_vnni and layout.max_integer > 127
 
 
-def _planes(b: Any, form: Form, integers: Any) -> list[Any]:
+def _planes(b: Any, layout: PackedLayout, integers: Any) -> list[Any]:
     """Returns the integers, or the lower and the upper halves of their bytes."""
-    if not _needs_planes(form):
+    if not _needs_planes(layout):
         return [integers]
     pairs, nibble = v.vector(v.I16, integers.type.count // 2), v.constant(integers.type, 15)
     upper = b.bitcast(b.lshr(b.bitcast(integers, pairs), v.constant(pairs, 4)), integers.type)
@@ -242,11 +260,11 @@ def _planes(b: Any, form: Form, integers: Any) -> list[Any]:
 class _IntegerSum:
     """A sum of products in int32, which without VPDPBUSD are first added up in 16 bits as long as they fit."""
 
-    def __init__(self, b: Any, form: Form, lanes: int, initial: Any) -> None:
+    def __init__(self, b: Any, layout: PackedLayout, lanes: int, initial: Any) -> None:
         self._b, self._ints, self._shorts = b, v.vector(v.I32, lanes), v.vector(v.I16, 2 * lanes)
         self._total = v.constant(self._ints, 0) if INT8_ISA.has_vnni and initial is None else initial
-        num_planes = 2 if _needs_planes(form) else 1
-        largest = 15 if num_planes == 2 else form.max_integer
+        num_planes = 2 if _needs_planes(layout) else 1
+        largest = 15 if num_planes == 2 else layout.max_integer
         self._max_adds = (2**15 - 1) // (2 * 128 * largest)
         self._narrow: list[Any] = [None] * num_planes
         self._adds = 0

@@ -1,7 +1,7 @@
 """The inner kernel of products in 8 bits: tiles of 32 outputs for any number of rows of int8 activations.
 
 `int8_blocks` multiplies a block of 32 inputs. The blocks of a row are added in order, so a row's bits depend neither on
-the other rows nor on the CPU's instructions. Weights are laid out as `forms` describes.
+the other rows nor on the CPU's instructions. Weights are laid out as `layouts` describes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.gemm.block_values import BlockPlace, block_place, unit_scales
-from plait.kernels.cpu.gemm.forms import LINE, TILE_OUTPUTS, Form
 from plait.kernels.cpu.gemm.int8_blocks import (
     AVX2,
     AVX512_VNNI,
@@ -21,6 +20,7 @@ from plait.kernels.cpu.gemm.int8_blocks import (
     leaves_unit_scale,
     unit_corrections,
 )
+from plait.kernels.cpu.gemm.layouts import LINE, TILE_OUTPUTS, PackedLayout
 
 # rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
@@ -61,9 +61,9 @@ class ProductArgs(NamedTuple):
     rows: Any
 
 
-def _max_rows(form: Form) -> int:
+def _max_rows(layout: PackedLayout) -> int:
     """Returns how many rows are multiplied at a time: fewer where a unit has sums of its own."""
-    return min(MAX_ROWS, 4) if leaves_unit_scale(form) else MAX_ROWS
+    return min(MAX_ROWS, 4) if leaves_unit_scale(layout) else MAX_ROWS
 
 
 def _for_rows(settings: dict[int, int], rows: int) -> int:
@@ -71,20 +71,20 @@ def _for_rows(settings: dict[int, int], rows: int) -> int:
     return settings[max(least for least in settings if least <= rows)]
 
 
-def generate_product(b: Any, form: Form, args: ProductArgs) -> None:
+def generate_product(b: Any, layout: PackedLayout, args: ProductArgs) -> None:
     """Generates the product: a loop over the tiles, and in it as many rows at a time as registers hold.
 
     A single row has code of its own: it waits for memory, and without chunks it reads 5% faster.
     """
-    units = b.udiv(args.blocks, v.I64(form.blocks))
+    units = b.udiv(args.blocks, v.I64(layout.blocks))
     with b.if_else(b.icmp_signed("==", args.rows, v.I64(1))) as (one_row, several_rows):
         with one_row:
             tiles, tile, out = _begin_tiles(b, args)
-            _generate_passes(b, form, TileChunk(tile, v.I64(0), units), out, args, [v.I64(0)])
+            _generate_passes(b, layout, TileChunk(tile, v.I64(0), units), out, args, [v.I64(0)])
             tiles.end()
         with several_rows:
             tiles, tile, out = _begin_tiles(b, args)
-            _generate_chunks(b, form, tile, out, args, units)
+            _generate_chunks(b, layout, tile, out, args, units)
             tiles.end()
 
 
@@ -95,27 +95,27 @@ def _begin_tiles(b: Any, args: ProductArgs) -> tuple[v.Loop, Any, Any]:
     return loop, tile, b.add(args.out, b.mul(loop.i, args.out_tile_stride))
 
 
-def _generate_chunks(b: Any, form: Form, tile: Any, out: Any, args: ProductArgs, units: Any) -> None:
+def _generate_chunks(b: Any, layout: PackedLayout, tile: Any, out: Any, args: ProductArgs, units: Any) -> None:
     """Generates a loop over chunks of a tile's `units`, in which all rows are multiplied with the same chunk.
 
     Rows that do not fit into the registers find a chunk in the first-level cache once the first rows have read it. So
     memory is read as evenly as weights are multiplied, and not only during the first pass of a tile.
     """
-    least = v.I64(_max_rows(form) + 1)
+    least = v.I64(_max_rows(layout) + 1)
     is_chunked = b.icmp_unsigned("<", b.sub(args.rows, least), b.sub(v.I64(UNCHUNKED_ROWS), least))
-    chunk = b.select(is_chunked, v.I64(CHUNK_INPUTS // form.unit_inputs), units)
+    chunk = b.select(is_chunked, v.I64(CHUNK_INPUTS // layout.unit_inputs), units)
     loop = v.Loop(b, b.udiv(b.add(units, b.sub(chunk, v.I64(1))), chunk))
     first = b.mul(loop.i, chunk)
     rest = b.sub(units, first)
     count = b.select(b.icmp_signed("<", rest, chunk), rest, chunk)
-    _generate_rows(b, form, TileChunk(tile, first, count), out, args)
+    _generate_rows(b, layout, TileChunk(tile, first, count), out, args)
     loop.end()
 
 
-def _generate_rows(b: Any, form: Form, chunk: TileChunk, out: Any, args: ProductArgs) -> None:
+def _generate_rows(b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs) -> None:
     """Generates a loop for each number of rows that are multiplied at a time, the largest first."""
     row: Any = v.I64(0)
-    for count in sorted({_max_rows(form), 4, 2, 1}, reverse=True):
+    for count in sorted({_max_rows(layout), 4, 2, 1}, reverse=True):
         head, body, after = (b.append_basic_block(f"rows{count}_{name}") for name in ("head", "body", "after"))
         before = b.block
         b.branch(head)
@@ -124,14 +124,16 @@ def _generate_rows(b: Any, form: Form, chunk: TileChunk, out: Any, args: Product
         current.add_incoming(row, before)
         b.cbranch(b.icmp_signed(">=", b.sub(args.rows, current), v.I64(count)), body, after)
         b.position_at_end(body)
-        _generate_passes(b, form, chunk, out, args, [b.add(current, v.I64(i)) for i in range(count)])
+        _generate_passes(b, layout, chunk, out, args, [b.add(current, v.I64(i)) for i in range(count)])
         current.add_incoming(b.add(current, v.I64(count)), b.block)
         b.branch(head)
         b.position_at_end(after)
         row = current
 
 
-def _generate_passes(b: Any, form: Form, chunk: TileChunk, out: Any, args: ProductArgs, row_indices: list[Any]) -> None:
+def _generate_passes(
+    b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs, row_indices: list[Any]
+) -> None:
     """Generates the products of a chunk with these rows, for as many outputs at a time as registers hold."""
     bases, stride = (args.x, args.scales, args.block_sums, args.half_sums), b.mul(args.blocks, v.I64(4))
     rows = ActivationRows(
@@ -139,15 +141,15 @@ def _generate_passes(b: Any, form: Form, chunk: TileChunk, out: Any, args: Produ
             [b.add(base, b.mul(row, step)) for row in row_indices]
             for base, step in zip(bases, (args.x_stride, stride, stride, stride), strict=True)
         )
-    ).at_block(b, b.mul(chunk.first, v.I64(form.blocks)))
+    ).at_block(b, b.mul(chunk.first, v.I64(layout.blocks)))
     targets = [b.add(out, b.mul(row, args.out_stride)) for row in row_indices]
     vectors = _for_rows(VECTORS_PER_PASS[INT8_ISA], len(row_indices))
     for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
-        _generate_pass(b, form, chunk, rows, range(first, first + vectors), targets)
+        _generate_pass(b, layout, chunk, rows, range(first, first + vectors), targets)
 
 
 def _generate_pass(
-    b: Any, form: Form, chunk: TileChunk, rows: ActivationRows, parts: range, targets: list[Any]
+    b: Any, layout: PackedLayout, chunk: TileChunk, rows: ActivationRows, parts: range, targets: list[Any]
 ) -> None:
     """Generates the code for the vectors `parts` of the tile's outputs, and as many rows as there are targets.
 
@@ -155,40 +157,42 @@ def _generate_pass(
     """
     lanes, count = INT8_ISA.lanes, len(parts)
     floats = v.vector(v.F32, lanes)
-    start = b.add(chunk.tile, b.mul(chunk.first, v.I64(form.unit_bytes)))
+    start = b.add(chunk.tile, b.mul(chunk.first, v.I64(layout.unit_bytes)))
     begins, zero = b.icmp_signed("==", chunk.first, v.I64(0)), v.constant(floats, 0.0)
     before = [v.load(b, target, floats, 4 * lanes * part) for target in targets for part in parts]
     loop = v.Loop(b, chunk.count, [b.select(begins, zero, sum_) for sum_ in before])
-    unit = b.add(start, b.mul(loop.i, v.I64(form.unit_bytes)))
-    at_unit = rows.at_block(b, b.mul(loop.i, v.I64(form.blocks)))
-    for i, sum_ in enumerate(loop.end(_add_unit(b, form, unit, at_unit, parts, loop.carried))):
+    unit = b.add(start, b.mul(loop.i, v.I64(layout.unit_bytes)))
+    at_unit = rows.at_block(b, b.mul(loop.i, v.I64(layout.blocks)))
+    for i, sum_ in enumerate(loop.end(_add_unit(b, layout, unit, at_unit, parts, loop.carried))):
         v.store(b, sum_, targets[i // count], 4 * lanes * parts[i % count])
 
 
-def _add_unit(b: Any, form: Form, unit: Any, rows: ActivationRows, parts: range, sums: list[Any]) -> list[Any]:
+def _add_unit(
+    b: Any, layout: PackedLayout, unit: Any, rows: ActivationRows, parts: range, sums: list[Any]
+) -> list[Any]:
     """Returns the sums with the products of a unit added; the vectors `parts` of each row follow each other."""
-    scales = [] if form.is_float else [unit_scales(b, form, unit, part, INT8_ISA.lanes) for part in parts]
-    if form.blocks == 1:
-        place = block_place(b, form, unit, None)
-        _prefetch(b, form, place, rows, parts)
-        return add_block(b, form, place, rows, scales, parts, sums)
-    scales_last = leaves_unit_scale(form)
-    if scales_last and len(rows.qvalues) > 1:
-        rows = rows._replace(half_sums=unit_corrections(b, form, rows.half_sums))
-    loop = v.Loop(b, v.I64(form.blocks), [v.constant(x.type, 0.0) for x in sums] if scales_last else sums)
-    place = block_place(b, form, unit, loop.i)
-    _prefetch(b, form, place, rows, parts)
-    added = loop.end(add_block(b, form, place, rows.at_block(b, loop.i), scales, parts, loop.carried))
+    scales = [] if layout.is_float else [unit_scales(b, layout, unit, part, INT8_ISA.lanes) for part in parts]
+    if layout.blocks == 1:
+        place = block_place(b, layout, unit, None)
+        _prefetch(b, layout, place, rows, parts)
+        return add_block(b, layout, place, rows, scales, parts, sums)
+    scales_last = leaves_unit_scale(layout)
+    if scales_last and len(rows.quants) > 1:
+        rows = rows._replace(half_sums=unit_corrections(b, layout, rows.half_sums))
+    loop = v.Loop(b, v.I64(layout.blocks), [v.constant(x.type, 0.0) for x in sums] if scales_last else sums)
+    place = block_place(b, layout, unit, loop.i)
+    _prefetch(b, layout, place, rows, parts)
+    added = loop.end(add_block(b, layout, place, rows.at_block(b, loop.i), scales, parts, loop.carried))
     if not scales_last:
         return added
     return [v.fma(b, x, scales[i % len(parts)].scale, sums[i]) for i, x in enumerate(added)]
 
 
-def _prefetch(b: Any, form: Form, place: BlockPlace, rows: ActivationRows, parts: range) -> None:
+def _prefetch(b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range) -> None:
     """Prefetches as many bytes as a block has, once for all vectors of a tile."""
     if parts.start:
         return
-    size = form.unit_bytes // form.blocks
+    size = layout.unit_bytes // layout.blocks
     begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(size)))
     for line in range(0, size, LINE):
-        v.prefetch(b, begin, _for_rows(PREFETCH_BYTES, len(rows.qvalues)) + line)
+        v.prefetch(b, begin, _for_rows(PREFETCH_BYTES, len(rows.quants)) + line)

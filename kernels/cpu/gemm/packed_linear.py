@@ -1,7 +1,7 @@
 """The matrix products of a decoder step: int8 activations by `int8_kernel`, bfloat16 activations by `amx_blocking`.
 
 An item of a phase is a tile of 32 outputs for all rows, or two tiles of a gated product. A row's bits depend on the
-form of its activations, and on nothing else.
+type of its activations, and on nothing else.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStream
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
-from plait.kernels.cpu.gemm.form_calls import call_output, call_product
-from plait.kernels.cpu.gemm.forms import TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layout_calls import call_output, call_product
+from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
-# A weight is one or several parts, whose outputs follow each other and whose forms may differ. Columns of a part: the
-# address of its first tile, the bytes from one tile to the next, its tiles, and its form's functions (`FormKernel`).
+# A weight is one or several parts, whose outputs follow each other and whose layouts may differ. Columns of a part: the
+# address of its first tile, the bytes from one tile to the next, its tiles, and the functions of its layout
+# (`LayoutKernel`).
 TILES_AT, TILE_STRIDE, NUM_TILES, PRODUCT, DEQUANTIZE, MULTIPLY_PASS, OUTPUT, PART_COLUMNS = range(8)
 
 
@@ -77,15 +78,15 @@ def multiply_tiles(
     out_stride: int,
     out_tile_stride: int,
 ) -> None:
-    """Multiplies int8 rows [begin, begin + rows) with tiles [first, last); `function`: the `product` of their form."""
-    blocks, x_stride = x.scales.shape[1], int(x.qvalues.shape[1])
+    """Multiplies int8 rows [begin, begin + rows) with tiles [first, last); `function`: their layout's `product`."""
+    blocks, x_stride = x.scales.shape[1], int(x.quants.shape[1])
     offset, tile = 4 * begin * blocks, stream.tiles + first * stream.stride
-    qvalues, scales = address_of(x.qvalues) + begin * x_stride, address_of(x.scales) + offset
+    quants, scales = address_of(x.quants) + begin * x_stride, address_of(x.scales) + offset
     block_sums, half_sums = address_of(x.block_sums) + offset, address_of(x.half_sums) + offset
     call_product(
         function,
         (
-            tile, stream.stride, last - first, qvalues, x_stride, scales, block_sums, half_sums, blocks,
+            tile, stream.stride, last - first, quants, x_stride, scales, block_sums, half_sums, blocks,
             out, out_stride, out_tile_stride, rows,
         ),
     )  # fmt: skip
@@ -107,7 +108,7 @@ def gate_up_linear(
     up, for int8 activations.
     """
     blocks = x.scales.shape[1]
-    items = out.qvalues.shape[1] // TILE_OUTPUTS
+    items = out.quants.shape[1] // TILE_OUTPUTS
     count = items_per_claim(items, ctx)
     gate = TileStream(parts[DEQUANTIZE], parts[MULTIPLY_PASS], parts[TILES_AT], parts[TILE_STRIDE])
     second = parts[PART_COLUMNS:]
@@ -142,18 +143,18 @@ def gate_up_tiles(
 ) -> None:
     """Computes items of `gate_up_linear` for int8 activations, as many rows and then items as the buffer holds.
 
-    Tiles of the gate and of `up` alternate, so that weights of one form are one stream, in the order of their memory.
+    Tiles of the gate and of `up` alternate, so that weights of one layout are one stream, in the order of their memory.
     """
     rows, buffer_rows, buffer = len(x.scales), len(gate_up_buffer), address_of(gate_up_buffer)
-    pair_bytes, one_form = 8 * TILE_OUTPUTS, functions[0] == functions[1]
+    pair_bytes, one_layout = 8 * TILE_OUTPUTS, functions[0] == functions[1]
     both = TileStream(gate.dequantize, gate.multiply_pass, gate.tiles, up.tiles - gate.tiles)
     for begin in range(0, rows, buffer_rows):
         count = min(buffer_rows, rows - begin)
-        step = buffer_rows // count if one_form else 1
+        step = buffer_rows // count if one_layout else 1
         stride = step * pair_bytes
         for item in range(first, last, step):
             end = min(last, item + step)
-            if one_form:
+            if one_layout:
                 multiply_tiles(functions[0], both, 2 * item, 2 * end, x, begin, count, buffer, stride, 4 * TILE_OUTPUTS)
             else:
                 up_buffer = buffer + 4 * TILE_OUTPUTS
@@ -180,9 +181,9 @@ def dequantize_row(part: Any, row: int, blocks: int, out: int) -> None:
 def _glu_block(activation: int, pair: int, out: QuantizedActivations, row: int, block: int) -> None:
     """Quantizes activation(gate) * up of one block of 32 channels; gate and up lie behind each other at `pair`."""
     index, up = row * out.scales.shape[1] + block, pair + 4 * TILE_OUTPUTS
-    qvalues, scale = address_of(out.qvalues) + TILE_OUTPUTS * index, address_of(out.scales) + 4 * index
+    quants, scale = address_of(out.quants) + TILE_OUTPUTS * index, address_of(out.scales) + 4 * index
     block_sum, half_sums = address_of(out.block_sums) + 4 * index, address_of(out.half_sums) + 4 * index
     if activation == vector_ops.SILU:
-        vector_ops.glu_quantize_block(0, pair, up, qvalues, scale, block_sum, half_sums)
+        vector_ops.glu_quantize_block(0, pair, up, quants, scale, block_sum, half_sums)
     else:
-        vector_ops.glu_quantize_block(1, pair, up, qvalues, scale, block_sum, half_sums)
+        vector_ops.glu_quantize_block(1, pair, up, quants, scale, block_sum, half_sums)

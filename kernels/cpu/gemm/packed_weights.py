@@ -1,4 +1,4 @@
-"""Packs weights into tiles (`forms`), from GGUF's blocks without loss, or from floats rounded to 4 or 8 bits.
+"""Packs weights into tiles (`layouts`), from GGUF's blocks without loss, or from floats rounded to 4 or 8 bits.
 
 Rows are packed a few tiles at a time, so that the intermediate arrays stay in a core's cache. `run` runs these jobs, by
 several threads where the caller has them.
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.gemm.forms import (
-    FORMS,
+from plait.kernels.cpu.gemm.gguf_blocks import UNPACK
+from plait.kernels.cpu.gemm.layouts import (
     GROUP_INPUTS,
     HALF_TILE,
+    LAYOUTS,
     QUANT_BLOCK,
     TILE_OUTPUTS,
-    Form,
+    PackedLayout,
 )
-from plait.kernels.cpu.gemm.gguf_blocks import UNPACK
 from plait.kernels.cpu.kernel_args import aligned_empty
 
 Bytes = npt.NDArray[np.uint8]
-ROUNDED_FORMS = {4: "Q4_1", 8: "Q8_0"}  # bits -> the form of weights that `quantize` rounds
+ROUNDED_LAYOUTS = {4: "Q4_1", 8: "Q8_0"}  # bits -> the layout of weights that `quantize` rounds
 CHUNK_WEIGHTS = 1 << 18  # weights that a thread unpacks at a time
 RunJobs = Callable[[Callable[[Any], None], Sequence[Any]], None]  # calls a function with each of some jobs
 
@@ -39,10 +39,10 @@ def run_in_turn(run: Callable[[Any], None], jobs: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in the layout of `forms`; behind the `outputs` real rows the last tile has weights of 0."""
+    """A weight in the layout of `layouts`; behind the `outputs` real rows the last tile has weights of 0."""
 
     data: Bytes  # [tiles, units, bytes of a unit]
-    form: Form
+    layout: PackedLayout
     outputs: int
 
     @property
@@ -51,27 +51,27 @@ class PackedWeight:
 
     @property
     def inputs(self) -> int:
-        return int(self.data.shape[1]) * self.form.unit_inputs
+        return int(self.data.shape[1]) * self.layout.unit_inputs
 
     @property
     def tile_bytes(self) -> int:
-        return int(self.data.shape[1]) * self.form.unit_bytes
+        return int(self.data.shape[1]) * self.layout.unit_bytes
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight [O, C] in GGUF's blocks of a form: uint8 [O, bytes of a row]."""
+    """A weight [O, C] in GGUF's blocks of a layout: uint8 [O, bytes of a row]."""
 
     rows: Bytes
-    form: Form
+    layout: PackedLayout
 
     @property
     def block_bytes(self) -> int:
-        return GGUF_BLOCK_BYTES[self.form.name]
+        return GGUF_BLOCK_BYTES[self.layout.name]
 
     @property
     def inputs(self) -> int:
-        return int(self.rows.shape[1]) // self.block_bytes * self.form.unit_inputs
+        return int(self.rows.shape[1]) // self.block_bytes * self.layout.unit_inputs
 
 
 GGUF_BLOCK_BYTES = {
@@ -95,11 +95,11 @@ GGUF_BLOCK_BYTES = {
 
 
 def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> StoredWeight | None:
-    """Returns the stored bytes of a matrix, uint8 [O, bytes of a row], as a weight; None for a type without a form."""
-    form = FORMS.get(quantization)
-    if form is None or len(shape) != 2 or shape[1] % form.unit_inputs:
+    """Returns a matrix as it is stored, uint8 [O, bytes of a row], as a weight; None for a type without a layout."""
+    layout = LAYOUTS.get(quantization)
+    if layout is None or len(shape) != 2 or shape[1] % layout.unit_inputs:
         return None
-    return StoredWeight(raw.reshape(shape[0], -1), form)
+    return StoredWeight(raw.reshape(shape[0], -1), layout)
 
 
 def quantize(weight: npt.NDArray[np.float32], bits: int, run: RunJobs = run_in_turn) -> StoredWeight:
@@ -118,8 +118,8 @@ def quantize_rows(
     outputs, inputs = shape
     if inputs % QUANT_BLOCK:
         raise ValueError(f"the weight's {inputs} inputs are not a multiple of {QUANT_BLOCK}")
-    form = FORMS[ROUNDED_FORMS[bits]]
-    rounded = np.empty((outputs, inputs // QUANT_BLOCK * GGUF_BLOCK_BYTES[form.name]), np.uint8)
+    layout = LAYOUTS[ROUNDED_LAYOUTS[bits]]
+    rounded = np.empty((outputs, inputs // QUANT_BLOCK * GGUF_BLOCK_BYTES[layout.name]), np.uint8)
     step = max(1, CHUNK_WEIGHTS // inputs)
 
     def round_rows(first: int) -> None:
@@ -127,7 +127,7 @@ def quantize_rows(
         rounded[rows] = _rounded_blocks(read(rows), bits)
 
     run(round_rows, range(0, outputs, step))
-    return StoredWeight(rounded, form)
+    return StoredWeight(rounded, layout)
 
 
 def _rounded_blocks(weight: npt.NDArray[np.float32], bits: int) -> Bytes:
@@ -139,8 +139,8 @@ def _rounded_blocks(weight: npt.NDArray[np.float32], bits: int) -> Bytes:
     else:
         lowest, highest = blocks.min(-1), blocks.max(-1)
         scales, minima = ((highest - lowest) / np.float32(15)).astype(np.float16), lowest.astype(np.float16)
-        qvalues = _divide(blocks - minima.astype(np.float32)[..., None], scales).clip(0, 15).astype(np.uint8)
-        integers = qvalues[..., :16] | qvalues[..., 16:] << np.uint8(4)
+        quants = _divide(blocks - minima.astype(np.float32)[..., None], scales).clip(0, 15).astype(np.uint8)
+        integers = quants[..., :16] | quants[..., 16:] << np.uint8(4)
     halves = [x[..., None].view(np.uint8) for x in (scales, minima) if x is not None]
     return np.concatenate([*halves, integers], -1).reshape(len(weight), -1)
 
@@ -157,18 +157,18 @@ def pack(weight: StoredWeight, run: RunJobs = run_in_turn) -> PackedWeight:
     tiles = -(-len(weight.rows) // TILE_OUTPUTS)
     data = _empty(weight, tiles)
     _pack_into([(weight, data)], run)
-    return PackedWeight(data, weight.form, len(weight.rows))
+    return PackedWeight(data, weight.layout, len(weight.rows))
 
 
 def pack_concatenated(parts: Sequence[StoredWeight], run: RunJobs = run_in_turn) -> tuple[PackedWeight, ...]:
-    """Packs weights with the same inputs, to be multiplied as one; neighbours of the same form become one weight.
+    """Packs weights with the same inputs, to be multiplied as one; neighbours of the same layout become one weight.
 
     All but the last must have a multiple of 32 outputs.
     """
     merged: list[StoredWeight] = []
     for part in parts:
-        if merged and merged[-1].form == part.form:
-            merged[-1] = StoredWeight(np.concatenate([merged[-1].rows, part.rows]), part.form)
+        if merged and merged[-1].layout == part.layout:
+            merged[-1] = StoredWeight(np.concatenate([merged[-1].rows, part.rows]), part.layout)
         else:
             merged.append(part)
     return tuple(pack(part, run) for part in merged)
@@ -176,7 +176,7 @@ def pack_concatenated(parts: Sequence[StoredWeight], run: RunJobs = run_in_turn)
 
 @dataclass(frozen=True)
 class PackedPair:
-    """Two weights of the same shape, whose tiles alternate: gate and up of a gated product. Their forms may differ."""
+    """Two weights of the same shape, whose tiles alternate: gate and up of a gated product. Layouts may differ."""
 
     data: Bytes  # [tiles, bytes of a tile of both]
     first: PackedWeight
@@ -191,26 +191,28 @@ class PackedPair:
 def pack_pair(first: StoredWeight, second: StoredWeight, run: RunJobs = run_in_turn) -> PackedPair:
     """Packs two weights of the same shape so that their tiles alternate."""
     tiles = -(-len(first.rows) // TILE_OUTPUTS)
-    sizes = [weight.inputs // weight.form.unit_inputs * weight.form.unit_bytes for weight in (first, second)]
+    sizes = [weight.inputs // weight.layout.unit_inputs * weight.layout.unit_bytes for weight in (first, second)]
     data = aligned_empty((tiles, sum(sizes)), np.uint8)
-    pair = pair_of(data, (first.form, second.form), (len(first.rows), len(second.rows)), sizes[0])
+    pair = pair_of(data, (first.layout, second.layout), (len(first.rows), len(second.rows)), sizes[0])
     _pack_into([(first, pair.first.data), (second, pair.second.data)], run)
     return pair
 
 
-def pair_of(data: Bytes, forms: tuple[Form, Form], outputs: tuple[int, int], first_bytes: int) -> PackedPair:
+def pair_of(
+    data: Bytes, layouts: tuple[PackedLayout, PackedLayout], outputs: tuple[int, int], first_bytes: int
+) -> PackedPair:
     """Two weights whose tiles alternate in memory [tiles, bytes]; `first_bytes`: of a tile of the first one."""
     halves = [data[:, :first_bytes], data[:, first_bytes:]]
     one, two = (
-        PackedWeight(half.reshape(len(data), -1, form.unit_bytes), form, rows)
-        for half, form, rows in zip(halves, forms, outputs, strict=True)
+        PackedWeight(half.reshape(len(data), -1, layout.unit_bytes), layout, rows)
+        for half, layout, rows in zip(halves, layouts, outputs, strict=True)
     )
     return PackedPair(data, one, two)
 
 
 def _empty(weight: StoredWeight, tiles: int) -> Bytes:
     """Memory for a packed weight, which begins at a cache line."""
-    return aligned_empty((tiles, weight.inputs // weight.form.unit_inputs, weight.form.unit_bytes), np.uint8)
+    return aligned_empty((tiles, weight.inputs // weight.layout.unit_inputs, weight.layout.unit_bytes), np.uint8)
 
 
 def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]], run: RunJobs) -> None:
@@ -224,20 +226,20 @@ def _pack_into(targets: Sequence[tuple[StoredWeight, Bytes]], run: RunJobs) -> N
 
 def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> None:
     """Packs tiles [first, last) of a weight."""
-    form, target = weight.form, data[first:last]
+    layout, target = weight.layout, data[first:last]
     rows = _pad_outputs(weight.rows[first * TILE_OUTPUTS : last * TILE_OUTPUTS])
-    if form.is_float:
+    if layout.is_float:
         words = np.ascontiguousarray(rows).view(np.uint32)
-        lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], form.bits)
+        lines = words.reshape(len(target), 2, HALF_TILE, target.shape[1], layout.bits)
         np.copyto(
-            target.view(np.uint32).reshape(*target.shape[:2], 2, form.bits, HALF_TILE), lines.transpose(0, 3, 1, 4, 2)
+            target.view(np.uint32).reshape(*target.shape[:2], 2, layout.bits, HALF_TILE), lines.transpose(0, 3, 1, 4, 2)
         )
         return
-    unpacked = UNPACK[form.name](rows.reshape(-1, weight.block_bytes))
-    _write_lines(form, unpacked.qvalues, target)
-    small = [(x, form.blocks) for x in (unpacked.scales, unpacked.minima) if x is not None]
+    unpacked = UNPACK[layout.name](rows.reshape(-1, weight.block_bytes))
+    _write_lines(layout, unpacked.quants, target)
+    small = [(x, layout.blocks) for x in (unpacked.scales, unpacked.minima) if x is not None]
     halves = [(x[:, None].view(np.uint8), 1) for x in (unpacked.scale, unpacked.minimum) if x is not None]
-    begin = form.scales_offset
+    begin = layout.scales_offset
     for values, blocks in [*small, *halves]:
         end = begin + TILE_OUTPUTS * values.shape[1]
         items = np.ascontiguousarray(values).view(f"u{values.shape[1] // blocks}")  # a block's 1 or 2 bytes
@@ -247,29 +249,29 @@ def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> Non
         begin = end
 
 
-def _write_lines(form: Form, qvalues: Bytes, target: Bytes) -> None:
-    """Writes the lines of qvalues [N, inputs of a unit] to their tiles, in words of 4 inputs."""
+def _write_lines(layout: PackedLayout, quants: Bytes, target: Bytes) -> None:
+    """Writes the lines of quants [N, inputs of a unit] to their tiles, in words of 4 inputs."""
     tiles, units = target.shape[:2]
-    words = np.ascontiguousarray(qvalues).view(np.uint32).reshape(-1)
-    to = target[:, :, : form.scales_offset].view(np.uint32).reshape(tiles, units, form.blocks, 2, -1, HALF_TILE)
+    words = np.ascontiguousarray(quants).view(np.uint32).reshape(-1)
+    to = target[:, :, : layout.scales_offset].view(np.uint32).reshape(tiles, units, layout.blocks, 2, -1, HALF_TILE)
     shift = line = 0
-    for width in form.widths:
-        fields = (words >> np.uint32(shift)) & np.uint32(0x01010101 * (2**width - 1)) if width < form.bits else words
+    for width in layout.widths:
+        fields = (words >> np.uint32(shift)) & np.uint32(0x01010101 * (2**width - 1)) if width < layout.bits else words
         parts = fields.reshape(-1, 8 // width)
         lines = parts[:, 0].copy()
         for i in range(1, 8 // width):
             lines |= parts[:, i] << np.uint32(width * i)
-        outputs = lines.reshape(tiles, 2, HALF_TILE, units, form.blocks, width)
+        outputs = lines.reshape(tiles, 2, HALF_TILE, units, layout.blocks, width)
         np.copyto(to[..., line : line + width, :], outputs.transpose(0, 3, 4, 1, 5, 2))
         shift, line = shift + width, line + width
 
 
 @cache
-def _byte_order(form: Form) -> npt.NDArray[np.intp]:
+def _byte_order(layout: PackedLayout) -> npt.NDArray[np.intp]:
     """For each byte of a unit, its place among the unit's 32 outputs side by side."""
-    size = form.output_bytes
+    size = layout.output_bytes
     places, parts, begin = np.arange(TILE_OUTPUTS * size).reshape(TILE_OUTPUTS, size), [], 0
-    for field, (size_in_block, blocks) in enumerate(form.fields):
+    for field, (size_in_block, blocks) in enumerate(layout.fields):
         part = places[:, begin : begin + size_in_block * blocks]
         if field == 0:
             lines = part.reshape(2, HALF_TILE, blocks, -1, GROUP_INPUTS)
@@ -295,11 +297,11 @@ def _tiles_of_outputs(outputs: Bytes) -> Bytes:
 
 def select_outputs(weight: PackedWeight, ids: npt.NDArray[np.int64]) -> PackedWeight:
     """Returns a weight with only the outputs `ids` [k], in that order; products with it have the same bits."""
-    order = _byte_order(weight.form)
+    order = _byte_order(weight.layout)
     places = np.argsort(order).reshape(TILE_OUTPUTS, -1)  # where the bytes of an output are
     tile, lane = ids // TILE_OUTPUTS, ids % TILE_OUTPUTS
     outputs = np.take_along_axis(weight.data[tile], places[lane][:, None, :], axis=-1)
     tiles = _tiles_of_outputs(_pad_outputs(outputs))
     data = aligned_empty((len(tiles), *weight.data.shape[1:]), np.uint8)
     np.take(tiles, order, axis=-1, out=data, mode="clip")
-    return PackedWeight(data, weight.form, len(ids))
+    return PackedWeight(data, weight.layout, len(ids))

@@ -15,19 +15,19 @@ from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, TILE_BYTES, generate_multiply_block
 from plait.kernels.cpu.gemm.block_values import (
     BlockPlace,
-    BlockQvalues,
+    BlockQuants,
     block_scales,
     tile_block_place,
     unit_scales,
 )
 from plait.kernels.cpu.gemm.float_values import generate_float_dequantize, generate_float_output
-from plait.kernels.cpu.gemm.forms import (
-    FORMS,
+from plait.kernels.cpu.gemm.layouts import (
     GROUP_INPUTS,
     HALF_TILE,
+    LAYOUTS,
     LINE,
     QUANT_BLOCK,
-    Form,
+    PackedLayout,
 )
 
 LANES = v.LANES  # outputs of a vector: half a tile
@@ -44,34 +44,34 @@ SHIFTS = {
 }
 
 
-def _half_place(b: Any, form: Form, tile: Any, block: Any, half: Any) -> BlockPlace:
+def _half_place(b: Any, layout: PackedLayout, tile: Any, block: Any, half: Any) -> BlockPlace:
     """The place of a block, moved so that the vector 0 of its outputs are those of the half."""
-    place = tile_block_place(b, form, tile, block)
-    return place._replace(qvalues=b.add(place.qvalues, b.mul(half, v.I64(form.half_bytes))))
+    place = tile_block_place(b, layout, tile, block)
+    return place._replace(quants=b.add(place.quants, b.mul(half, v.I64(layout.half_bytes))))
 
 
-def generate_dequantize(b: Any, form: Form, tile: Any, block: Any, half: Any, out: Any) -> None:
+def generate_dequantize(b: Any, layout: PackedLayout, tile: Any, block: Any, half: Any, out: Any) -> None:
     """Dequantizes 32 inputs of 16 outputs of a tile, those of block `block` and half `half`, to half a panel's block.
 
     Needs AVX-512. `tile` and `out` are addresses.
     """
-    place = _half_place(b, form, tile, block, half)
-    if form.is_float:
-        for line in range(form.bits):
-            v.prefetch(b, place.qvalues, FLOAT_PREFETCH_BYTES + LINE * line)
-        generate_float_dequantize(b, form, place.qvalues, out)
+    place = _half_place(b, layout, tile, block, half)
+    if layout.is_float:
+        for line in range(layout.bits):
+            v.prefetch(b, place.quants, FLOAT_PREFETCH_BYTES + LINE * line)
+        generate_float_dequantize(b, layout, place.quants, out)
         return
-    factors = _factors_of_half(b, form, place, half)
-    ahead = PREFETCH_BLOCKS * FORMS["Q4_1"].unit_bytes
-    for line in range(form.bits):
-        v.prefetch(b, place.qvalues, ahead + LINE * line)
-    _prefetch_scales(b, form, place)
-    if form.widths == (4,) and not form.table:
-        words = [v.load(b, place.qvalues, v.I32X16, LINE * line) for line in range(4)]
+    factors = _factors_of_half(b, layout, place, half)
+    ahead = PREFETCH_BLOCKS * LAYOUTS["Q4_1"].unit_bytes
+    for line in range(layout.bits):
+        v.prefetch(b, place.quants, ahead + LINE * line)
+    _prefetch_scales(b, layout, place)
+    if layout.widths == (4,) and not layout.table:
+        words = [v.load(b, place.quants, v.I32X16, LINE * line) for line in range(4)]
         bits = 4
     else:
-        qvalues = BlockQvalues(b, form, place, 0, LANES)
-        words = [b.bitcast(qvalues.group(group), v.I32X16) for group in range(BLOCK_GROUPS)]
+        quants = BlockQuants(b, layout, place, 0, LANES)
+        words = [b.bitcast(quants.group(group), v.I32X16) for group in range(BLOCK_GROUPS)]
         bits = 8
     per_word = 32 // bits
     # The minimum, less the power of two that each integer is set into.
@@ -105,8 +105,8 @@ class PassArgs(NamedTuple):
     two_tiles: Any  # 32 rows; 0: 16
 
 
-def generate_pass(b: Any, form: Form, args: PassArgs) -> None:
-    """Dequantizes the blocks of a chunk to a panel, both halves of the same form, and multiplies rows with them.
+def generate_pass(b: Any, layout: PackedLayout, args: PassArgs) -> None:
+    """Dequantizes the blocks of a chunk to a panel, both halves of the same layout, and multiplies rows with them.
 
     The matrix registers must hold the sums so far. A block is multiplied after the next one was dequantized, when its
     stores have reached the cache: matrix registers do not read what has not.
@@ -115,8 +115,8 @@ def generate_pass(b: Any, form: Form, args: PassArgs) -> None:
     with b.if_then(b.icmp_signed("<", loop.i, args.blocks)):
         index = b.add(args.block, loop.i)
         target = _panel_block(b, args, loop.i)
-        generate_dequantize(b, form, args.tile, index, args.half, target)
-        generate_dequantize(b, form, args.other_tile, index, args.other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
+        generate_dequantize(b, layout, args.tile, index, args.half, target)
+        generate_dequantize(b, layout, args.other_tile, index, args.other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
     with b.if_then(b.icmp_signed(">", loop.i, v.I64(0))):
         before = b.sub(loop.i, v.I64(1))
         operands = b.add(args.x, b.mul(before, v.I64(TILE_BYTES))), args.x_stride, _panel_block(b, args, before)
@@ -133,21 +133,21 @@ def _panel_block(b: Any, args: PassArgs, block: Any) -> Any:
     return b.add(args.panel, b.mul(b.and_(block, args.mask), v.I64(PANEL_BYTES)))
 
 
-def _prefetch_scales(b: Any, form: Form, place: BlockPlace) -> None:
+def _prefetch_scales(b: Any, layout: PackedLayout, place: BlockPlace) -> None:
     """Prefetches the scales and minima of the unit that is PREFETCH_BLOCKS ahead; of a superblock, a block's share."""
-    share = (form.unit_bytes - form.scales_offset) // form.blocks
+    share = (layout.unit_bytes - layout.scales_offset) // layout.blocks
     begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(share)))
-    ahead = PREFETCH_BLOCKS // form.blocks * form.unit_bytes + form.scales_offset
+    ahead = PREFETCH_BLOCKS // layout.blocks * layout.unit_bytes + layout.scales_offset
     for line in range(0, share, LINE):
         v.prefetch(b, begin, ahead + line)
 
 
-def _factors_of_half(b: Any, form: Form, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
+def _factors_of_half(b: Any, layout: PackedLayout, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
     """The scales and minima of 16 outputs of a block (`block_scales`); `half` is known only when the code runs."""
     halves = b.add(place.unit, b.mul(half, v.I64(2 * HALF_TILE)))
-    scales = unit_scales(b, form, halves, 0, LANES)
-    small = b.add(place.unit, b.mul(half, v.I64(HALF_TILE * form.scale_bytes)))
-    return block_scales(b, form, place._replace(unit=small), scales, 0, LANES)
+    scales = unit_scales(b, layout, halves, 0, LANES)
+    small = b.add(place.unit, b.mul(half, v.I64(HALF_TILE * layout.scale_bytes)))
+    return block_scales(b, layout, place._replace(unit=small), scales, 0, LANES)
 
 
 def _float_of(b: Any, bits: int, packed: Any, index: int) -> Any:
@@ -169,29 +169,29 @@ def _bf16_pairs(b: Any, even: Any, odd: Any) -> Any:
     return v.call_intrinsic(b, "llvm.x86.avx512.pternlog.d.512", v.I32X16, values)
 
 
-def generate_output(b: Any, form: Form, tile: Any, lane: Any, blocks: Any, out: Any) -> None:
+def generate_output(b: Any, layout: PackedLayout, tile: Any, lane: Any, blocks: Any, out: Any) -> None:
     """Writes output `lane` of a tile to float32 [32 * blocks] at `out`, exactly as GGUF defines the numbers.
 
     All 16 outputs beside it are computed too; this is for a few rows of an embedding.
     """
     half, index = b.lshr(lane, v.I64(4)), b.trunc(b.and_(lane, v.I64(LANES - 1)), v.I32)
     loop = v.Loop(b, blocks)
-    place = _half_place(b, form, tile, loop.i, half)
+    place = _half_place(b, layout, tile, loop.i, half)
     target = b.add(out, b.mul(loop.i, v.I64(4 * QUANT_BLOCK)))
-    if form.is_float:
-        generate_float_output(b, form, place.qvalues, b.and_(lane, v.I64(LANES - 1)), target)
+    if layout.is_float:
+        generate_float_output(b, layout, place.quants, b.and_(lane, v.I64(LANES - 1)), target)
         loop.end()
         return
-    factors = _factors_of_half(b, form, place, half)
-    qvalues = BlockQvalues(b, form, place, 0, LANES)
+    factors = _factors_of_half(b, layout, place, half)
+    quants = BlockQuants(b, layout, place, 0, LANES)
     for group in range(BLOCK_GROUPS):
-        word = b.extract_element(b.bitcast(qvalues.group(group), v.I32X16), index)
+        word = b.extract_element(b.bitcast(quants.group(group), v.I32X16), index)
         scale, minimum = (b.extract_element(x, index) for x in factors[group * len(factors) // BLOCK_GROUPS])
         for i in range(GROUP_INPUTS):
             integer = b.and_(b.lshr(word, v.I32(8 * i)), v.I32(255))
-            number = b.sitofp(b.sub(integer, v.I32(form.offset)), v.F32)
+            number = b.sitofp(b.sub(integer, v.I32(layout.offset)), v.F32)
             value = b.fmul(number, scale)
-            if form.has_minima:
+            if layout.has_minima:
                 value = b.fadd(value, minimum)
             v.store(b, value, target, 4 * (group * GROUP_INPUTS + i))
     loop.end()

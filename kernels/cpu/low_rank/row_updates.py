@@ -63,8 +63,8 @@ def _write_terms(row: int, first: int, blocks: int, entry: Any, updates: RowUpda
     """Items of one row write the same `inputs`."""
     inputs = address_of(updates.inputs) + 4 * row * updates.inputs.shape[1]
     for block in range(blocks):
-        qvalues = address_of(x.qvalues) + BLOCK_INPUTS * (row * blocks + block)
-        vector_ops.dequantize_block(qvalues, x.scales[row, block], inputs + 4 * BLOCK_INPUTS * block)
+        quants = address_of(x.quants) + BLOCK_INPUTS * (row * blocks + block)
+        vector_ops.dequantize_block(quants, x.scales[row, block], inputs + 4 * BLOCK_INPUTS * block)
     ranks, terms = entry[NUM_RANKS], address_of(updates.terms) + 4 * row * updates.terms.shape[1]
     for rank in range(first, min(ranks, first + RANKS_PER_ITEM), RANKS_AT_ONCE):
         down = entry[DOWN_AT] + 2 * BLOCK_INPUTS * blocks * rank

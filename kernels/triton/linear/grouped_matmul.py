@@ -155,19 +155,14 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> Ex
     return ExpertRouting(slots, block_experts, block, num_slots)
 
 
-def grouped_matmul(
-    x: torch.Tensor, weights: torch.Tensor, routing: ExpertRouting, slots_per_row: int, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def grouped_matmul(x: torch.Tensor, weights: torch.Tensor, routing: ExpertRouting, slots_per_row: int) -> torch.Tensor:
     """As `reference_experts.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
     _, outs, channels = weights.shape
     if x.dim() != 2 or x.shape != (routing.num_slots // slots_per_row, channels) or x.stride(1) != 1:
         raise ValueError(f"expected x [{routing.num_slots // slots_per_row}, {channels}], not {tuple(x.shape)}")
     if x.dtype != weights.dtype or x.dtype not in (torch.bfloat16, torch.float16) or not weights.is_contiguous():
         raise ValueError(f"grouped products take contiguous bfloat16 or float16, not {x.dtype} and {weights.dtype}")
-    if out is None:
-        out = torch.empty((routing.num_slots, outs), dtype=x.dtype, device=x.device)
-    elif out.shape != (routing.num_slots, outs) or out.stride(1) != 1:
-        raise ValueError(f"expected out [{routing.num_slots}, {outs}], not {tuple(out.shape)}")
+    out = torch.empty((routing.num_slots, outs), dtype=x.dtype, device=x.device)
     if not routing.num_slots:
         return out
     config = grouped_matmul_config(routing.block)
@@ -179,9 +174,7 @@ def grouped_matmul(
     return out
 
 
-def combine_experts(
-    results: torch.Tensor, routing_weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def combine_experts(results: torch.Tensor, routing_weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
     """As `reference_experts.combine_experts`; routing_weights and expert_ids must be contiguous."""
     tokens, top_k = routing_weights.shape
     if results.shape[0] != tokens * top_k or expert_ids.shape != routing_weights.shape or results.stride(1) != 1:
@@ -189,7 +182,7 @@ def combine_experts(
     if not (routing_weights.is_contiguous() and expert_ids.is_contiguous()):
         raise ValueError("routing weights and expert ids must be contiguous")
     outs = results.shape[1]
-    out = torch.empty((tokens, outs), dtype=results.dtype, device=results.device) if out is None else out
+    out = torch.empty((tokens, outs), dtype=results.dtype, device=results.device)
     if tokens:
         _combine[(tokens, triton.cdiv(outs, 1024))](
             results,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.sampling_inputs import NO_ADJUSTMENTS, LogitAdjustments
+from plait.kernels.sampling_inputs import LogitAdjustments
 from plait.kernels.triton.sampling.vocab_chunks import NEGATIVE_INFINITY, check_logits, chunk_size
 
 
@@ -88,13 +88,6 @@ def row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _status(chunk_max_ptr, status_ptr, num_chunks, CHUNKS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    _, status = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
-    tl.store(status_ptr + row, status)
-
-
-@triton.jit
 def _count_tokens(counts_ptr, rows_ptr, tokens_ptr, counts_stride):
     row, token = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64), tl.load(tokens_ptr + tl.program_id(0))
     if (row >= 0) & (token >= 0):
@@ -144,24 +137,6 @@ def launch_adjust_logits(
         CHUNK=chunk,
         num_warps=8,
     )
-
-
-def adjust_logits(
-    logits: torch.Tensor, adjusted: torch.Tensor, status: torch.Tensor, adjustments: LogitAdjustments = NO_ADJUSTMENTS
-) -> None:
-    """As `reference_sampling.adjust_logits`. `adjusted` may be `logits` if those are float32. ValueError for shapes."""
-    rows, vocab = check_logits(logits)
-    if adjusted.shape != logits.shape or adjusted.dtype != torch.float32 or adjusted.stride(1) != 1:
-        raise ValueError(
-            f"adjusted must be float32 {tuple(logits.shape)}, not {adjusted.dtype} {tuple(adjusted.shape)}"
-        )
-    if not rows:
-        return
-    num_chunks = triton.cdiv(vocab, chunk_size(vocab))
-    chunk_max = torch.empty((rows, num_chunks), dtype=torch.float32, device=logits.device)
-    chunk_argmax = torch.empty((rows, num_chunks), dtype=torch.int32, device=logits.device)
-    launch_adjust_logits(logits, adjusted, chunk_max, chunk_argmax, adjustments)
-    _status[(rows,)](chunk_max, status, num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1)
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -17,7 +17,8 @@ from plait.runtime.executor.gpu.step_logprobs import TOP_COUNTS, LogprobBuffers,
 from plait.runtime.executor.gpu.stream import DeviceWork, Event, Stream
 from plait.runtime.executor.torch_device import upload
 from plait.runtime.sampling.logit_ops import TokenMask
-from plait.runtime.sampling_params import SAMPLER_STAGES, SamplingParams, fields_of_stages, is_any_set
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_table import SAMPLER_STAGES, fields_of_stages, is_any_set
 
 SEED_RANGE = 1 << 64
 ON_DEVICE = frozenset(

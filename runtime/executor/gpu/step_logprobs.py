@@ -16,10 +16,10 @@ import torch
 from plait.kernels.operators import FusedOperators
 from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.request import GenerationRequest, ScoringRequest
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.executor.gpu.double_buffer import pinned_zeros
 from plait.runtime.executor.gpu.stream import Event
 from plait.runtime.executor.torch_device import upload
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.sampling.logit_ops import TopLogprobs
 from plait.runtime.sampling.sampler import SamplerOutput
 

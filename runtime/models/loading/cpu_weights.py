@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, Experts, LayerWeights
+from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder
+from plait.kernels.cpu.decoder_weights import DecoderWeights, Experts, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
@@ -20,6 +21,7 @@ from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import ModelFamily, PackedLayer
 from plait.runtime.models.loading.packed_store import Packed, PackedStore, PackingThreads
+from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.quantization import WEIGHT_BITS, LoadProgress
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.rope import partial_rotary_permutation
@@ -64,7 +66,7 @@ class PackedWeightLoader:
         shape = (math.prod(shape[:-1]), shape[-1])
         exact = packed_weights.from_gguf(blocks, stored_type, shape)
         if exact is not None and (
-            self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
+            self.weight_format == "as-stored" or exact.layout.bits <= WEIGHT_BITS[self.weight_format]
         ):
             return exact
         if self.weight_format == "as-stored":
@@ -151,13 +153,13 @@ class PackedWeightLoader:
         rows = np.arange(len(weight.rows)).reshape(-1, config.head_dim)
         rotated = config.num_heads + config.num_kv_heads
         rows[:rotated] = rows[:rotated, partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)]
-        return StoredWeight(weight.rows[rows.reshape(-1)], weight.form)
+        return StoredWeight(weight.rows[rows.reshape(-1)], weight.layout)
 
     def _pack_gate_up(self, names: Sequence[str]) -> PackedPair:
         """gate and up, from two matrices or one."""
         stored = self._load_all(*names)
         if len(stored) == 1:
-            stored = [StoredWeight(rows, stored[0].form) for rows in np.split(stored[0].rows, 2)]
+            stored = [StoredWeight(rows, stored[0].layout) for rows in np.split(stored[0].rows, 2)]
         gate, up = stored
         return packed_weights.pack_pair(gate, up, self._run)
 
@@ -245,22 +247,9 @@ def _all_floats(layers: Sequence[LayerWeights]) -> bool:
         for layer in layers
         for weight in (*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down)
     )
-    return all(weight.form.is_float for weight in weights)
+    return all(weight.layout.is_float for weight in weights)
 
 
 def _check_rotary(config: ModelConfig, layer: PackedLayer) -> None:
     if config.effective_rotary_dim != config.head_dim and not layer.fused_matrices:
         raise ValueError(f"the packed decoder lacks partial rotation, which {config.architecture} needs")
-
-
-def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
-    """cos and sin [context_length, D / 2] float32 of complete heads, for each of `ModelConfig.rope_frequencies`."""
-    return [_build_rope_table(config, frequencies, factor) for frequencies, factor in config.rope_frequencies()]
-
-
-def _build_rope_table(config: ModelConfig, frequencies: Sequence[float], factor: float) -> tuple[Floats, Floats]:
-    positions = np.arange(config.context_length, dtype=np.float32)
-    angles = np.outer(positions, np.array(frequencies, np.float32))
-    unrotated = ((0, 0), (0, config.head_dim // 2 - len(frequencies)))  # pairs that do not rotate have angle 0
-    cos = np.pad(np.cos(angles) * np.float32(factor), unrotated, constant_values=1.0)
-    return cos, np.pad(np.sin(angles) * np.float32(factor), unrotated)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.forms import FORMS
+from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.model_files import array_file, packed_cache
@@ -44,15 +44,15 @@ _SOURCES = (
     "weights/safetensors_checkpoint.py",
     "weights/stored_rows.py",
 )
-_GEMM_SOURCES = ("forms.py", "gguf_blocks.py", "packed_weights.py")
-_KERNEL_SOURCES = ("matrix_forms.py", "quantized_matrix.py")
+_GEMM_SOURCES = ("layouts.py", "gguf_blocks.py", "packed_weights.py")
+_KERNEL_SOURCES = ("matrix_layouts.py", "quantized_matrix.py")
 
 
 class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A weight (one form) or a pair (two) in memory [tiles, bytes of a tile]. `units`: of a tile, for each form."""
+    """A weight (one layout) or a pair (two) in memory [tiles, bytes of a tile]. `units`: of a tile, for each layout."""
 
     name: str
-    forms: list[str]
+    layouts: list[str]
     outputs: list[int]
     units: list[int]
     tiles: int
@@ -62,7 +62,7 @@ class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
         parts = [packed] if isinstance(packed, PackedWeight) else [packed.first, packed.second]
         return cls(
             name,
-            [part.form.name for part in parts],
+            [part.layout.name for part in parts],
             [part.outputs for part in parts],
             [part.data.shape[1] for part in parts],
             len(packed.data),
@@ -70,8 +70,8 @@ class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def part_bytes(self) -> list[int]:
-        """Bytes of a tile of each form."""
-        return [FORMS[form].unit_bytes * units for form, units in zip(self.forms, self.units, strict=True)]
+        """Bytes of a tile of each layout."""
+        return [LAYOUTS[layout].unit_bytes * units for layout, units in zip(self.layouts, self.units, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -79,11 +79,11 @@ class PackedEntry(msgspec.Struct, frozen=True, array_like=True):
 
     def packed(self, memory: Bytes) -> PackedWeight | PackedPair:
         """The weight or pair in this memory."""
-        forms = [FORMS[form] for form in self.forms]
+        layouts = [LAYOUTS[layout] for layout in self.layouts]
         data = memory.reshape(self.tiles, -1)
-        if len(forms) == 1:
-            return PackedWeight(data.reshape(self.tiles, self.units[0], -1), forms[0], self.outputs[0])
-        first, second = forms
+        if len(layouts) == 1:
+            return PackedWeight(data.reshape(self.tiles, self.units[0], -1), layouts[0], self.outputs[0])
+        first, second = layouts
         return packed_weights.pair_of(data, (first, second), (self.outputs[0], self.outputs[1]), self.part_bytes[0])
 
 
@@ -254,7 +254,7 @@ def _mapped_weights(
         weights: dict[str, list[PackedWeight | PackedPair]] = {}
         for start, entry in zip(starts, entries, strict=False):
             weights.setdefault(entry.name, []).append(entry.packed(mapped.data[start : start + entry.nbytes]))
-    except (ValueError, KeyError) as error:  # msgspec's errors, and forms of another version
+    except (ValueError, KeyError) as error:  # msgspec's errors, and layouts of another version
         raise DamagedFile(str(error)) from error
     mapped.check(threads.run)
     return weights

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from plait.kernels.device_weights import device_weight, device_weight_bits
 from plait.kernels.gguf_weights import CODE_BITS, weight_from_gguf
-from plait.kernels.held_weights import held_bits, hold
 from plait.kernels.quantized_weights import (
     LinearWeight,
     SimpleWeight,
@@ -67,19 +67,22 @@ class TorchWeightLoader:
         return self._load_unquantized(name) if bits is None else self._load_quantized(name, bits)
 
     def _load_published(self, names: Sequence[str], max_bits: int) -> SimpleWeight | None:
-        """Matrices of quantized safetensors as one, as they are stored; None if no form holds all of them."""
+        """Matrices of quantized safetensors as one, as they are stored; None if no layout holds all of them."""
         if self._weight_format == "bf16" or not all(self._weights.is_quantized(name) for name in names):
             return None
         grids = []
         for name in names:
             grid = self._weights.grid(name)
-            bits = None if grid is None else held_bits(grid)
+            bits = None if grid is None else device_weight_bits(grid)
             if grid is None or bits is None or bits > max_bits:
                 return None
             grids.append(grid)
-        held = [hold(grid, self._weights.codes(name, self._device)) for name, grid in zip(names, grids, strict=True)]
+        weights = [
+            device_weight(grid, self._weights.codes(name, self._device))
+            for name, grid in zip(names, grids, strict=True)
+        ]
         try:
-            return concat_outputs(held)
+            return concat_outputs(weights)
         except ValueError:  # their groups, tables or orders of inputs differ
             return None
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
+from plait.runtime.call_reports import CacheMiss
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.radix_node import RadixNode
-from plait.runtime.messages import CacheMiss
 from plait.runtime.scheduler.policy.drafts import add_draft, may_draft
 from plait.runtime.scheduler.policy.light_tenants import LightTenants
 from plait.runtime.scheduler.policy.preemption import Preemption

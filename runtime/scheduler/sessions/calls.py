@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
-from plait.runtime.batch.followed_value import ValueEnd
 from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest, Selection
+from plait.runtime.batch.value_span import ValueEnd
+from plait.runtime.call_reports import encode_logprobs
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens, encode_logprobs
+from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
 from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.policy.batching import BatchScheduler
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
@@ -115,13 +116,13 @@ class CallTracker:
         """Ends a generation and sends the rest of its output."""
         num_forced = request.num_forced
         num_completion = request.num_sampled + num_forced - request.num_healed
-        if request.params.draws_whole_values:
+        if request.params.samples_sequence:
             num_completion = request.num_output + (finish_info.matched is not None)
-        followed = request.followed_value
-        if followed is not None and followed.end is not None:
-            self._send_value_end(request, followed.end)
-            num_completion = followed.end.num_tokens
-            num_forced = sum(index < num_completion for index in followed.forced)
+        span = request.value_span
+        if span is not None and span.end is not None:
+            self._send_value_end(request, span.end)
+            num_completion = span.end.num_tokens
+            num_forced = sum(index < num_completion for index in span.forced)
         else:
             self.send_tokens(request, request.num_output)
         num_reasoning = min(request.num_reasoning, num_completion)
@@ -168,8 +169,8 @@ class CallTracker:
         session = self._sessions.get(call)
         if session is None:
             return
-        if isinstance(call, GenerationRequest) and not call.params.draws_whole_values:
-            self.send_tokens(call, call.num_safe_tokens() if call.followed_value is not None else call.num_output)
+        if isinstance(call, GenerationRequest) and not call.params.samples_sequence:
+            self.send_tokens(call, call.num_safe_tokens() if call.value_span is not None else call.num_output)
         if breaks_session:
             session.error = SessionError(kind, text)
         self._end(call, Failed(call.call_id, kind, text, where))
@@ -194,9 +195,9 @@ class CallTracker:
             self.cache.release(call.seq)
             if isinstance(call, GenerationRequest) and call.healing is not None:
                 self._restore_prompt(call.seq, call.healing)
-            followed = call.followed_value if isinstance(call, GenerationRequest) else None
-            if followed is not None and followed.end is None:  # the text after the value follows even without a value
-                call.seq.tokens.extend(followed.following.tokens)
+            span = call.value_span if isinstance(call, GenerationRequest) else None
+            if span is not None and span.end is None:  # the text after the value follows even without a value
+                call.seq.tokens.extend(span.trailing_text.tokens)
         ticket = call.ticket if isinstance(call, GenerationRequest) else None
         if ticket is not None and self._compiling.pop(ticket, None) is not None:
             self.compiler.cancel(ticket)

@@ -14,9 +14,10 @@ from itertools import accumulate
 import msgspec
 
 from plait.runtime.batch.request import ScoringRequest, Selection
+from plait.runtime.call_reports import ChoiceScores, TokenLogprob, encode_logprobs
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.messages import ChoiceScores, Select, TokenLogprob, encode_logprobs
+from plait.runtime.messages import Select
 from plait.runtime.sampling.choice_scores import score_choices
 from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.scheduler.sessions.session import Session

@@ -36,14 +36,14 @@ from plait.runtime.messages import (
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import CompletionDoesNotFit, OutputProcessor
 from plait.runtime.scheduler.policy.batching import BatchScheduler
+from plait.runtime.scheduler.sequence_sampling.exact_sampling import ExactSampling
+from plait.runtime.scheduler.sequence_sampling.particle_sampling import ParticleSampling
+from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequests
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
 from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOverflow
 from plait.runtime.scheduler.sessions.validation import validate_call
-from plait.runtime.scheduler.whole_values.exact_sampling import ExactSampling
-from plait.runtime.scheduler.whole_values.particle_sampling import ParticleSampling
-from plait.runtime.scheduler.whole_values.prefix_requests import PrefixRequests
 from plait.runtime.tokenizer.token_healing import num_healed_tokens
 from plait.runtime.transport.base import ClientId
 
@@ -294,7 +294,7 @@ class SessionManager:
         self.calls.start(session, request)
         if message.constraint is not None:
             if message.followed_by:
-                self.output_processor.hold_following(request, message.followed_by)
+                self.output_processor.set_trailing_text(request, message.followed_by)
             request.exact_spec = message.constraint if params.exact else None
             value_spec = message.constraint.then if isinstance(message.constraint, Reasoning) else message.constraint
             request.has_free_text = isinstance(value_spec, Structural) and value_spec.free_text
@@ -311,7 +311,7 @@ class SessionManager:
         is_enabled = self.config.token_healing if params.token_healing is None else params.token_healing
         if not (is_enabled and message.plain_bytes and params.max_tokens):
             return None
-        if params.draws_whole_values or params.prompt_logprobs_from is not None:
+        if params.samples_sequence or params.prompt_logprobs_from is not None:
             return None
         last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # the first token always stays
         count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)
@@ -333,8 +333,8 @@ class SessionManager:
         if outcome.warnings:
             request.warnings = outcome.warnings
             self.error_log.warn(outcome.warnings)
-        if request.params.draws_whole_values:
-            self._start_whole_value(request, outcome)
+        if request.params.samples_sequence:
+            self._start_sequence_sampling(request, outcome)
             return
         try:
             finish_info = self.output_processor.start(request, outcome.matcher())
@@ -346,7 +346,7 @@ class SessionManager:
         else:
             self.calls.finish_generation(request, finish_info)
 
-    def _start_whole_value(self, request: GenerationRequest, grammar: Grammar) -> None:
+    def _start_sequence_sampling(self, request: GenerationRequest, grammar: Grammar) -> None:
         try:
             finish_info = (self.exact if request.params.exact else self.particles).start(request, grammar)
         except RuntimeError as error:

@@ -10,8 +10,8 @@ from plait.runtime.scheduler.sessions.session import Session, SessionError
 
 MAX_CHOICE_TOKENS = 1 << 15
 NO_HEAD = "this model has no output head: it computes embeddings and cannot generate text"
-WHOLE_VALUE_WITH_REASONING = "{} cannot be combined with reasoning, whose texts cannot be enumerated"
-WHOLE_VALUE_NOT_CONSTRAINED = "{} needs a constraint: without one, every sample has the model's own distribution"
+SEQUENCE_SAMPLING_WITH_REASONING = "{} cannot be combined with reasoning, whose texts cannot be enumerated"
+SEQUENCE_SAMPLING_NOT_CONSTRAINED = "{} needs a constraint: without one, every sample has the model's own distribution"
 NOT_CONSTRAINED = "complete needs a constraint, which defines when a value is complete"
 
 
@@ -45,12 +45,12 @@ def validate_call(
         return SessionError("invalid", str(error))
     if message.sampling.complete and message.constraint is None:
         return SessionError("invalid", NOT_CONSTRAINED)
-    if message.sampling.draws_whole_values:
+    if message.sampling.samples_sequence:
         option = "exact" if message.sampling.exact else "particles"
         if message.constraint is None:
-            return SessionError("invalid", WHOLE_VALUE_NOT_CONSTRAINED.format(option))
+            return SessionError("invalid", SEQUENCE_SAMPLING_NOT_CONSTRAINED.format(option))
         if isinstance(message.constraint, Reasoning):
-            return SessionError("invalid", WHOLE_VALUE_WITH_REASONING.format(option))
+            return SessionError("invalid", SEQUENCE_SAMPLING_WITH_REASONING.format(option))
     if (error_text := followed_by_error(message.followed_by, message.sampling, message.constraint)) is not None:
         return SessionError("invalid", error_text)
     return _validate_length(session, 1 if message.sampling.max_tokens else 0, max_length)

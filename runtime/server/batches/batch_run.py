@@ -114,7 +114,7 @@ class BatchRun:
         return self._stop.is_set()
 
     async def run(self) -> None:
-        """Leads the batch to its end. Raises nothing: what goes wrong is the reason of its status `failed`."""
+        """Runs the batch to completion. Raises nothing: an error becomes the reason of its status `failed`."""
         try:
             await self._run()
             return

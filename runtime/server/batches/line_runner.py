@@ -43,7 +43,7 @@ class LineRunner:
         try:
             for line in lines:
                 for slot in tasks.values():
-                    await slot.wait_while_parked()
+                    await slot.wait_for_model()
                 slot = await self.slots.acquire(record.tenant)
                 task = asyncio.create_task(self._run_line(record, line, slot, results))
                 task.add_done_callback(slot.release)  # also of a task that is cancelled before it begins

@@ -16,7 +16,7 @@ class Slot:
 
     def __init__(self, slots: Slots, tenant: str) -> None:
         self._slots, self._tenant, self._num_calls = slots, tenant, 1
-        self._is_parked = False
+        self._waits_for_model = False
         self._changed = asyncio.Event()
 
     def set_calls(self, num_calls: int) -> None:
@@ -24,24 +24,24 @@ class Slot:
 
         A line that waits for its model has 0 for that time: lines of other batches run, those of its own wait.
         """
-        self._set(num_calls, is_parked=num_calls == 0)
+        self._set(num_calls, waits_for_model=num_calls == 0)
 
     def release(self, *_: object) -> None:
         """Lets another line run. Idempotent."""
-        self._set(0, is_parked=False)
+        self._set(0, waits_for_model=False)
 
-    def _set(self, num_calls: int, is_parked: bool) -> None:
+    def _set(self, num_calls: int, waits_for_model: bool) -> None:
         self._slots.shares.take(self._tenant, num_calls - self._num_calls)
         self._slots.num_calls += num_calls - self._num_calls
-        self._num_calls, self._is_parked = num_calls, is_parked
+        self._num_calls, self._waits_for_model = num_calls, waits_for_model
         self._changed.set()
         if self._slots.starting is self:
             self._slots.starting = None
         self._slots.wake()
 
-    async def wait_while_parked(self) -> None:
+    async def wait_for_model(self) -> None:
         """Waits until the line no longer waits for its model."""
-        while self._is_parked:
+        while self._waits_for_model:
             self._changed.clear()
             await self._changed.wait()
 

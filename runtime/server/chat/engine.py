@@ -11,25 +11,25 @@ from functools import partial
 from typing import Any, Literal
 
 from plait.constrained.specs import Reasoning, Spec
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.chat.argument_readers import find_types
+from plait.runtime.chat.derivation.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.call_format import CallFormat
 from plait.runtime.chat.formats.control_marks import ControlMarks, control_marks, texts_around
-from plait.runtime.chat.formats.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
-from plait.runtime.server.chat.thinking import behind_reasoning, reasoning_marks, with_thinking
+from plait.runtime.server.chat.thinking import after_reasoning, reasoning_marks, with_thinking
 from plait.runtime.server.chat.tool_constraint import json_answer_constraint, tool_constraint, tool_params
 from plait.runtime.server.chat.untagged_calls import UntaggedCallParser, may_call_untagged
 from plait.runtime.server.errors import ConstraintParam, invalid
-from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.tokenizer.token_healing import num_plain_bytes
 
@@ -112,19 +112,19 @@ async def prepare_chat(
     if num_chars > TOKENIZE_IN_THREAD_CHARS:
         check_fits_context(client, num_chars)  # before the prompt is rendered
     is_large = has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
-    parts = await run_aside(
-        is_large, render_chat, template, client.tokenizer.added_texts, conversation, call_format, formats
-    )
+    added = client.tokenizer.added_texts
+    parts = await run_in_thread_if(is_large, render_chat, template, added, conversation, call_format, formats)
     parts, in_message, text_head = _message_head(parts, conversation, call_format, messages)
     if tools:
         free = marks.within(*texts_around(formats.reasoning, messages))
-        calls = await run_aside(is_large, tool_constraint, call_format, conversation, marks.pairs, free, text_head)
+        arguments = call_format, conversation, marks.pairs, free, text_head
+        calls = await run_in_thread_if(is_large, tool_constraint, *arguments)
         constraint, param = calls, tool_params(calls, conversation)
         text_head = ""  # the constraint has it
     reasoning = reasoning_marks(formats.reasoning, thinking, constraint)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     is_whole = constraint is not None and (not tools or conversation.must_call or is_json)
-    constraint = behind_reasoning(constraint, thinking, reasoning, starts_in_reasoning, marks.pairs, text_head)
+    constraint = after_reasoning(constraint, thinking, reasoning, starts_in_reasoning, marks.pairs, text_head)
     if starts_in_reasoning and (thinking.is_wanted is False or (is_whole and not isinstance(constraint, Reasoning))):
         assert reasoning is not None  # close it: it is not wanted, or constrained from its first character
         closing = reasoning.lead + reasoning.end + reasoning.separator

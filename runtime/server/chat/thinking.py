@@ -17,7 +17,7 @@ from plait.constrained.specs import Reasoning, Regex, Spec
 from plait.runtime.chat.formats.reasoning_format import GENERIC_REASONING, ReasoningFormat
 from plait.runtime.server.chat.conversation import Conversation, Effort, Thinking
 from plait.runtime.server.chat.template_settings import THINKING
-from plait.runtime.server.request_warnings import warn
+from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 EFFORT_TOKENS = {"minimal": 256, "low": 1024, "medium": 4096, "high": 16_384, "xhigh": 32_768, "max": 65_536}
@@ -64,7 +64,7 @@ def reasoning_marks(own: ReasoningFormat | None, thinking: Thinking, constraint:
     return None
 
 
-def behind_reasoning(
+def after_reasoning(
     constraint: Spec | None,
     thinking: Thinking,
     marks: ReasoningFormat | None,

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from plait.constrained.json_schema.full_validation import json_validation_error
+from plait.constrained.json_validation import json_validation_error
 from plait.constrained.tool_arguments import closed_arguments
 from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.conversation import Conversation

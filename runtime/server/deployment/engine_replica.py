@@ -21,9 +21,9 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.server.deployment.autoscaling import KV_DEMAND, kv_demand
 from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.ops.request_log import set_up_log
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.transport.tunnel import SECRET_BYTES, TunnelServer
 
 LEAVE_AFTER_S = 0.5  # at least; until then an ingress has heard that this replica takes no more requests

@@ -28,10 +28,10 @@ from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.listed_replicas import listen_to_replicas
 from plait.runtime.server.deployment.replica_directory import FindAddress, ReplicaDirectory
 from plait.runtime.server.deployment.serve_port import ServePort
+from plait.runtime.server.engines.replicated_runtime import CPU_WINDOW_TOKENS
 from plait.runtime.server.graceful_shutdown import GracefulServer
 from plait.runtime.server.listener import bind_listener, url_of
 from plait.runtime.server.ops.request_log import set_up_log
-from plait.runtime.server.replicated_runtime import CPU_WINDOW_TOKENS
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.uvicorn_server import loop_factory, make_server
 

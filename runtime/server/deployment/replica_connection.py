@@ -11,7 +11,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.messages import Welcome
 from plait.runtime.process.runtime_directory import make_runtime_directory
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
-from plait.runtime.server.restarting_runtime import LIVENESS_INTERVAL_S
+from plait.runtime.server.engines.restarting_runtime import LIVENESS_INTERVAL_S
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 from plait.runtime.transport.tunnel import TunnelClient
 from plait.runtime.transport.zmq_client import ZmqClientTransport

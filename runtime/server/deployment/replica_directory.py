@@ -21,14 +21,14 @@ from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
 from plait.runtime.server.deployment.replica_connection import ReplicaConnection, connect_replica
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.replicated_runtime import ReplicaGroup, ReplicaReport, ReplicaState
-from plait.runtime.server.restarting_runtime import NOT_READY_AFTER_S
+from plait.runtime.server.engines.replicated_runtime import ReplicaGroup, ReplicaReport, ReplicaState
+from plait.runtime.server.engines.restarting_runtime import NOT_READY_AFTER_S
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.settings import STUCK_AFTER_S
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 TICK_S = 0.1  # between two looks at a connection
-SILENCE_REPORT_S = 0.5  # between two reports of the calls of a silent replica
+UNRESPONSIVE_REPORT_S = 0.5  # between two reports of the calls of a silent replica
 RECONNECT_S, REFUSED_S = 0.25, 5.0  # before a connection that ended, or a refused replica, is tried again
 ADDRESS_TIMEOUT_S = 10.0
 
@@ -223,8 +223,8 @@ class ReplicaDirectory(ReplicaGroup):
         assert self._transport is not None
         is_silent = connection.calls.unanswered_s >= NOT_READY_AFTER_S
         if is_silent and (calls := self._transport.calls_to_move(replica.number)):
-            self.on_silence(calls)
-        await asyncio.sleep(SILENCE_REPORT_S if is_silent else TICK_S)
+            self.on_unresponsive(calls)
+        await asyncio.sleep(UNRESPONSIVE_REPORT_S if is_silent else TICK_S)
 
     def _connections(self) -> list[ReplicaConnection]:
         return [replica.connection for replica in self._replicas.values() if replica.connection is not None]

@@ -13,11 +13,11 @@ from typing import Literal
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Welcome
 from plait.runtime.server.engines.model_spec import ModelSpec
+from plait.runtime.server.engines.replicated_runtime import ReplicatedRuntime
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
 from plait.runtime.server.engines.served_model import ModelStatus, ServedModel
 from plait.runtime.server.errors import INTERNAL, ApiError
 from plait.runtime.server.http.call_queue import CallQueue
-from plait.runtime.server.replicated_runtime import ReplicatedRuntime
-from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import ServerSettings
 
 INITIAL_PAUSE_S, MAX_PAUSE_S = 5.0, 60.0  # after a failed start; doubled with each further one

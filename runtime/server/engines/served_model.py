@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 from plait.runtime.client.client import Client
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
+from plait.runtime.server.engines.replicated_runtime import ReplicaGroup
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.http.call_queue import CallQueue
-from plait.runtime.server.ops.status_query import StatusQuery
-from plait.runtime.server.replicated_runtime import ReplicaGroup
 from plait.runtime.server.settings import ServerSettings
 
 REPLACEMENT_POLL_S = 0.02

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import InputError
 from plait.runtime.executor.host_machine import num_threads
-from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import ServerSettings
 
 if TYPE_CHECKING:  # imported late, since a runtime without replicas loads while the modules of replicas are imported
-    from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+    from plait.runtime.server.engines.replicated_runtime import ReplicatedRuntime
 
 MAX_REPLICAS = 64
 
@@ -35,7 +35,7 @@ def start_engine(
     if replicas is None:
         label = "the runtime" if name is None else f"the runtime of {name}"
         return RestartingRuntime(model, meanwhile, *limits, name=label, **engine)
-    from plait.runtime.server.replicated_runtime import ReplicatedRuntime
+    from plait.runtime.server.engines.replicated_runtime import ReplicatedRuntime
 
     devices = checked_devices(replicas, engine.pop("device", None), num_ranks(engine))
     # The replicas share the cores: more threads than cores wait for each other in every operation.
@@ -60,7 +60,7 @@ def checked_devices(replicas: int | None, device: str | None, ranks: int = 1) ->
     if replicas is None:
         return [device or "auto"]
     check_replicas(replicas)
-    from plait.runtime.server.replicated_runtime import replica_devices
+    from plait.runtime.server.engines.replicated_runtime import replica_devices
 
     if device is not None and "," in device:
         return replica_devices(replicas, device)

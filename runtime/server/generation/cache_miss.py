@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from plait.runtime.call_reports import MissReason
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import MissReason
 from plait.runtime.server.generation.logprobs import text_of_tokens
 from plait.runtime.server.in_flight import current_request
 
@@ -24,8 +24,9 @@ CONTEXT_TOKENS = 8  # of the prompt, on each side of the position
 class CacheMissReport(msgspec.Struct):
     """Where a prompt parted from the nearest cached prefix of its key and salt: an extension field of an answer.
 
-    position: the number of tokens that were cached; reason: see `messages.CacheMiss`. before, after: the last tokens of
-    this request's prompt before that position, and the first ones from it on, as text; missing in calls of programs.
+    position: the number of tokens that were cached; reason: see `call_reports.CacheMiss`. before, after: the last
+    tokens of this request's prompt before that position, and the first ones from it on, as text; missing in calls of
+    programs.
     """
 
     position: int

@@ -20,7 +20,6 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import DeadlineExceeded
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
 from plait.runtime.server.in_flight import RequestSize, current_request
@@ -59,11 +58,11 @@ class EmbeddingHandle:
             session.abort()
 
 
-def check_can_embed(served: ServedModel) -> None:
-    """Raises ApiError 400 with the reason if the model has no embeddings."""
-    model = served.client.model
+def check_can_embed(client: Client, name: str) -> None:
+    """Raises ApiError 400 with the reason if the model, which clients call `name`, has no embeddings."""
+    model = client.model
     if model.embeddings is None:
-        text = f"the model '{served.name}' cannot compute embeddings: {model.no_embeddings_reason}"
+        text = f"the model '{name}' cannot compute embeddings: {model.no_embeddings_reason}"
         raise invalid(text, "model", "unsupported_by_model")
 
 

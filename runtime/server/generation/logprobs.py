@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import TokenLogprob
 
 MIN_LOGPROB = -9999.0  # OpenAI's logprob of an impossible token; JSON has no infinity
 

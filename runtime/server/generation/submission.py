@@ -17,12 +17,12 @@ from msgspec import UNSET, UnsetType
 
 from plait.constrained.specs import Spec
 from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.runtime.call_reports import ChoiceScores, TokenLogprob, Usage, decode_logprobs
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import CallUpdate, stream_updates
 from plait.runtime.errors import ContextOverflow
-from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage, decode_logprobs
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import RequestRecord, RequestSize, current_request

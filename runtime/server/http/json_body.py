@@ -16,11 +16,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid, unknown_field
-from plait.runtime.server.field_hints import allowed_values, unknown_field_hint
+from plait.runtime.server.fields.field_hints import allowed_values, unknown_field_hint
+from plait.runtime.server.fields.request_fields import read_fields
 from plait.runtime.server.http.hosts_and_origins import is_from_browser
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.server.http.response import ClientDisconnected
-from plait.runtime.server.request_fields import read_fields
 
 T = TypeVar("T")
 

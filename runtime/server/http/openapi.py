@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from plait.runtime.server.request_fields import ENDPOINTS, rows_of, with_parts
+from plait.runtime.server.fields.request_fields import ENDPOINTS, rows_of, with_parts
 
 _REF = "#/components/schemas/{name}"
 # Stands for a schema until all types are known: two types of the same name change each other's component names.

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from plait.runtime.errors import VALUE_DOES_NOT_FIT
 from plait.runtime.messages import Status
+from plait.runtime.server.engines.replicated_runtime import ReplicaReport
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord
 from plait.runtime.server.ops.log_output import num_dropped_lines
 from plait.runtime.server.ops.prometheus import Histogram, Metric, to_prometheus_text
-from plait.runtime.server.replicated_runtime import ReplicaReport
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)

@@ -19,7 +19,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from plait.runtime.messages import Usage
+    from plait.runtime.call_reports import Usage
     from plait.runtime.server.in_flight import RequestRecord
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from plait.constrained.specs import GrammarError
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import MAX_PRIORITY, TokenLogprob
+from plait.runtime.messages import MAX_PRIORITY
 from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
 from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.matrix_forms import form_of, to_blocks
+from plait.kernels.matrix_layouts import layout_of, to_blocks
 from plait.kernels.quantized_matrix import (
     Floats,
     Grid,
@@ -47,7 +47,7 @@ class QuantizedModules:
     ) -> None:
         self._quantization, self._info, self._locate = quantization, info, locate
         self._modules: dict[str, _Module] = {}
-        self._forms: dict[str, str] = {}
+        self._layouts: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the weight `name` is quantized."""
@@ -76,12 +76,12 @@ class QuantizedModules:
         self._modules[name] = _Module(stored, used)
         return True
 
-    def form(self, name: str) -> str:
+    def layout(self, name: str) -> str:
         """The GGUF type of the weight's numbers, else "BF16". Reads scales and zero points."""
-        if name not in self._forms:
+        if name not in self._layouts:
             stored, used = self._modules[name]
-            self._forms[name] = form_of(used.grid(stored), stored.inputs)
-        return self._forms[name]
+            self._layouts[name] = layout_of(used.grid(stored), stored.inputs)
+        return self._layouts[name]
 
     def grid(self, name: str, part: WeightPart = COMPLETE) -> Grid:
         """What decides about a part of the weight besides its codes."""
@@ -97,9 +97,9 @@ class QuantizedModules:
         ranges, inputs = part.ranges((stored.outputs, stored.inputs))
         return [used.codes(stored, read, outputs, inputs) for outputs in ranges]
 
-    def blocks(self, name: str, form: str) -> npt.NDArray[np.uint8]:
-        """The weight in the blocks of its form, or rounded to "BF16": uint8 [N, bytes of a row]."""
-        return to_blocks(self._matrix(name), form)
+    def blocks(self, name: str, layout: str) -> npt.NDArray[np.uint8]:
+        """The weight in the blocks of its layout, or rounded to "BF16": uint8 [N, bytes of a row]."""
+        return to_blocks(self._matrix(name), layout)
 
     def float32_array(self, name: str) -> Floats:
         """The weight in float32."""

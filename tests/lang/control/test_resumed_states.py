@@ -21,7 +21,8 @@ import plait
 from plait import gen
 from plait.constrained import Choices, JsonSchema, Structural
 from plait.lang.control.saved_values import CannotSave, ValueCodec
-from plait.runtime.messages import Generate, TokenLogprob
+from plait.runtime.call_reports import TokenLogprob
+from plait.runtime.messages import Generate
 
 pytestmark = pytest.mark.timeout(60)
 ITEMS = [{"question": "a"}, {"question": "b"}]

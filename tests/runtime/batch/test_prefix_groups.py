@@ -126,8 +126,8 @@ def test_no_partition_saves_more(work, align, group_cost, max_row_tokens):
             assert len(rows) > 1 and rows == sorted(rows)
             assert num_tokens % align == 0
             assert all(common[i, j] >= num_tokens > 0 for i, j in itertools.combinations(rows, 2))
-        assert [g.num_spared for g in groups] == sorted((g.num_spared for g in groups), reverse=True)
-        assert sum(g.num_spared - group_cost for g in groups) == max_spared(
+        assert [g.num_saved_reads for g in groups] == sorted((g.num_saved_reads for g in groups), reverse=True)
+        assert sum(g.num_saved_reads - group_cost for g in groups) == max_spared(
             batch.rows, common, group_cost, max_row_tokens
         )
 

@@ -27,20 +27,20 @@ def blocks(path: list[int]) -> list[int]:
 @given(st.lists(STEPS, max_size=25), PATHS, st.sets(st.sampled_from(REPLICAS)))
 def test_the_longest_prefix_is_found(steps, query, among) -> None:
     index = PrefixIndex()
-    held, expected, promises = {r: set() for r in REPLICAS}, {r: set() for r in REPLICAS}, []
+    reported, expected, promises = {r: set() for r in REPLICAS}, {r: set() for r in REPLICAS}, []
     for replica in REPLICAS:
         index.add_replica(replica)
     for name, replica, argument in steps:
         if name == "add":
             index.change(replica, blocks(argument), ())
-            held[replica] |= set(blocks(argument))
+            reported[replica] |= set(blocks(argument))
         elif name == "remove" and argument:  # the subtree below a path, as leaves leave before their parents
-            below = {b for b in held[replica] if _is_below(b, blocks(argument)[-1])}
+            below = {b for b in reported[replica] if _is_below(b, blocks(argument)[-1])}
             index.change(replica, (), below)
-            held[replica] -= below
+            reported[replica] -= below
         elif name == "replace":
             index.replace(replica, blocks(argument))
-            held[replica] = set(blocks(argument))
+            reported[replica] = set(blocks(argument))
         elif name == "expect":
             promises.append((replica, index.expect(replica, blocks(argument))))
             expected[replica] |= set(promises[-1][1])
@@ -48,15 +48,15 @@ def test_the_longest_prefix_is_found(steps, query, among) -> None:
             owner, promised = promises.pop(argument % len(promises))
             index.stop_expecting(owner, promised)
             expected[owner] -= set(promised)
-    assert len(index) == len(set().union(*held.values())) + len(set().union(*expected.values()))
+    assert len(index) == len(set().union(*reported.values())) + len(set().union(*expected.values()))
     query = blocks(query)
-    lengths = {r: max(_num_leading(query, held[r]), _num_expected(query, expected[r])) for r in among}
-    if all(_is_closed(held[r]) for r in REPLICAS) and all(_has_no_hole(query, expected[r]) for r in REPLICAS):
+    lengths = {r: max(_num_leading(query, reported[r]), _num_expected(query, expected[r])) for r in among}
+    if all(_is_closed(reported[r]) for r in REPLICAS) and all(_has_no_hole(query, expected[r]) for r in REPLICAS):
         count, best = index.longest(query, sum(1 << r for r in among))
         assert count == max(lengths.values(), default=0)
         assert best == sum(1 << r for r in among if lengths[r] == count)
     for replica in REPLICAS:
-        assert index.held(replica) == held[replica]
+        assert index.reported(replica) == reported[replica]
         index.remove_replica(replica)
     assert len(index) == 0
 
@@ -77,8 +77,8 @@ def _num_expected(query: list[int], expected: set[int]) -> int:
     return positions[count - 1] + 1 if count else 0
 
 
-def _is_closed(held: set[int]) -> bool:
-    return all(block // 3 in held or block // 3 == 1 for block in held)
+def _is_closed(reported: set[int]) -> bool:
+    return all(block // 3 in reported or block // 3 == 1 for block in reported)
 
 
 def _has_no_hole(query: list[int], expected: set[int]) -> bool:

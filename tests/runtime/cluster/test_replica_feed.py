@@ -75,7 +75,7 @@ def test_the_index_is_right_within_a_second_after_the_last_fault(seed, steps) ->
     replica.change()
     for _ in range(round(1 / TICK_S)):
         replica.tick()
-    assert replica.index.held(0) == replica.blocks()
+    assert replica.index.reported(0) == replica.blocks()
     assert replica.feed.is_current
 
 
@@ -86,10 +86,10 @@ def test_one_lost_batch_is_mended_though_nothing_changes_after_it() -> None:
     replica.tick()
     replica.change()
     replica.events.take_batch()  # lost
-    assert replica.index.held(0) != replica.blocks()
+    assert replica.index.reported(0) != replica.blocks()
     for _ in range(round(1 / TICK_S)):
         replica.tick()
-    assert replica.index.held(0) == replica.blocks()
+    assert replica.index.reported(0) == replica.blocks()
     assert (replica.feed.num_gaps, replica.feed.num_snapshots) == (1, 1)
 
 
@@ -103,7 +103,7 @@ def test_reordered_batches_need_no_snapshot() -> None:
     for batch in (batches[2], batches[1], batches[1], batches[0], batches[0]):
         feed.receive(batch, 0.01)
         assert not feed.should_ask(0.01)
-    assert len(index.held(0)) == 3
+    assert len(index.reported(0)) == 3
     assert not feed.should_ask(0.4)
 
 
@@ -116,7 +116,7 @@ def test_what_a_replica_sent_before_its_restart_is_ignored(late) -> None:
     replica.restart()
     replica.tick()
     replica.feed.receive(old, replica.now)
-    assert replica.index.held(0) == set()
+    assert replica.index.reported(0) == set()
 
 
 def test_a_silent_replica_is_asked_again_and_again() -> None:

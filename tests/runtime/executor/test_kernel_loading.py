@@ -22,7 +22,7 @@ def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:
         loaded.append(wait_until_optimized)
 
     monkeypatch.setattr(packed_cpu_runner, "load_kernels", load_kernels)
-    monkeypatch.setattr(packed_cpu_runner, "form_kernel", loaded.append)
+    monkeypatch.setattr(packed_cpu_runner, "layout_kernel", loaded.append)
     with _KernelLoading(lambda fraction, doing: shown.append((fraction, doing)), ["Q4_K"]) as kernels:
         assert has_begun.wait(60)
         kernels.show(0.1, "loading")  # not shown: compiling takes longer

@@ -48,7 +48,7 @@ def test_a_group_must_save_the_minimum_of_the_operator():
         assert prefix_sharing.groups(rows, 1) == ([PrefixGroup([0, 1, 2], 100)] if is_worthwhile else [])
         assert prefix_sharing.groups(rows, 1) == ([PrefixGroup([0, 1, 2], 100)] if is_worthwhile else [])
         prefix_sharing.count(prefix_sharing.groups(rows, 1))
-        assert prefix_sharing.num_spared == (200 if is_worthwhile else 0)
+        assert prefix_sharing.num_saved_reads == (200 if is_worthwhile else 0)
 
 
 def test_a_sliding_window_limits_the_saved_tokens():
@@ -107,7 +107,7 @@ def test_prefix_groups_do_not_change_tokens(folder, monkeypatch):
     assert {call: outcome.tokens for call, outcome in results.items()} == {
         call: outcome.tokens for call, outcome in expected.items()
     }
-    assert ours.num_spared_tokens >= 8 * 128
+    assert ours.num_saved_reads >= 8 * 128
     assert {size.has_shared_prefixes for size in steps.graphs.graphs} == {False, True}
 
 
@@ -116,4 +116,4 @@ def test_prefix_groups_can_be_turned_off(folder):
         config = engine_config(device="cpu", dtype="float32", max_pages=400, prefix_groups=is_enabled)
         model_runner = TorchRunner(config, folder, kernels=triton_kernels(torch.float32))
         assert (model_runner.prefix_sharing is not None) == is_enabled
-        assert model_runner.num_spared_tokens == 0
+        assert model_runner.num_saved_reads == 0

@@ -41,7 +41,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def load(path, saving, weights="as-stored"):
-    """(form, outputs, bytes, whether they are mapped) of all matrices, after what was packed has been written."""
+    """(layout, outputs, bytes, whether they are mapped) of all matrices, after what was packed has been written."""
     checkpoint = open_checkpoint(path)
     decoder = load_packed_decoder(checkpoint.config, checkpoint, weights, threads=2)
     if (background_save := saving.pop()) is not None:
@@ -50,7 +50,7 @@ def load(path, saving, weights="as-stored"):
     for layer in decoder.weights.layers:
         found += [*layer.qkv, layer.output, layer.gate_up.first, layer.gate_up.second, layer.down]
     return [
-        (weight.form.name, weight.outputs, weight.data.tobytes(), not weight.data.flags.writeable) for weight in found
+        (weight.layout.name, weight.outputs, weight.data.tobytes(), not weight.data.flags.writeable) for weight in found
     ]
 
 
@@ -79,24 +79,24 @@ def test_the_second_load_maps_the_same_bytes(family, variant, weights, tmp_path,
 
 
 def test_mixed_forms_of_a_gguf_file_are_mapped(tmp_path, own_folder):
-    """q, k and v of three forms, and gate and up of two."""
+    """q, k and v of three layouts, and gate and up of two."""
     changes = dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2)
     model = FAMILY_CASES["llama"].build(**changes, num_hidden_layers=1, head_dim=64)
-    forms = dict(q_proj="Q4_K", k_proj="Q6_K", v_proj="Q8_0", gate_proj="Q4_0", up_proj="Q5_K")
+    layouts = dict(q_proj="Q4_K", k_proj="Q6_K", v_proj="Q8_0", gate_proj="Q4_0", up_proj="Q5_K")
     stored = {}
     for name, value in model.named_parameters():
-        if (form := forms.get(name.split(".")[-2])) is not None:
-            stored[name] = (random_weight(form, *value.shape, seed=len(stored)).rows, form)
+        if (layout := layouts.get(name.split(".")[-2])) is not None:
+            stored[name] = (random_weight(layout, *value.shape, seed=len(stored)).rows, layout)
     write_gguf(model, tmp_path / "mixed.gguf", quantization="F16", stored=stored)
     first, second = (load(tmp_path / "mixed.gguf", own_folder) for _ in range(2))
-    assert {form for form, *_ in first} == {*forms.values(), "F16"}
+    assert {layout for layout, *_ in first} == {*layouts.values(), "F16"}
     assert are_mapped(second) and same_numbers(first, second)
 
 
 def test_formats_do_not_mix(tmp_path, own_folder):
     folder = save_model(tmp_path / "model")
     as_stored, int8 = load(folder, own_folder), load(folder, own_folder, "int8")
-    assert not are_mapped(int8) and {form for form, *_ in int8} == {"Q8_0"} != {form for form, *_ in as_stored}
+    assert not are_mapped(int8) and {layout for layout, *_ in int8} == {"Q8_0"} != {layout for layout, *_ in as_stored}
     assert same_numbers(load(folder, own_folder), as_stored) and same_numbers(load(folder, own_folder, "int8"), int8)
 
 

@@ -16,7 +16,8 @@ from fake_engine import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.messages import Append, Open, decode_logprobs
+from plait.runtime.call_reports import decode_logprobs
+from plait.runtime.messages import Append, Open
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)
 

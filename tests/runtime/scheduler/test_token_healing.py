@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from plait.constrained import Grammar, Regex, Vocabulary
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.runtime.messages import Abort, Append, Finished, Fork, Generate, Open, decode_logprobs
+from plait.runtime.call_reports import decode_logprobs
+from plait.runtime.messages import Abort, Append, Finished, Fork, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 
 CONTROL = 1

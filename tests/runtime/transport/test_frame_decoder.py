@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from plait.runtime.messages import Append, Close, Failed, Finished, Open, Select, Tokens, Usage
+from plait.runtime.call_reports import Usage
+from plait.runtime.messages import Append, Close, Failed, Finished, Open, Select, Tokens
 from plait.runtime.transport.frame_decoder import decode_client_frame, decode_server_frame
 from plait.runtime.transport.frames import build_frame, encode
 

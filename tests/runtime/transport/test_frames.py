@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.constrained.specs import Choices, Structural
+from plait.runtime.call_reports import Usage
 from plait.runtime.errors import InputError
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
@@ -22,7 +23,6 @@ from plait.runtime.messages import (
     Generate,
     Select,
     Tokens,
-    Usage,
 )
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 from plait.runtime.scheduler.sessions.validation import MAX_CHOICE_TOKENS

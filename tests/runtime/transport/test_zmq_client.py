@@ -62,7 +62,7 @@ def test_waiting_calls_raise_runtime_gone_when_the_scheduler_exits(echo, uses_lo
 
 @pytest.mark.parametrize("uses_loop", [False, True])
 def test_a_silent_scheduler_is_checked_and_then_reported(echo, uses_loop, monkeypatch):
-    monkeypatch.setattr(zmq_client, "SILENCE_CHECK_S", 0.01)
+    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 0.01)
     monkeypatch.setattr(zmq_client, "UNRESPONSIVE_AFTER_S", 3.0)
     client = Client(ZmqClientTransport(echo.directory), TOKENIZER)
 

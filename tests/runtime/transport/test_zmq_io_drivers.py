@@ -19,7 +19,7 @@ from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 
 def test_changing_the_driver_at_any_time_loses_nothing(echo, monkeypatch):
-    monkeypatch.setattr(zmq_client, "SILENCE_CHECK_S", 3600)  # no liveness checks
+    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 3600)  # no liveness checks
     client, random_ = Client(ZmqClientTransport(echo.directory), TOKENIZER), random.Random(5)
     results, texts = {}, [f"call {i}" for i in range(300)]
 
@@ -45,7 +45,7 @@ def test_changing_the_driver_at_any_time_loses_nothing(echo, monkeypatch):
 
 
 def test_a_reply_that_arrives_while_the_loop_sends_is_delivered(echo, monkeypatch):
-    monkeypatch.setattr(zmq_client, "SILENCE_CHECK_S", 3600)
+    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 3600)
     client = Client(ZmqClientTransport(echo.directory), TOKENIZER)
 
     async def main():
@@ -65,7 +65,7 @@ def test_a_reply_that_arrives_while_the_loop_sends_is_delivered(echo, monkeypatc
 
 
 def test_a_close_is_sent_without_a_later_message(echo, monkeypatch):
-    monkeypatch.setattr(zmq_client, "SILENCE_CHECK_S", 3600)
+    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 3600)
     client = Client(ZmqClientTransport(echo.directory), TOKENIZER)
 
     async def main():
@@ -160,7 +160,7 @@ def test_closing_while_the_loop_is_closed_closes_the_sockets(echo):
 
 
 def test_messages_queued_between_two_drivers_are_sent(echo, monkeypatch):
-    monkeypatch.setattr(zmq_client, "SILENCE_CHECK_S", 3600)
+    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 3600)
     transport = ZmqClientTransport(echo.directory)
     client = Client(transport, TOKENIZER)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from echo_scheduler import TOKENIZER, start_call
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.client import Client
 from plait.runtime.errors import RUNTIME_EXITED, CallRejected
-from plait.runtime.messages import Append, Embed, Failed, Finished, Generate, Open, Select, Tokens, Usage
+from plait.runtime.messages import Append, Embed, Failed, Finished, Generate, Open, Select, Tokens
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.transport import zmq_server
 from plait.runtime.transport.frames import build_frame, decode_server_messages, encode

@@ -16,8 +16,8 @@ from local_replicas import local_replicas
 
 from plait.runtime.cluster import replicated_transport
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S
-from plait.runtime.server import restarting_runtime
 from plait.runtime.server.deployment.listed_replicas import tell_replicas
+from plait.runtime.server.engines import restarting_runtime
 
 PROMPTS = [f"A tale of {number} boats:" for number in range(6)]
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import CallResult
-from plait.runtime.messages import Usage
 from plait.runtime.server.generation import embedding
 from plait.runtime.server.protocols.openai import embeddings, tokenize
 from plait.runtime.server.settings import server_settings

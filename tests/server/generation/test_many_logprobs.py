@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from example_share import sample_of
 
+from plait.runtime.call_reports import TokenLogprob, Usage, decode_logprobs, encode_logprobs
 from plait.runtime.client import call as call_module
 from plait.runtime.client import stream as stream_module
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import Finished, TokenLogprob, Usage, decode_logprobs, encode_logprobs
-from plait.runtime.server.generation import aside
+from plait.runtime.messages import Finished
 from plait.runtime.server.generation.submission import RequestHandle
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.protocols.ollama import generate as ollama
 from plait.runtime.server.protocols.openai import chat, completions
 from plait.runtime.server.protocols.openai.responses import endpoint as responses
@@ -93,21 +94,21 @@ BODIES = {  # each has at least 39 tokens in all, in answers of at most 13 where
 
 @pytest.mark.parametrize("path", sample_of(list(BODIES), least=3))
 def test_many_logprobs_are_written_in_a_thread_however_many_answers_have_them(serve, monkeypatch, path):
-    """A thread of `run_aside` is found by what it is asked to do there."""
-    done_aside = []
+    """A thread of `run_in_thread_if` is found by what it is asked to do there."""
+    done_in_thread = []
 
     async def recorded(is_large, work, *args):
         if is_large:
-            done_aside.append(work)
-        return await aside.run_aside(is_large, work, *args)
+            done_in_thread.append(work)
+        return await run_in_thread_if(is_large, work, *args)
 
     for module in (chat, completions, responses, ollama, programs, sglang):
-        monkeypatch.setattr(module, "run_aside", recorded)
+        monkeypatch.setattr(module, "run_in_thread_if", recorded)
         monkeypatch.setattr(module, "LARGE_TOKENS", 32)
     address, _ = serve()
     answer = httpx.post(address + path, json=BODIES[path], timeout=60)
     assert answer.status_code == 200, answer.text
-    assert done_aside
+    assert done_in_thread
 
 
 @pytest.mark.parametrize("top", [0, 2])

@@ -13,8 +13,8 @@ from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import has_more_values
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import YIELD_AFTER_CHARS, tokenize
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.protocols.openai.completions import CompletionRequest, _check
 from plait.runtime.tokenizer import tokenizer as tokenizer_module
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -81,7 +81,7 @@ def test_the_turns_and_the_values_of_tools_are_counted():
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_large_work_runs_in_another_thread(is_large):
-    thread = asyncio.run(run_aside(is_large, threading.get_ident))
+    thread = asyncio.run(run_in_thread_if(is_large, threading.get_ident))
     assert (thread != threading.get_ident()) == is_large
 
 

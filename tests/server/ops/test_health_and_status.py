@@ -12,7 +12,7 @@ from prometheus_scrape import scrape
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server.app import create_app
-from plait.runtime.server.ops.status_query import StatusQuery
+from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.settings import server_settings
 
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}

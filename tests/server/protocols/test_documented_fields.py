@@ -21,7 +21,7 @@ from openai.types.responses.input_token_count_params import InputTokenCountParam
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from typed_dict_samples import fields_of, samples
 
-from plait.runtime.server.request_fields import rows_of
+from plait.runtime.server.fields.request_fields import rows_of
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "x", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}

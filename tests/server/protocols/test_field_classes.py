@@ -10,9 +10,9 @@ from answer_warnings import warnings_of_stream
 from scripted_server import ScriptedServer
 
 from plait.runtime.messages import Append, Generate
-from plait.runtime.server.request_fields import ADVICE as ADVICE_ROWS
-from plait.runtime.server.request_fields import ENDPOINTS, PARTS, REFUSED
-from plait.runtime.server.request_warnings import MAX_WARNINGS
+from plait.runtime.server.fields.request_fields import ADVICE as ADVICE_ROWS
+from plait.runtime.server.fields.request_fields import ENDPOINTS, PARTS, REFUSED
+from plait.runtime.server.fields.request_warnings import MAX_WARNINGS
 
 ASK = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "default", "messages": ASK}

@@ -16,13 +16,13 @@ from scripted_server import ScriptedServer
 
 from plait.runtime.messages import Append, Embed, Generate, Open
 from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.fields.request_fields import rows_of
 from plait.runtime.server.protocols.anthropic import types as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import types as ollama
 from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
 from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
-from plait.runtime.server.request_fields import rows_of
 
 ANSWER = "<think>hm</think>\n\nSome text."
 ASK = [{"role": "user", "content": "hi"}]

@@ -10,18 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from plait.constrained import Vocabulary
-from plait.runtime.messages import (
-    PROTOCOL,
-    Append,
-    Finished,
-    Generate,
-    Hello,
-    Inspect,
-    Status,
-    Tokens,
-    Usage,
-    Welcome,
-)
+from plait.runtime.call_reports import Usage
+from plait.runtime.messages import PROTOCOL, Append, Finished, Generate, Hello, Inspect, Status, Tokens, Welcome
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.transport.zmq_server import ZmqServerTransport
 

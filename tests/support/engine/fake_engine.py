@@ -67,7 +67,7 @@ def logprob(tokens: list[int], token: int) -> float:
 class ChainRunner:
     """A Runner of the hash-chain model. `batches` has a list of (start, count) of the requests for every step."""
 
-    num_spared_tokens = 0
+    num_saved_reads = 0
 
     def __init__(self, num_pages: int, max_batch_tokens: int) -> None:
         self.num_pages, self.max_batch_tokens = num_pages, max_batch_tokens

@@ -67,8 +67,8 @@ def run_calls(runner):
     transport, welcome = ListTransport(), Welcome(PROTOCOL, "", VOCAB, runner.max_session_tokens, 0)
     grammars = {spec: compile_grammar(spec, vocabulary()) for spec in (WORDS, PATTERN)}
     loop = EngineLoop(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), transport)
-    commit, drafts = loop.commit, []
-    loop.commit = lambda batch, output: (drafts.append(batch.num_draft_tokens), commit(batch, output))
+    commit, drafts = loop.committer.commit, []
+    loop.committer.commit = lambda batch, output: (drafts.append(batch.num_draft_tokens), commit(batch, output))
     post(transport, *calls())
     for _ in range(3000):
         loop.step(timeout_s=0.0)

@@ -67,7 +67,7 @@ def scripted_engine(model_path: Path, script: Script, **settings: Any) -> Iterat
 class ScriptedRunner:
     """A Runner with the sizes of `runner`. Its hidden states are the logits [n, V] themselves."""
 
-    num_spared_tokens = 0
+    num_saved_reads = 0
 
     def __init__(self, runner: Any, model_path: Path, script: Script) -> None:
         self.num_pages, self.max_batch_tokens = runner.num_pages, runner.max_batch_tokens

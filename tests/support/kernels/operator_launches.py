@@ -109,8 +109,12 @@ CASES = {
     "sampling of Llama 3's tokens": Case(lambda: sample(64, 128_256, BF16, True)),
     "sampling of Gemma 3's tokens": Case(lambda: sample(64, 262_144, BF16, False), chips=ARCHITECTURES),
     "mask in place": Case(
-        lambda: logit_adjustments.adjust_logits(
-            empty(64, 151_936, dtype=F32), empty(64, 151_936, dtype=F32), i32(64), adjustments(64, 151_936)
+        lambda: logit_adjustments.launch_adjust_logits(
+            empty(64, 151_936, dtype=F32),
+            empty(64, 151_936, dtype=F32),
+            empty(64, 38, dtype=F32),
+            i32(64, 38),
+            adjustments(64, 151_936),
         ),
         chips=ARCHITECTURES,
     ),

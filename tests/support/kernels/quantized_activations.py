@@ -34,8 +34,8 @@ def empty_bf16(rows: int, channels: int) -> QuantizedActivations:
 
 def dequantized(x: QuantizedActivations) -> torch.Tensor:
     """Int8 activations as float32 [T, C]."""
-    qvalues = torch.from_numpy(x.qvalues).float().unflatten(1, (-1, 32))
-    return (qvalues * torch.from_numpy(x.scales)[..., None]).flatten(1)
+    quants = torch.from_numpy(x.quants).float().unflatten(1, (-1, 32))
+    return (quants * torch.from_numpy(x.scales)[..., None]).flatten(1)
 
 
 def _tiles(x: QuantizedActivations) -> torch.Tensor:
@@ -64,45 +64,45 @@ def random_int8(rows: int, channels: int, seed: int) -> QuantizedActivations:
     """Random activations, quantized by torch as the kernels do it."""
     x = torch.randn(rows, channels // 32, 32, generator=torch.Generator().manual_seed(seed))
     scales = x.abs().amax(-1) / 127
-    qvalues = (x / scales[..., None]).round()
-    block_sums = (qvalues.sum(-1) * scales).numpy().astype(np.float32)
+    quants = (x / scales[..., None]).round()
+    block_sums = (quants.sum(-1) * scales).numpy().astype(np.float32)
     return empty_int8(rows, channels)._replace(
-        qvalues=qvalues.flatten(1).to(torch.int8).numpy(),
+        quants=quants.flatten(1).to(torch.int8).numpy(),
         scales=scales.numpy(),
         block_sums=block_sums,
-        half_sums=half_sums(qvalues),
+        half_sums=half_sums(quants),
     )
 
 
-def activations_of(qvalues: np.ndarray) -> QuantizedActivations:
-    """Int8 activations of these qvalues [T, C], all scales being 1."""
-    rows, channels = qvalues.shape
-    blocks = torch.from_numpy(qvalues.astype(np.int64)).unflatten(1, (-1, 32))
+def activations_of(quants: np.ndarray) -> QuantizedActivations:
+    """Int8 activations of these quants [T, C], all scales being 1."""
+    rows, channels = quants.shape
+    blocks = torch.from_numpy(quants.astype(np.int64)).unflatten(1, (-1, 32))
     return empty_int8(rows, channels)._replace(
-        qvalues=qvalues.astype(np.int8),
+        quants=quants.astype(np.int8),
         scales=np.ones((rows, channels // 32), np.float32),
         block_sums=blocks.sum(-1).numpy().astype(np.float32),
         half_sums=half_sums(blocks),
     )
 
 
-def half_sums(qvalues: torch.Tensor) -> np.ndarray:
+def half_sums(quants: torch.Tensor) -> np.ndarray:
     """The sums of both halves of blocks [T, C / 32, 32], as int32 of two int16."""
-    sums = qvalues.unflatten(-1, (2, 16)).sum(-1).to(torch.int16).numpy()
+    sums = quants.unflatten(-1, (2, 16)).sum(-1).to(torch.int16).numpy()
     return np.ascontiguousarray(sums).view(np.int32)[..., 0]
 
 
 def assert_close_int8(out: QuantizedActivations, expected: torch.Tensor, slack: float | torch.Tensor = 1e-4) -> None:
-    """Asserts that int8 activations are within half a step plus `slack`, and that the block sums match the qvalues."""
+    """Asserts that int8 activations are within half a step plus `slack`, and that the block sums match the quants."""
     steps = torch.from_numpy(out.scales).repeat_interleave(32, dim=1)
     error = (dequantized(out) - expected).abs()
     assert (error <= 0.501 * steps + slack).all()
     assert (
-        (torch.from_numpy(np.abs(out.qvalues)).unflatten(1, (-1, 32)).amax(-1) >= 126)
+        (torch.from_numpy(np.abs(out.quants)).unflatten(1, (-1, 32)).amax(-1) >= 126)
         .logical_or(torch.from_numpy(out.scales) == 0)
         .all()
     )
-    assert np.array_equal(out.half_sums, half_sums(torch.from_numpy(out.qvalues).unflatten(1, (-1, 32))))
+    assert np.array_equal(out.half_sums, half_sums(torch.from_numpy(out.quants).unflatten(1, (-1, 32))))
     torch.testing.assert_close(
         torch.from_numpy(out.block_sums), dequantized(out).unflatten(1, (-1, 32)).sum(-1), atol=1e-4, rtol=1e-4
     )

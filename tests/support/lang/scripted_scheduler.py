@@ -15,13 +15,13 @@ from typing import Any
 import tokenizers
 
 from plait.constrained.specs import Choices, Regex
+from plait.runtime.call_reports import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.client.client import Client
 from plait.runtime.errors import CallFailed, RuntimeGone
 from plait.runtime.messages import (
     PROTOCOL,
     Abort,
     Append,
-    ChoiceScores,
     Close,
     Failed,
     Finished,
@@ -32,9 +32,7 @@ from plait.runtime.messages import (
     Open,
     Select,
     Status,
-    TokenLogprob,
     Tokens,
-    Usage,
     Welcome,
 )
 from plait.runtime.tokenizer.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import plait
 from plait import assistant, gen, select, user
-from plait.runtime.messages import Usage
+from plait.runtime.call_reports import Usage
 
 
 @plait.function

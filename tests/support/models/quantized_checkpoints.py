@@ -58,11 +58,11 @@ FP4 = [
 
 @dataclass(frozen=True)
 class Case:
-    """A quantization_config and its encoder. `form`: the GGUF type that plait's CPU kernels hold the weights in."""
+    """A quantization_config and its encoder. `layout`: the GGUF type that plait's CPU kernels hold the weights in."""
 
     config: dict[str, Any]
     encode: Encoder
-    form: str
+    layout: str
     skipped: tuple[str, ...] = ()  # ends of names of modules that stay floats, besides lm_head
 
 

@@ -18,7 +18,7 @@ from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.ingress import connected_application
 from plait.runtime.server.deployment.listed_replicas import tell_replicas
 from plait.runtime.server.deployment.replica_address import ReplicaAddress
-from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import server_settings
 from plait.runtime.transport.tunnel import SECRET_BYTES, TunnelServer
 

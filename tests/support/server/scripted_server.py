@@ -9,8 +9,9 @@ import httpx
 import msgspec
 from scripted_scheduler import CONTROL, ScriptedScheduler, byte_tokenizer
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.client import Client
-from plait.runtime.messages import Embed, EmbeddingInfo, Finished, Generate, Tokens, Usage
+from plait.runtime.messages import Embed, EmbeddingInfo, Finished, Generate, Tokens
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 from plait.runtime.tokenizer.tokenizer import Tokenizer

@@ -9,13 +9,14 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import request_id, tenant_of, use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -39,7 +40,6 @@ from plait.runtime.server.protocols.anthropic.response import (
 )
 from plait.runtime.server.protocols.anthropic.types import MessagesRequest, PromptFields
 from plait.runtime.server.protocols.shared import remaining_context
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 

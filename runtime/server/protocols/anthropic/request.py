@@ -11,6 +11,7 @@ from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolC
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.protocols.anthropic.types import (
     AnyChoice,
@@ -32,7 +33,6 @@ from plait.runtime.server.protocols.anthropic.types import (
     ToolUseBlock,
 )
 from plait.runtime.server.protocols.shared import build_constraint, build_tools, checked_tool_names
-from plait.runtime.server.request_warnings import warn
 
 BETWEEN_BLOCKS = "\n"
 BETWEEN_MESSAGES = "\n\n"

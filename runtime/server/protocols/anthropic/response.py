@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from plait.runtime.messages import Usage
+from plait.runtime.call_reports import Usage
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]

@@ -14,7 +14,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.app_state import state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
-from plait.runtime.server.generation.aside import run_aside
+from plait.runtime.server.fields.request_warnings import request_warnings, warn
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
     Dimensions,
@@ -24,6 +24,7 @@ from plait.runtime.server.generation.embedding import (
     embed_prompts,
     tokenize_inputs,
 )
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -33,7 +34,6 @@ from plait.runtime.server.protocols.ollama.models import use_ollama_model
 from plait.runtime.server.protocols.ollama.request import check_num_ctx, keep_alive_of
 from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, OllamaOptions
 from plait.runtime.server.protocols.shared import StrictStruct
-from plait.runtime.server.request_warnings import request_warnings, warn
 
 router = APIRouter()
 
@@ -89,7 +89,9 @@ async def embed(request: Request) -> Response:
     results = await _results(request, body, inputs, "input", body.truncate is not False, body.dimensions, True)
     longest = max((result.usage.wall_s for result in results), default=0.0)
     count = sum(result.usage.prompt_tokens for result in results)
-    vectors = await run_aside(len(results) > LARGE_VECTORS, lambda: [result.embedding.tolist() for result in results])
+    vectors = await run_in_thread_if(
+        len(results) > LARGE_VECTORS, lambda: [result.embedding.tolist() for result in results]
+    )
     return json_response(EmbedResponse(body.model, vectors, int(longest * 1e9), 0, count, request_warnings()))
 
 
@@ -112,7 +114,7 @@ async def _results(
 ) -> list[CallResult]:
     keep_alive_s = keep_alive_of(body.keep_alive, can_unload=state_of(request).pool is not None)
     model = await use_ollama_model(request, body.model, keep_alive_s)
-    check_can_embed(model)
+    check_can_embed(model.client, model.name)
     client, options = model.client, body.options or OllamaOptions()
     check_num_ctx(options, client.model.context_length)
     for field, name in NAMES["ollama"].items():  # an embedding samples nothing

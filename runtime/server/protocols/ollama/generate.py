@@ -16,9 +16,9 @@ from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -98,7 +98,7 @@ async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.submission.sampling.logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_aside(is_large, _whole_line, client, checked, handle, result)
+        return await run_in_thread_if(is_large, _whole_line, client, checked, handle, result)
 
 
 def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, result: CallResult) -> Line:

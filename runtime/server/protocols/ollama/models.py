@@ -13,8 +13,9 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from plait.runtime.chat.formats.model_formats import formats_in_thread
+from plait.runtime.chat.derivation.model_formats import formats_in_thread
 from plait.runtime.errors import ModelError
+from plait.runtime.model_files.model_description import UNREADABLE, ModelDescription, describe
 from plait.runtime.server.app_state import state_of, use_model
 from plait.runtime.server.engines.model_names import OLLAMA_TAG
 from plait.runtime.server.engines.pooled_model import PooledModel
@@ -24,7 +25,6 @@ from plait.runtime.server.http.error_bodies import OllamaErrorBody
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.ollama.model_description import UNREADABLE, ModelDescription, describe
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 router = APIRouter()

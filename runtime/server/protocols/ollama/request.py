@@ -19,6 +19,7 @@ from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid, unsupported
+from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.generation.raw_prompt import parses_special, with_suffix
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
@@ -38,7 +39,6 @@ from plait.runtime.server.protocols.shared import (
     remaining_context,
     unnamed_choice,
 )
-from plait.runtime.server.request_warnings import warn
 
 # Ollama's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9

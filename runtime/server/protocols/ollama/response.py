@@ -13,6 +13,7 @@ from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.chat.engine import ChatOutput
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.protocols.ollama.types import (
     AnswerFunctionCall,
@@ -22,7 +23,6 @@ from plait.runtime.server.protocols.ollama.types import (
     OllamaMessage,
 )
 from plait.runtime.server.protocols.shared import ContentLogprob, drawn_weight, token_logprobs
-from plait.runtime.server.request_warnings import request_warnings
 
 EndpointKind = Literal["chat", "generate"]
 Line = OllamaChat | OllamaGenerated

@@ -18,11 +18,11 @@ from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import sse_event
@@ -130,7 +130,7 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
     async with submit(client, [checked.submission]) as handle:
         results = await handle.results()
         is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
-        choices = await run_aside(is_large, _choices, client, checked, handle.calls, results)
+        choices = await run_in_thread_if(is_large, _choices, client, checked, handle.calls, results)
         usage, warnings = UsageBody.of(handle.usage()), handle.warnings(more=checked.prepared.warnings)
         return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 

@@ -17,20 +17,20 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import invalid
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import encoded, sse_event
@@ -205,7 +205,7 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
         results = await handle.results()
         num_logprobs = sum(map(len, prompt_logprobs)) + sum(len(result.token_ids) for result in results)
         is_large = num_logprobs > LARGE_TOKENS and (checked.logprobs is not None or checked.best_of > checked.n)
-        choices = await run_aside(is_large, _choices, client, checked, prompt_logprobs, results)
+        choices = await run_in_thread_if(is_large, _choices, client, checked, prompt_logprobs, results)
         return Completion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
 
 
@@ -258,7 +258,7 @@ class _CompletionStream(StreamWriter):
             writer = self._writers[index]
             if writer.num_prompt_entries:
                 is_large = writer.num_prompt_entries > LARGE_TOKENS
-                yield await run_aside(is_large, self._echo_chunk, writer, index)
+                yield await run_in_thread_if(is_large, self._echo_chunk, writer, index)
 
     def _echo_chunk(self, writer: _ChoiceWriter, index: int) -> bytes:
         usage = None if self._checked.includes_usage else UNSET

@@ -19,7 +19,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import MAX_TIMEOUT_S
 from plait.runtime.server.app_state import tenant_of, use_model_in_turn
 from plait.runtime.server.errors import as_api_error, invalid
-from plait.runtime.server.generation.aside import run_aside
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.embedding import (
     LARGE_VECTORS,
     Dimensions,
@@ -30,12 +30,12 @@ from plait.runtime.server.generation.embedding import (
     embed_prompts,
     tokenize_inputs,
 )
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response_in_pieces
 from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.shared import Priority, StrictStruct
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -89,7 +89,7 @@ async def create_embedding(request: Request) -> Response:
     """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
     model = await use_model_in_turn(request, body.model, body.timeout)
-    check_can_embed(model)
+    check_can_embed(model.client, model.name)
     client = model.client
     check_dimensions(client, body.dimensions)
     prompts = await tokenize_inputs(client, split_inputs(body.input), "input")
@@ -109,7 +109,7 @@ async def create_embedding(request: Request) -> Response:
     except PlaitError as error:
         raise as_api_error(error) from error
     is_large = len(results) > LARGE_VECTORS
-    response = await run_aside(is_large, _response, results, body.model, body.encoding_format or "float")
+    response = await run_in_thread_if(is_large, _response, results, body.model, body.encoding_format or "float")
     return await json_response_in_pieces(response)
 
 

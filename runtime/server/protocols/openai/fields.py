@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
-from plait.runtime.messages import Usage
+from plait.runtime.call_reports import Usage
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import Priority, StrictStruct, build_constraint

@@ -20,17 +20,17 @@ from plait.runtime.server.app_state import use_model
 from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
-from plait.runtime.server.generation.aside import run_aside
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.logprobs import text_of_tokens, token_text
 from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
+from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool, FunctionTool, Message
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -108,7 +108,7 @@ async def tokenize_prompt(request: Request) -> Response:
         parse_special = parses_special(model.settings, body.parse_special)
         token_lists = await _prompts(prompts, body, client, parse_special)
     is_large = sum(map(len, token_lists)) > LARGE_ANSWER_TOKENS
-    return await run_aside(is_large, _tokenized, body, token_lists, client)
+    return await run_in_thread_if(is_large, _tokenized, body, token_lists, client)
 
 
 def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Client) -> Response:

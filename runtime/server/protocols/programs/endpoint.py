@@ -18,10 +18,11 @@ from plait.runtime.errors import Aborted
 from plait.runtime.server.app_state import request_id, tenant_of, use_model_in_turn
 from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import ApiError, answered_error
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -30,10 +31,11 @@ from plait.runtime.server.http.response import (
     json_response_in_pieces,
     named_sse_event,
 )
+from plait.runtime.server.programs.program_branch import ProgramBranch, Value, resolve_value
+from plait.runtime.server.programs.program_run import FinishedCall, ProgramRun, TextDelta
+from plait.runtime.server.programs.steps import CompiledProgram
 from plait.runtime.server.protocols.answer import respond
-from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
-from plait.runtime.server.protocols.programs.compiler import CompiledProgram, compile_program
-from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
+from plait.runtime.server.protocols.programs.compiler import compile_program
 from plait.runtime.server.protocols.programs.types import (
     CallAnswer,
     CallUsage,
@@ -44,7 +46,6 @@ from plait.runtime.server.protocols.programs.types import (
     TurnAnswer,
 )
 from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -129,7 +130,8 @@ class _Execution:
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
         is_large = sum(_num_logprobs(done.result) for done in run.done) > LARGE_TOKENS
         calls = [
-            await run_aside(is_large, self._call_answer, done, await find_violation(done.result)) for done in run.done
+            await run_in_thread_if(is_large, self._call_answer, done, await find_violation(done.result))
+            for done in run.done
         ]
         usages = [call.usage for call in calls]
         prompt, completion = (

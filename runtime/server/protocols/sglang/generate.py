@@ -15,14 +15,14 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.server.app_state import request_id, tenant_of, use_model
 from plait.runtime.server.errors import answered_error, invalid
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.generation.abort_registry import AbortRegistry
 from plait.runtime.server.generation.submission import RequestHandle, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, sse_event
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.answer import DONE, Batch, respond
-from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.types import GenerateRequest, GenerateResponse
@@ -159,8 +159,8 @@ async def _complete_response(
             async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
                 async for batch in batches:
                     is_large = sum(len(update.token_ids) for _, update in batch) > LARGE_TOKENS
-                    await run_aside(is_large, _push, writers, batch)
-        responses = [await run_aside(writer.is_large, writer.response) for writer in writers]
+                    await run_in_thread_if(is_large, _push, writers, batch)
+        responses = [await run_in_thread_if(writer.is_large, writer.response) for writer in writers]
     for response in responses:
         response.index = UNSET
     return responses[0] if single else responses
@@ -191,7 +191,7 @@ async def _events(
                         changed = _push(writers, batch)
                         if changed:
                             has_begun = True
-                            yield await run_aside(any(writer.is_large for writer in changed), _chunks, changed)
+                            yield await run_in_thread_if(any(writer.is_large for writer in changed), _chunks, changed)
             except Exception as error:
                 if not has_begun:
                     raise

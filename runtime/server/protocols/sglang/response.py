@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.runtime.call_reports import TokenLogprob
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import Aborted
-from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.generation.aside import LARGE_TOKENS
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.generation.submission import RequestHandle
+from plait.runtime.server.generation.threads import LARGE_TOKENS
 from plait.runtime.server.http.response import encoded
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry

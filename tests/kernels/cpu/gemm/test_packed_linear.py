@@ -24,8 +24,8 @@ from stored_weights import dequantized_weight, random_weight
 
 from plait.kernels.cpu import amx, isa, vector_ops
 from plait.kernels.cpu.decoder import _weight_part, missing_features
-from plait.kernels.cpu.gemm import amx_blocking, form_kernels, packed_linear, packed_weights
-from plait.kernels.cpu.gemm.forms import FORMS
+from plait.kernels.cpu.gemm import amx_blocking, layout_kernels, packed_linear, packed_weights
+from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.threads import ThreadContext
@@ -39,7 +39,7 @@ SCRATCH_ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
 NO_UPDATES = RowUpdates(
     np.empty(0, np.int32), np.empty((0, 4), np.int64), 0, 4, np.empty((0, 1), np.float32), np.empty((0, 1), np.float32)
 )
-names_of = st.sampled_from(sorted(FORMS))
+names_of = st.sampled_from(sorted(LAYOUTS))
 activations_of = st.sampled_from([vector_ops.SILU, vector_ops.GELU])
 
 
@@ -91,7 +91,7 @@ def draw_row_range(data: st.DataObject, rows: int) -> slice:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.lists(st.tuples(names_of, st.integers(1, 3)), min_size=1, max_size=3), st.data())
 def test_int8_product_with_bits_independent_of_batch(rows, sizes, data):
-    """A weight of parts in different forms."""
+    """A weight of parts in different layouts."""
     stored = [random_weight(name, 32 * tiles, 256, i) for i, (name, tiles) in enumerate(sizes)]
     weights = np.concatenate([dequantized_weight(weight) for weight in stored]).astype(np.float64)
     packed = [packed_weights.pack(weight) for weight in stored]
@@ -126,8 +126,8 @@ def amx_linear(packed, x):
     st.data(),
 )
 def test_bfloat16_product_with_bits_independent_of_batch(rows, outputs, units, name, magnitude, data):
-    units = min(units, 3) if FORMS[name].blocks > 1 else units
-    weight = random_weight(name, outputs, units * FORMS[name].unit_inputs, rows, magnitude)
+    units = min(units, 3) if LAYOUTS[name].blocks > 1 else units
+    weight = random_weight(name, outputs, units * LAYOUTS[name].unit_inputs, rows, magnitude)
     packed, values = packed_weights.pack(weight), torch.from_numpy(normal(rows + 1, rows, weight.inputs)).bfloat16()
     out = amx_linear(packed, from_bf16(values))
     exact, magnitudes = torch.from_numpy(dequantized_weight(weight)).double(), values.double().abs()
@@ -141,7 +141,7 @@ def test_bfloat16_product_with_bits_independent_of_batch(rows, outputs, units, n
 
 
 @needs_amx
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_weights_are_dequantized_to_the_nearest_bfloat16(name):
     """The product with the unit matrix yields each weight as it was multiplied."""
     weight = random_weight(name, 40, 512, 1)
@@ -175,7 +175,7 @@ def test_machine_code_uses_registers_of_the_target_cpu():
     gate_up_linear(
         counters(), 0, pair_columns(pair), vector_ops.SILU, x, out, np.zeros((32, 64), np.float32), NO_UPDATES
     )
-    for assembly in [gate_up_linear.assembly, *(form_kernels.assembly(name) for name in ("Q4_1", "Q6_K", "IQ4_XS"))]:
+    for assembly in [gate_up_linear.assembly, *(layout_kernels.assembly(name) for name in ("Q4_1", "Q6_K", "IQ4_XS"))]:
         assert "%ymm" in assembly or "%zmm" in assembly
         assert bool(WIDE_REGISTERS.search(assembly)) == isa.has_features("avx512f")
 

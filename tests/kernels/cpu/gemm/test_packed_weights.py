@@ -1,4 +1,4 @@
-"""Packing weights: GGUF's numbers stay exact in every form, and float weights are rounded within half a step."""
+"""Packing weights: GGUF's numbers stay exact in every layout, and float weights are rounded within half a step."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from stored_weights import dequantized_weight, random_blocks, random_weight
 
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.gemm import gguf_blocks, packed_weights
-from plait.kernels.cpu.gemm.forms import FORMS, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.layouts import LAYOUTS, TILE_OUTPUTS
 from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 sizes = st.tuples(st.integers(1, 70), st.integers(1, 3))  # outputs, units of inputs
-forms = pytest.mark.parametrize("name", FORMS)
+layouts = pytest.mark.parametrize("name", LAYOUTS)
 
 
-@forms
+@layouts
 @settings(max_examples=10, deadline=None)
 @given(sizes, st.sampled_from([1e-4, 0.01, 100.0]), st.integers(0, 1000))
 def test_gguf_weights_are_packed_exactly(name, size, magnitude, seed):
     outputs, units = size
-    weight = random_weight(name, outputs, units * FORMS[name].unit_inputs, seed, magnitude)
+    weight = random_weight(name, outputs, units * LAYOUTS[name].unit_inputs, seed, magnitude)
     packed = packed_weights.pack(packed_weights.from_gguf(weight.rows, name, (outputs, weight.inputs)))
     assert (packed.outputs, packed.inputs) == (outputs, weight.inputs)
     assert np.array_equal(unpacked(packed), dequantized_weight(weight))
 
 
-@forms
+@layouts
 def test_a_form_takes_about_as_many_bytes_as_the_file(name):
     """6-bit scales are unpacked to bytes: at most a third of a bit for each weight."""
-    form = FORMS[name]
+    layout = LAYOUTS[name]
     stored = packed_weights.GGUF_BLOCK_BYTES[name]
     numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-    blocks = form.unit_inputs if form.is_float else 1  # the gguf package takes floats one by one
-    assert (form.unit_inputs, stored) == (blocks * numbers, blocks * size)
+    blocks = layout.unit_inputs if layout.is_float else 1  # the gguf package takes floats one by one
+    assert (layout.unit_inputs, stored) == (blocks * numbers, blocks * size)
     assert GGUF_BLOCK_SHAPES.get(name, (numbers, size)) == (numbers, size)
-    assert 0 <= 8 * (form.output_bytes - stored) / form.unit_inputs < 0.3
-    assert (name in gguf_blocks.UNPACK or form.is_float) and form.unit_bytes % 2 == 0
+    assert 0 <= 8 * (layout.output_bytes - stored) / layout.unit_inputs < 0.3
+    assert (name in gguf_blocks.UNPACK or layout.is_float) and layout.unit_bytes % 2 == 0
 
 
-@forms
+@layouts
 @settings(max_examples=10, deadline=None)
 @given(sizes, st.integers(0, 1000), st.data())
 def test_select_outputs(name, size, seed, data):
     outputs, units = size
-    packed = packed_weights.pack(random_weight(name, outputs, units * FORMS[name].unit_inputs, seed))
+    packed = packed_weights.pack(random_weight(name, outputs, units * LAYOUTS[name].unit_inputs, seed))
     ids = np.array(data.draw(st.lists(st.integers(0, outputs - 1), min_size=1, max_size=80)))
     assert np.array_equal(unpacked(packed_weights.select_outputs(packed, ids)), unpacked(packed)[ids])
 
@@ -69,10 +69,10 @@ def test_quantize_rounds_within_half_a_step(size, bits, magnitude, seed):
 
 
 def test_weights_of_several_forms_are_packed_side_by_side():
-    """Neighbours of one form become one weight; others follow as weights of their own."""
+    """Neighbours of one layout become one weight; others follow as weights of their own."""
     parts = [random_weight(name, 64, 256, i) for i, name in enumerate(("Q4_K", "Q4_K", "Q6_K"))]
     merged = packed_weights.pack_concatenated(parts)
-    assert [(weight.form.name, weight.outputs) for weight in merged] == [("Q4_K", 128), ("Q6_K", 64)]
+    assert [(weight.layout.name, weight.outputs) for weight in merged] == [("Q4_K", 128), ("Q6_K", 64)]
     assert np.array_equal(
         np.concatenate([unpacked(weight) for weight in merged]),
         np.concatenate([dequantized_weight(part) for part in parts]),
@@ -84,7 +84,9 @@ def test_tiles_of_a_pair_alternate():
     pair = packed_weights.pack_pair(*parts)
     for part, weight, place in zip(parts, (pair.first, pair.second), (0, pair.first.tile_bytes), strict=True):
         assert np.shares_memory(weight.data, pair.data) and weight.address == pair.data.ctypes.data + place
-        tiles = [packed_weights.PackedWeight(np.ascontiguousarray(tile)[None], weight.form, 32) for tile in weight.data]
+        tiles = [
+            packed_weights.PackedWeight(np.ascontiguousarray(tile)[None], weight.layout, 32) for tile in weight.data
+        ]
         assert np.array_equal(np.concatenate([unpacked(tile) for tile in tiles]), dequantized_weight(part))
     assert pair.stride == pair.first.tile_bytes + pair.second.tile_bytes
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
-from plait.kernels.held_weights import dequantize_codes, held_bits, hold
+from plait.kernels.device_weights import dequantize_codes, device_weight, device_weight_bits
 from plait.kernels.quantized_matrix import E2M1, Grid, QuantizedMatrix, dequantize
 from plait.kernels.quantized_weights import (
     Float8Weight,
@@ -59,8 +59,8 @@ def random_matrix(name: str, outs: int, channels: int, seed: int) -> QuantizedMa
 
 
 def held(matrix: QuantizedMatrix) -> Int4Weight | Int8Weight:
-    weight = hold(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE))
-    assert held_bits(matrix.grid) == (4 if isinstance(weight, Int4Weight) else 8)
+    weight = device_weight(matrix.grid, torch.from_numpy(matrix.codes).to(DEVICE))
+    assert device_weight_bits(matrix.grid) == (4 if isinstance(weight, Int4Weight) else 8)
     return weight
 
 
@@ -148,7 +148,7 @@ def test_what_no_form_holds() -> None:
         QuantizedMatrix(Grid("int4", scales[:, :2], 32, 8, groups=np.maximum(ordered, np.arange(64) < 9)), small.codes),
         QuantizedMatrix(Grid("e4m3", scales[:, :2], 32), small.codes),
     ):
-        assert held_bits(matrix.grid) is None
+        assert device_weight_bits(matrix.grid) is None
 
 
 def test_scales_keep_their_width() -> None:

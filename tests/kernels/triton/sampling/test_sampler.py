@@ -54,8 +54,12 @@ def test_adjusted_logits_equal_the_reference(rows, vocab, seed, parts, dtype):
     logits[0, seed % vocab] = [0.0, INF, -INF, math.nan][seed % 4]
     adjustments = random_adjustments(rows, vocab, seed, parts)
     adjusted, expected_logits = (torch.empty(rows, vocab, device=DEVICE) for _ in range(2))
-    status, expected = (torch.empty(rows, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    logit_adjustments.adjust_logits(logits, adjusted, status, adjustments)
+    expected = torch.empty(rows, dtype=torch.int32, device=DEVICE)
+    chunks = (rows, -(-vocab // vocab_chunks.chunk_size(vocab)))
+    chunk_max, chunk_argmax = torch.empty(chunks, device=DEVICE), torch.empty(chunks, dtype=torch.int32, device=DEVICE)
+    logit_adjustments.launch_adjust_logits(logits, adjusted, chunk_max, chunk_argmax, adjustments)
+    largest = chunk_max.amax(dim=1)  # NaN if there is one
+    status = torch.where(largest.isnan(), NOT_FINITE, torch.where(largest == -INF, NO_TOKEN, 0))
     reference.adjust_logits(logits, expected_logits, expected, adjustments)
     assert status.tolist() == expected.tolist()
     is_finite = status != NOT_FINITE

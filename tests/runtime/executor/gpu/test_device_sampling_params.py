@@ -10,7 +10,8 @@ import pytest
 
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.executor.gpu.gpu_sampler import ON_DEVICE, can_sample_on_device
-from plait.runtime.sampling_params import SAMPLER_STAGES, Param, SamplingParams, fields_of_stages, params_of
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_table import SAMPLER_STAGES, Param, fields_of_stages, params_of
 
 OTHER_VALUES: dict[str, Any] = {
     "temperature": 0.5,

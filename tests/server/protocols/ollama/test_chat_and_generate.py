@@ -14,7 +14,7 @@ import pytest
 from served_process import Served
 
 from plait.runtime.chat.parser import ParsedPart
-from plait.runtime.server.protocols.ollama.model_description import describe
+from plait.runtime.model_files.model_description import describe
 from plait.runtime.server.protocols.ollama.response import OllamaResponseWriter
 
 ASK = [{"role": "user", "content": "Name three colours."}]

@@ -18,17 +18,17 @@ from plait.runtime.server.app_state import use_model, use_model_in_turn
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
+from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.kept import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
@@ -40,6 +40,7 @@ from plait.runtime.server.protocols.openai.responses.response_object import (
     ResponseError,
     ResponseUsage,
 )
+from plait.runtime.server.protocols.openai.responses.stored_conversation import Keeper, all_items, keeper_of
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
@@ -48,7 +49,6 @@ from plait.runtime.server.protocols.shared import (
     timeout_of,
     token_logprobs,
 )
-from plait.runtime.server.request_warnings import request_warnings
 
 router = APIRouter()
 
@@ -178,7 +178,7 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return checked.keeper.keep(await run_aside(is_large, _complete, client, checked, handle, result))
+        return checked.keeper.keep(await run_in_thread_if(is_large, _complete, client, checked, handle, result))
 
 
 def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:

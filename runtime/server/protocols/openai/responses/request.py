@@ -12,6 +12,7 @@ from plait.runtime.server.chat.conversation import Conversation, Thinking, ToolC
 from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.chat.thinking import thinking_of
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.fields.request_warnings import warn
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable, qualified, read_tools, tool_choice
 from plait.runtime.server.protocols.openai.responses.types import (
@@ -33,7 +34,6 @@ from plait.runtime.server.protocols.openai.responses.types import (
     Tool,
 )
 from plait.runtime.server.protocols.shared import build_constraint
-from plait.runtime.server.request_warnings import warn
 
 PlacedItem = tuple[str, Item]
 """An item, and its JSON path for errors."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from plait.runtime.messages import Usage
+from plait.runtime.call_reports import Usage
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.batches.pages import Paging, no_query, page, read_query
-from plait.runtime.server.protocols.openai.responses.kept import store_of, stored_response
 from plait.runtime.server.protocols.openai.responses.response_object import ResponseBody
+from plait.runtime.server.protocols.openai.responses.stored_conversation import store_of, stored_response
 from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
