@@ -1,6 +1,6 @@
 """Batches on a real Ray on this machine, with real engines in its actors. One Ray serves all tests of this file.
 
-An actor takes seconds to start, so each test has as few as its faults need; tests/lang/cluster has the rules of repeats.
+An actor takes seconds to start, so a test has as few as its faults need; tests/lang/cluster asks when items repeat.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_wrong_addresses_and_sizes(ray, cluster, small_model, monkeypatch):
         cluster_programs.ask.run_batch(items, backend=Cluster("local"))
     with pytest.raises(plait.InputError, match="gpus_per_actor is 1, but no machine of the cluster has as many GPUs"):
         cluster_programs.ask.run_batch(items, backend=Cluster(gpus_per_actor=1))
-    with pytest.raises(plait.RuntimeGone, match="an actor did not start within 0.5 s"):
+    with pytest.raises(plait.RuntimeGone, match=r"an actor did not start within 0\.5 s"):
         cluster_programs.ask.run_batch(items, backend=Cluster(actors=1, gpus_per_actor=1, start_timeout_s=0.5))
     with pytest.raises(plait.ModelNotFound, match="/no/model"):
         cluster_programs.ask.run_batch(items, backend=Cluster(model="/no/model", cpus_per_actor=1))
