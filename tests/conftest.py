@@ -79,6 +79,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of random weights, for what holds with any model."""
+    from tiny_llama_gguf import write_small_model  # tests/gpu also runs where gguf is not installed
+
+    return write_small_model(tmp_path_factory.mktemp("models") / "small.gguf")
+
+
+@pytest.fixture(scope="session")
 def default_signals() -> Iterator[None]:
     """Restores the default handlers of ignored SIGINT and SIGTERM, in this process and in its children.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import is_running
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -85,12 +86,6 @@ def kill_running(pids: list[int]) -> list[int]:
     for pid in running:
         os.kill(pid, signal.SIGKILL)
     return running
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def wait_for_pids(path: Path, count: int) -> list[int]:

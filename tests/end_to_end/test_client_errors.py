@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from runtime_helpers import LONG, open_session, wait_until
+from runtime_helpers import LONG, open_session
+from waiting import wait_until
 
 from plait.constrained import Choices, Regex
 from plait.runtime.errors import (

@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from runtime_helpers import wait_until
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("starts_small_model", "default_signals")
 

@@ -12,7 +12,8 @@ import time
 
 import psutil
 import pytest
-from runtime_helpers import LONG, open_session, wait_until
+from runtime_helpers import LONG, open_session
+from waiting import wait_until
 
 from plait.runtime.errors import (
     InputError,

@@ -14,8 +14,8 @@ import sys
 import httpx
 import openai
 import pytest
-from asgi_server import serve_app, wait_until
-from tiny_llama_gguf import write_small_model
+from asgi_server import serve_app
+from waiting import wait_until
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
@@ -42,11 +42,6 @@ def served(*model):
 
 def openai_client(address, kind=openai.OpenAI):
     return kind(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("models") / "small.gguf")
 
 
 @pytest.fixture(scope="session")

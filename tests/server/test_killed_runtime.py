@@ -6,7 +6,6 @@ embedded model.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -16,9 +15,9 @@ import threading
 import httpx
 import openai
 import pytest
-import uvicorn
-from asgi_server import wait_until
+from asgi_server import serve_runtime
 from batch_clients import create, end_of, results
+from waiting import wait_until
 
 from plait.runtime.client.call import DEADLINE_GRACE_S
 from plait.runtime.server import rerun, restarting_runtime
@@ -74,21 +73,8 @@ def served(tmp_path_factory):
         files = tmp_path_factory.mktemp("files")
         app = create_app(runtime, server_settings(files_dir=str(files)))
         app.state.plait.in_flight.records = KeptRecords()
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-
-        async def serve() -> None:
-            runtime.attach_to_loop()
-            app.state.plait.batches.start()
-            await server.serve()
-            await app.state.plait.batches.stop()
-            runtime.detach_from_loop()
-
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        thread.start()
-        assert wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", runtime, app.state.plait
-        server.should_exit = True
-        thread.join()
+        with serve_runtime(app, runtime) as address:
+            yield address, runtime, app.state.plait
         runtime.shutdown()
 
 

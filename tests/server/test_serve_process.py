@@ -12,9 +12,9 @@ import time
 import httpx
 import psutil
 import pytest
-from asgi_server import wait_until
 from served_process import Served
 from tiny_llama_gguf import write_small_model
+from waiting import wait_until
 
 from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server import restarting_runtime

@@ -11,8 +11,8 @@ import threading
 import time
 
 import pytest
-from asgi_server import wait_until
 from local_replicas import local_replicas
+from waiting import wait_until
 
 from plait.runtime.cluster import replicated_transport
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S

@@ -10,9 +10,9 @@ import httpx
 import ollama
 import psutil
 import pytest
-from asgi_server import wait_until
 from prometheus_scrape import scrape
 from served_models import Models
+from waiting import wait_until
 
 ZERO = {"temperature": 0, "num_predict": 4}
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from fastapi.routing import APIRoute
+from waiting import wait_until
 
 from plait.runtime.errors import InputError
 from plait.runtime.server import app_state
