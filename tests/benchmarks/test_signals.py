@@ -118,7 +118,7 @@ def test_a_terminated_benchmark_ends_its_server(tmp_path, unused_port, number, l
 
 
 def test_serving_overhead_ends_its_runtime_and_server() -> None:
-    with running(str(BENCHMARKS / "serving_overhead.py"), "--clock", "1", "--refusals") as process:
+    with running(str(BENCHMARKS / "serving_overhead.py"), "--clock", "1") as process:
         children = []
         while len(children) < 2 and process.poll() is None:
             children = psutil.Process(process.pid).children()
