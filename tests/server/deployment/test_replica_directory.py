@@ -129,7 +129,7 @@ def test_a_runtime_without_memory_fails_only_the_requests_that_need_it(replicas,
     process = replicas.process("b")
     assert wait_until(process.children)  # the compile processes, which it starts after a moment
     scored = {"echo": True, "logprobs": 1}
-    prompts = [f"{number} " + "boats and " * 480 for number in range(4)]
+    prompts = [f"{number} " + "boats and " * 480 for number in range(2)]  # one for each replica
     limit = resource.prlimit(process.pid, resource.RLIMIT_AS)
     room = process.memory_info().vms + (36 << 20)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (room, limit[1]))
