@@ -17,6 +17,7 @@ import pytest
 from asgi_server import serve_app
 from waiting import wait_until
 
+import plait
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.connection_limits import make_http_protocol
@@ -54,6 +55,14 @@ def address(small_model, tmp_path_factory):
 def real_address(tmp_path_factory):
     with served("--files-dir", tmp_path_factory.mktemp("files")) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def endpoint(real_address):
+    """The language's backend for the embedded model."""
+    backend = plait.RuntimeEndpoint(real_address)
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(scope="session")
