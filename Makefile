@@ -34,7 +34,8 @@ test: $(VENV)/.test  ## lint, type-check and run all tests
 	$(MAKE) --jobs 2 lint kernels
 	$(MAKE) --jobs 2 types suite
 
-# The files that tests/support/slow_files.py found to take no longer than a second, with fewer examples.
+# The files that tests/support/slow_files.py found to take no longer than a second, and one of each folder at least, with
+# fewer examples.
 quick: $(VENV)/.test  ## lint, type-check and run the fast tests of every folder (two minutes)
 	$(MAKE) --jobs 2 lint kernels
 	PLAIT_QUICK=1 PLAIT_EXAMPLE_SHARE=0.1 $(MAKE) --jobs 2 types suite
