@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import threading
@@ -147,13 +148,13 @@ def test_a_call_to_a_stopped_runtime_raises_after_its_timeout():
 
 
 def test_a_silent_runtime_raises_runtime_gone(monkeypatch):
-    unanswered, check = [], ZmqClientTransport.on_silence
-    monkeypatch.setattr(
-        ZmqClientTransport, "on_silence", lambda self: (unanswered.append(self._unanswered_checks), check(self))
-    )
+    counts = collections.defaultdict(lambda: [0])  # of unanswered checks, by transport
+    count = property(lambda transport: counts[transport][-1], lambda transport, count: counts[transport].append(count))
+    monkeypatch.setattr(ZmqClientTransport, "_unanswered_checks", count, raising=False)
     with Runtime(progress=False, max_pages=500) as runtime:
         runtime.client.set_liveness_check(0.05, 60.0)
-        assert wait_until(lambda: unanswered.count(0) >= 10), "idle, but it answers the checks"
+        seen = counts[runtime.client._transport]
+        assert wait_until(lambda: seen.count(1) >= 10), "idle, but it answers the checks"
         assert open_session(runtime).generate(sampling_params(max_tokens=2)).result().token_ids
         call = open_session(runtime).generate(LONG)
         assert next(call.iter_text())
