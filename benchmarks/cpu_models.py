@@ -27,10 +27,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
 
 import gguf
 import numpy as np
+from server_comparison.roofline import read_bytes_per_s
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -141,7 +141,7 @@ def measure_plait(path: Path, average: Average) -> list[float]:
     prompt = PROMPT / step_seconds(runner, 1, PROMPT, PROMPT, 3, average)
     one = step_seconds(runner, 1, 1, 200, 25, average)
     many = STREAMS / step_seconds(runner, STREAMS, 1, 200, 25, average)
-    limit = weight_bytes(runner) / read_bytes_per_second()
+    limit = weight_bytes(runner) / read_bytes_per_s(len(os.sched_getaffinity(0)))
     return [1 / one, prompt, many, load, limit / one]
 
 
@@ -172,21 +172,6 @@ def weight_bytes(runner: PackedCpuRunner) -> int:
         for layer in weights.layers
     )
     return sum(layers) + weights.head.data.nbytes
-
-
-def read_bytes_per_second() -> float:
-    """Returns the rate at which all processors read memory together, the best of five."""
-    arrays = [np.ones(1 << 26, np.uint64) for _ in os.sched_getaffinity(0)]
-    best = 0.0
-    for _ in range(5):
-        threads = [Thread(target=array.max) for array in arrays]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best = max(best, sum(array.nbytes for array in arrays) / (time.perf_counter() - start))
-    return best
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -6,10 +6,9 @@ that requests are retracted. No trial is repeated until it passes: every differe
 trial's number, which is its seed.
 
     python benchmarks/determinism.py [--weights bf16,as-stored] [--trials 1000] [--minutes 5] [--first 0]
-                                     [--json FILE] [--loose] [--cost]
+                                     [--loose] [--cost]
 
-With `--json`, results are kept in a file and a run that was killed or ran out of minutes can be resumed: trials in the
-file are not run again. A trial that raises (for example by a timeout) counts as a difference and ends the run.
+A run that ran out of minutes is continued with `--first`. A trial that raises (for example by a timeout) ends the run.
 """
 
 from __future__ import annotations
@@ -18,16 +17,10 @@ import argparse
 import random
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from trial_record import Record, code_stamp
-
-import plait.kernels
-import plait.runtime
 from plait.runtime.client.call import Call
 from plait.runtime.process.engine import Engine
 from plait.runtime.sampling_params import SamplingParams, sampling_params
@@ -56,7 +49,6 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000, help="for each weight format")
     parser.add_argument("--minutes", type=float, default=60.0, help="time limit for each weight format")
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="results of all trials; an existing file is resumed")
     parser.add_argument(
         "--loose", action="store_true", help="without deterministic, to check that differences are found"
     )
@@ -67,50 +59,38 @@ def main() -> int:
         for form in forms:
             cost(form)
         return 0
-    sources = [Path(package.__path__[0]) for package in (plait.kernels, plait.runtime)]
-    try:
-        record = Record(options.json, code_stamp(sources, Path(__file__).read_text(), options.loose))
-    except ValueError as error:
-        parser.error(str(error))
-    for form in forms:
-        run_trials(record, form, not options.loose, options.first, options.trials, options.minutes)
-    return int(any(record.part(form)["failing"] for form in forms))
+    trials = range(options.first, options.first + options.trials)
+    differ = [run_trials(form, not options.loose, trials, options.minutes) for form in forms]
+    return int(any(differ))
 
 
 # -- trials -------------------------------------------------------------------------------------------
 
 
-def run_trials(record: Record, form: str, deterministic: bool, first: int, count: int, minutes: float) -> None:
-    """Runs those of trials [first, first + count) that are not in the record, and prints its summary."""
-    start_s = time.monotonic()
-    if next(record.remaining(form, first, count), None) is not None:
-        engines = {
-            name: Engine(weights=form, deterministic=deterministic, **settings)  # type: ignore[arg-type]
-            for name, settings in ENGINES.items()
-        }
-        try:
-            for number in record.remaining(form, first, count):
-                if time.monotonic() - start_s > 60 * minutes:
-                    break
-                run_recorded_trial(record, form, engines, number)
-        finally:
-            for engine in engines.values():
-                engine.shutdown()
-    print(f"{form}: {record.summary(form)}", flush=True)
-
-
-def run_recorded_trial(record: Record, form: str, engines: dict[str, Engine], number: int) -> None:
-    """Runs one trial and adds it to the record, even if it raises."""
-    start_s, status = time.monotonic(), engines["few pages"].client.status
-    before = status().retractions
+def run_trials(form: str, deterministic: bool, trials: range, minutes: float) -> bool:
+    """Runs trials and prints each that differs, and a summary. Returns whether any does."""
+    start_s, kinds, differing = time.monotonic(), Counter[str](), list[int]()
+    engines = {
+        name: Engine(weights=form, deterministic=deterministic, **settings)  # type: ignore[arg-type]
+        for name, settings in ENGINES.items()
+    }
     try:
-        kind, difference = run_trial(engines, random.Random(number))
-    except Exception as error:
-        record.add(form, number, "broken", f"{type(error).__name__}: {error}", time.monotonic() - start_s, 0)
-        raise
-    record.add(form, number, kind, difference, time.monotonic() - start_s, status().retractions - before)
-    if difference:
-        print(f"{form}: trial {number} ({kind}) differs: {difference}", flush=True)
+        for number in trials:
+            if time.monotonic() - start_s > 60 * minutes:
+                break
+            kind, difference = run_trial(engines, random.Random(number))
+            kinds[kind] += 1
+            if difference:
+                differing.append(number)
+                print(f"{form}: trial {number} ({kind}) differs: {difference}", flush=True)
+        retractions = engines["few pages"].client.status().retractions
+    finally:
+        for engine in engines.values():
+            engine.shutdown()
+    of_kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    text = f"{len(differing)} of {kinds.total()} trials differ {differing or ''}"
+    print(f"{form}: {text} ({time.monotonic() - start_s:.0f} s; {of_kinds}; {retractions} retractions)", flush=True)
+    return bool(differing)
 
 
 def run_trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:

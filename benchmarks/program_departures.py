@@ -1,10 +1,7 @@
-"""Measures how fast a server is rid of forked programs whose clients disconnect, and serves another key meanwhile.
+"""Forked programs whose clients disconnect: how fast a server is rid of them, and serves another key meanwhile.
 
 Programs with nested forks are sent under one key; their clients disconnect at random moments, before or during the
-answer. Printed are the milliseconds from the last disconnect until no call runs or waits, the pages that are still held
-then, and the latencies of short requests under another key. A refused program is sent again; its refusals are counted.
-
-    python benchmarks/program_departures.py [--programs 1000] [--branches 6] [--stay 2.0] [--key-limit 0] [--queue 512]
+answer. A refused program is sent again; its refusals are counted. The faults of programs measure it.
 """
 
 from __future__ import annotations
@@ -14,15 +11,9 @@ import asyncio
 import contextlib
 import json
 import random
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
-
-from server_comparison.signals import unwind_on_signal
 
 GEN = {"gen": {"max_tokens": 2000, "ignore_eos": True}}
 NUM_CLIENTS = 48
@@ -155,48 +146,3 @@ async def measure(address: str, options: argparse.Namespace) -> Departures:
     in_flight = (await client.ask("GET", "/status"))[1]["in_flight"]
     served_ms = [1000 * latency for latency in latencies]
     return Departures(statuses, programs_s, elapsed_ms, most_waiting, counts, in_flight, served_ms, served_after)
-
-
-def report(left: Departures, num_programs: int) -> None:
-    statuses = dict(sorted(left.statuses.items()))
-    print(f"{num_programs} programs in {left.programs_s:.1f} s; statuses {statuses} (0: left first)")
-    print(
-        f"no call runs or waits {left.ended_ms:.0f} ms after the last disconnect; "
-        f"most waiting then: {left.most_waiting}"
-    )
-    print(f"left: {left.counts}; in flight: {left.in_flight}")
-    print(f"pages held: {left.counts['held_pages']}, lost: {left.lost_pages}")
-    served_ms = left.other_ms or [float("nan")]
-    print(
-        f"other key: {len(left.other_ms)} requests served, median {statistics.median(served_ms):.0f} ms, worst "
-        f"{max(served_ms):.0f} ms; the last one ended {left.other_ended_ms} ms after the last disconnect"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--branches", type=int, default=6)
-    parser.add_argument("--stay", type=float, default=2.0, help="clients stay for at most this many seconds")
-    parser.add_argument("--key-limit", type=int, default=0)
-    parser.add_argument("--queue", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    unwind_on_signal()
-    with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
-        keys.write("first first-key\nsecond second-key\n")
-        keys.flush()
-        command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0"]
-        command += [f"--api-key-file={keys.name}", f"--max-queue={options.queue}"]
-        command += [f"--max-requests-per-key={options.key_limit}"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert server.stdout is not None
-            report(asyncio.run(measure(server.stdout.readline().split()[-1], options)), options.programs)
-        finally:
-            server.terminate()
-            server.wait()
-
-
-if __name__ == "__main__":
-    main()

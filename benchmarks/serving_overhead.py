@@ -1,7 +1,6 @@
 """Measures the overhead of HTTP and ZeroMQ: the server against an engine in one process, on the same requests.
 
     python benchmarks/serving_overhead.py [--streams 64] [--tokens 64] [--rounds 9] [--clock MS] [--weights FORM]
-                                          [--refusals]
 
 With `--clock` the model is simulated: a step takes that many milliseconds and no CPU time, as on a device. Without it,
 the embedded model's threads, the server and this program share the machine. The server is `plait serve`'s own code with
@@ -9,7 +8,7 @@ its log.
 
 Each round measures both, in alternating order; a figure is the median of the rounds' own ratios or differences, with
 their quartiles. Each process's CPU time is printed too, which varies far less than wall time; this program's own share
-would not be spent on a machine whose clients are elsewhere. `--refusals` measures how fast invalid bodies are refused.
+would not be spent on a machine whose clients are elsewhere.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from server_comparison.signals import unwind_on_signal
 from serving.http_load import Stream, run, single_ttft, ttft_under_load
 
 SERVE = """
-import json, sys
+import sys
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.server import serve
 from plait.runtime.server.engines import restarting_runtime
 from plait.runtime.server.settings import server_settings
 restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
-sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2])), replicas=int(sys.argv[3]) or None))
+sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2]))))
 """
 RUNTIME = """
 import json, sys
@@ -104,11 +103,11 @@ def runtime(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def server(address: str, replicas: int = 0) -> Iterator[tuple[int, int]]:
-    """Starts a server in front of a runtime, with a router if `replicas` is 1. Yields its port and process id."""
+def server(address: str) -> Iterator[tuple[int, int]]:
+    """Starts a server in front of a runtime. Yields its port and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVE, address, str(port), str(replicas)]
+    command = [sys.executable, "-c", SERVE, address, str(port)]
     quiet = subprocess.DEVNULL
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, stdin=subprocess.PIPE)) as process:
         assert process.stdout is not None
@@ -265,33 +264,6 @@ def median_ms(seconds: list[float]) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def refusals(port: int) -> None:
-    """Measures how fast invalid bodies are refused."""
-    chat = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
-    good = json.dumps(chat).encode()
-    long_prompt = chat | {"messages": [{"role": "user", "content": "ab " * 333_333}]}
-    bodies = {
-        "100,000 levels": b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        "10,000 stop strings": json.dumps(chat | {"stop": ["a"] * 10_000}).encode(),
-        "a stop string of 1 MB": json.dumps(chat | {"stop": "a" * 1_000_000}).encode(),
-        "a key 300,000 times": good[:-1] + b',"model":"default"' * 300_000 + b"}",
-        "a prompt of 1 MB": json.dumps(long_prompt).encode(),
-        "8 MiB and more": b'{"model":"' + b"a" * (8 << 20) + b'"}',
-        "NaN": good[:-1] + b',"temperature":NaN}',
-    }
-    for name, body in bodies.items():
-        times, status = [], b""
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                start = time.perf_counter()
-                head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                with contextlib.suppress(ConnectionError):  # the server may refuse before it has read everything
-                    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-                status = connection.recv(64)[9:12]
-                times.append(time.perf_counter() - start)
-        print(f"{name}: {status.decode()} after {median_ms(times):.1f} ms", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--streams", type=int, default=64)
@@ -299,13 +271,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clock", type=float, default=0.0)
     parser.add_argument("--weights", default="as-stored")
-    parser.add_argument("--refusals", action="store_true")
     options = parser.parse_args()
     unwind_on_signal()
     with runtime(options) as (address, runtime_pid), server(address) as (port, pid):
-        if options.refusals:
-            refusals(port)
-            return
         engine = InProcess(options)
         with ended(engine.process):
             cpus = {"server": CpuTimer(pid), "runtime": CpuTimer(runtime_pid)}

@@ -1,32 +1,20 @@
-"""Measures a server under ten times the load that it can serve: time to first token, refusals, goodput, recovery.
-
-By default requests wait as long as they have to. Under a load that lasts, each then waits longer than the one before,
-so give the server `--max-queue-time`.
+"""A server under ten times the load that it can serve: time to first token, refusals, goodput, recovery.
 
 The peak is measured first, with 48 clients that send one request after the other. Then the load is open: requests
 arrive at random, whether or not earlier ones were answered. It rises from 0.9 of the peak to ten times the peak and
-falls to half of it, without a pause. The time to the first token is measured on the idle server, too. The client runs
-on the last core and the server on the others, so that the client costs the server nothing (with one core they share
-it).
-
-    python benchmarks/serving_overload.py [--seconds 20] [-- --max-queue-time=1]
+falls to half of it, without a pause. The time to the first token is measured on the idle server, too. The faults of
+overload measure it, with the client on a core of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import collections
 import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-
-from server_comparison.signals import unwind_on_signal
 
 WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
 NUM_CLIENTS = 48  # at the peak
@@ -112,21 +100,9 @@ def served_per_second(answers: list[Answer], start: float, seconds: float) -> fl
     return sum(parts) / seconds
 
 
-def report(name: str, answers: list[Answer], rate: float) -> float:
-    """Prints one phase. Returns the 99th percentile of the time to the first token."""
-    served = [answer for answer in answers if answer.status == 200]
-    refused = [answer for answer in answers if answer.status != 200]
-    ttft = [answer.first - answer.sent for answer in served]
-    refusal_s = [answer.end - answer.sent for answer in refused]
-    print(
-        f"{name}: {rate:.1f} answers/s; {len(served)} served, {len(refused)} refused; time to first token "
-        f"p50 {percentile(ttft, 0.5):.3f} s, p90 {percentile(ttft, 0.9):.3f} s, p99 {percentile(ttft, 0.99):.3f} s; "
-        f"refusal p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; "
-        f"statuses {dict(collections.Counter(answer.status for answer in answers))}; Retry-After "
-        f"{dict(sorted(collections.Counter(answer.retry_after_s for answer in refused).items()))}",
-        flush=True,
-    )
-    return percentile(ttft, 0.99)
+def first_token_p99(answers: list[Answer]) -> float:
+    """The 99th percentile of the time to the first token."""
+    return percentile([answer.first - answer.sent for answer in answers if answer.status == 200], 0.99)
 
 
 @dataclass
@@ -153,19 +129,16 @@ async def measure(port: int, seconds: float, factor: float, seed: int) -> Overlo
         WARM_UP_S + seconds + 1, NUM_CLIENTS
     )  # the last second is not counted: clients end in it
     peak = served_per_second(answers, start, seconds)
-    peak_p99 = report("peak, closed", [answer for answer in answers if answer.sent >= start], peak)
-    normal_start = time.perf_counter()
+    peak_p99 = first_token_p99([answer for answer in answers if answer.sent >= start])
     normal_tasks = await load.open(seconds, 0.9 * peak)
     start = time.perf_counter()
     tasks = await load.open(seconds, factor * peak)
     end = time.perf_counter()
     after = await asyncio.gather(*await load.open(10, 0.5 * peak))
     normal, overload = await asyncio.gather(*normal_tasks), await asyncio.gather(*tasks)
-    everything = [*normal, *overload, *after]
-    p99_below_peak = report("0.9 of the peak, open", normal, served_per_second(everything, normal_start, seconds))
-    rate = served_per_second(everything, start, seconds)
-    p99 = report(f"{factor:g} times the peak", overload, rate)
-    report("0.5 of the peak, afterwards", after, served_per_second(everything, end, 10))
+    p99_below_peak = first_token_p99(normal)
+    rate = served_per_second([*normal, *overload, *after], start, seconds)
+    p99 = first_token_p99(overload)
     late = [a.sent - end for a in after if a.status != 200 or a.first - a.sent > NORMAL * p99_below_peak]
     refusals = [answer.end - answer.sent for answer in overload if answer.status != 200]
     of_refusals = min(refusals, default=0.0), percentile(refusals, 0.99)
@@ -178,35 +151,3 @@ def take_priority() -> None:
     """Lets no other process delay this one, if that is permitted: a client that waits for its core reads late."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
-    parser.add_argument("--factor", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("serve", nargs="*", help="options of plait serve")
-    options = parser.parse_args()
-    unwind_on_signal()
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:-1] or cores)  # inherited by the server and its runtime
-    command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0", *options.serve]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    os.sched_setaffinity(0, cores[-1:])
-    take_priority()
-    try:
-        assert server.stdout is not None
-        port = int(server.stdout.readline().rpartition(":")[2])
-        result = asyncio.run(measure(port, options.seconds, options.factor, options.seed))
-        print(
-            f"goodput {100 * result.goodput:.1f}% of the peak; first token {result.p99_s:.2f} s (p99), idle "
-            f"{result.idle_s:.3f} s; refusals after {result.refusal_min_s:.3f} to {result.refusal_p99_s:.3f} s; normal "
-            f"{result.recovery_s:.1f} s after the end"
-        )
-    finally:
-        server.terminate()
-        server.wait()
-
-
-if __name__ == "__main__":
-    main()

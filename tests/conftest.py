@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from example_share import ARE_REPEATABLE, share_of
-from slow_files import slow_files
+from slow_files import left_out_of_quick, slow_files
 
 with contextlib.suppress(ImportError):  # tests/gpu also runs where Hypothesis is not installed
     from hypothesis import settings
@@ -31,6 +31,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SLOW_FILES = slow_files()
+LEFT_OUT = left_out_of_quick() if os.environ.get("PLAIT_QUICK") else set()
 MIN_EXAMPLES = 10  # of a property test that asks for as many
 
 gc.disable()  # until the tests are collected: what is imported before lives as long as the process
@@ -38,7 +39,7 @@ gc.disable()  # until the tests are collected: what is imported before lives as 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """`make quick` imports no file that takes long."""
-    return True if os.environ.get("PLAIT_QUICK") and collection_path in SLOW_FILES else None
+    return True if collection_path in LEFT_OUT else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,6 +77,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         threads = 2 if item.get_closest_marker("torch_threads") else 1
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of random weights, for what holds with any model."""
+    from tiny_llama_gguf import write_small_model  # tests/gpu also runs where gguf is not installed
+
+    return write_small_model(tmp_path_factory.mktemp("models") / "small.gguf")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -120,9 +119,7 @@ def main() -> None:
                     else:
                         result = measure(case, bandwidth, rate, str(blocks or "chosen"))
             except Exception as error:  # a kernel that does not compile; the other cases may
-                traceback.print_exc()
-                name = f"{case.name}, {case.cache}, blocks {blocks or 'chosen'}"
-                print(json.dumps({"failed": name, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+                machine.report_failure(f"{case.name}, {case.cache}, blocks {blocks or 'chosen'}", error)
                 failures += 1
                 continue
             failures += not result.ok

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import traceback
 
 import machine
 import torch
@@ -33,10 +32,7 @@ def compare_with_peers(name: str, rows: int, tokens: int, heads: int, dim: int, 
         try:
             theirs = seconds_of_peer(backend, rows, tokens, heads, dim)
         except Exception as error:  # a version of torch or a GPU without it; the others may work
-            traceback.print_exc()
-            print(
-                json.dumps({"failed": f"{name}: {peer}", "error": f"{type(error).__name__}: {error}"[:300]}), flush=True
-            )
+            machine.report_failure(f"{name}: {peer}", error)
             failures += 1
             continue
         speed = {"name": f"{name}: {peer}", "value": flop / theirs / 1e12, "unit": "TFLOP/s", "us": theirs * 1e6}

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import sys
-import traceback
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ import reference_float8 as reference
 import torch
 from machine import DEVICE, DRY
 
-from kernels import FLUSH_BYTES, Case, Result, measure, randn
+from kernels import FLUSH_BYTES, Case, measured, randn
 from plait.kernels.quantized_weights import Float8Weight
 from plait.kernels.reference import matmul
 from plait.kernels.triton.linear import float8_matmul, quantized_linear
@@ -92,7 +91,7 @@ def main() -> None:
             weight, times = random_weight(outs, channels, group), dict[int, dict[str, float]]()
             for rows in TOKENS:
                 for name, case in ways(rows, weight):
-                    result = measured(case, limits, flush)
+                    result = measured(case, limits, flush, "share of bf16")
                     failures += result is None or not result.ok
                     if result is not None:
                         times.setdefault(rows, {})[name] = result.microseconds
@@ -101,19 +100,6 @@ def main() -> None:
             print(json.dumps({"name": title, "value": -1 if found is None else found, "unit": "tokens"}), flush=True)
     if failures:
         raise SystemExit(f"{failures} products failed or differ from their reference")
-
-
-def measured(case: Case, limits: dict[str, float], flush: torch.Tensor) -> Result | None:
-    """Measures and prints a case; None if it failed."""
-    try:
-        result = measure(case, limits, flush)
-    except Exception as error:  # the other tiles may work
-        traceback.print_exc()
-        print(json.dumps({"failed": case.name, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
-        return None
-    found = {"name": case.name, "value": result.share, "unit": "share of bf16", "us": result.microseconds}
-    print(json.dumps(found | {"ok": result.ok, "error": result.worst_error}), flush=True)
-    return result
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -223,6 +222,18 @@ def measure(case: Case, limits: dict[str, float], flush: torch.Tensor) -> Result
     return Result(case.name, seconds * 1e6, rate / scale, unit, rate / limits[case.unit], error, ok)
 
 
+def measured(case: Case, limits: dict[str, float], flush: torch.Tensor, unit: str = "share") -> Result | None:
+    """Measures a case and prints its share of a limit; None if it failed."""
+    try:
+        result = measure(case, limits, flush)
+    except Exception as error:  # the other kernels may work
+        machine.report_failure(case.name, error)
+        return None
+    found = {"name": case.name, "value": result.share, "unit": unit, "us": result.microseconds}
+    print(json.dumps(found | {"ok": result.ok, "error": result.worst_error}), flush=True)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="only cases whose name holds this")
@@ -240,18 +251,11 @@ def main() -> None:
         for case in cases():
             if arguments.only not in case.name:
                 continue
-            try:
-                result = measure(case, limits, flush)
-            except Exception as error:  # the other kernels may work
-                traceback.print_exc()
-                print(json.dumps({"failed": case.name, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
-                wrong += 1
+            result = measured(case, limits, flush)
+            wrong += result is None or not result.ok
+            if result is None:
                 continue
-            wrong += not result.ok
             lines.append(json.dumps(asdict(result)))
-            found = {"name": result.name, "value": result.share, "unit": "share", "us": result.microseconds}
-            found |= {"ok": result.ok, "error": result.worst_error}
-            print(json.dumps(found), flush=True)
             print(
                 f"{result.name:72} {result.microseconds:9.1f} us {result.rate:9.1f} {result.unit:8}"
                 f"{result.share:6.0%}  error {result.worst_error:.1e} {'' if result.ok else 'WRONG'}",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,6 +54,12 @@ def require() -> None:
     """Ends the program where there is neither a GPU nor --dry."""
     if not DRY and not torch.cuda.is_available():
         sys.exit("this benchmark needs an NVIDIA GPU, and torch sees none; --dry tries its code without one")
+
+
+def report_failure(case: str, error: Exception) -> None:
+    """Prints that a case failed; the others may work."""
+    traceback.print_exception(error)
+    print(json.dumps({"failed": case, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
 def name() -> str:

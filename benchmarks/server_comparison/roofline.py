@@ -86,10 +86,11 @@ def measure() -> Machine:
     import torch
 
     threads = torch.get_num_threads()
-    return Machine(_read_bytes_per_s(threads), _bf16_flops(), threads)
+    return Machine(read_bytes_per_s(threads), _bf16_flops(), threads)
 
 
-def _read_bytes_per_s(threads: int) -> float:
+def read_bytes_per_s(threads: int) -> float:
+    """Returns the rate at which so many threads together read memory, the best of `ROUNDS`."""
     data = np.ones(READ_BYTES // 8, dtype=np.int64)
     parts = np.array_split(data, threads)
     best = 0.0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import is_running
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -87,12 +88,6 @@ def kill_running(pids: list[int]) -> list[int]:
     return running
 
 
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def wait_for_pids(path: Path, count: int) -> list[int]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -123,7 +118,7 @@ def test_a_terminated_benchmark_ends_its_server(tmp_path, unused_port, number, l
 
 
 def test_serving_overhead_ends_its_runtime_and_server() -> None:
-    with running(str(BENCHMARKS / "serving_overhead.py"), "--clock", "1", "--refusals") as process:
+    with running(str(BENCHMARKS / "serving_overhead.py"), "--clock", "1") as process:
         children = []
         while len(children) < 2 and process.poll() is None:
             children = psutil.Process(process.pid).children()

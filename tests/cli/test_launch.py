@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from asgi_server import wait_until
 from tiny_llama_gguf import write_small_model
+from waiting import wait_until
 
 from plait.cli import main
 from plait.coding_agents import CODING_AGENTS, Served

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tiny_llama_gguf import write_small_model
 
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.engine import Engine
@@ -27,11 +26,6 @@ def runtime():
     """A runtime process with default settings, except for the time to compile a grammar: the machine may be busy."""
     with Runtime(progress=False, compile_deadline_s=60) as runtime:
         yield runtime
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("models") / "small.gguf")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import threading
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from runtime_helpers import LONG, open_session, wait_until
+from runtime_helpers import LONG, open_session
+from waiting import wait_until
 
 from plait.constrained import Choices, Regex
 from plait.runtime.errors import (
@@ -25,6 +27,7 @@ from plait.runtime.errors import (
 from plait.runtime.messages import Select
 from plait.runtime.process.runtime import Runtime
 from plait.runtime.sampling_params import sampling_params
+from plait.runtime.transport.zmq_client import ZmqClientTransport
 from plait.runtime.transport.zmq_server import FRAMES_SOCKET
 
 
@@ -145,16 +148,20 @@ def test_a_call_to_a_stopped_runtime_raises_after_its_timeout():
 
 
 def test_a_silent_runtime_raises_runtime_gone(monkeypatch):
-    monkeypatch.setattr("plait.runtime.transport.zmq_client.LIVENESS_INTERVAL_S", 0.1)
-    monkeypatch.setattr("plait.runtime.transport.zmq_client.UNRESPONSIVE_AFTER_S", 7)
+    counts = collections.defaultdict(lambda: [0])  # of unanswered checks, by transport
+    count = property(lambda transport: counts[transport][-1], lambda transport, count: counts[transport].append(count))
+    monkeypatch.setattr(ZmqClientTransport, "_unanswered_checks", count, raising=False)
     with Runtime(progress=False, max_pages=500) as runtime:
-        time.sleep(8)  # idle, but it answers liveness checks
+        runtime.client.set_liveness_check(0.05, 60.0)
+        seen = counts[runtime.client._transport]
+        assert wait_until(lambda: seen.count(1) >= 10), "idle, but it answers the checks"
         assert open_session(runtime).generate(sampling_params(max_tokens=2)).result().token_ids
         call = open_session(runtime).generate(LONG)
         assert next(call.iter_text())
         os.kill(runtime.pid, signal.SIGSTOP)
+        runtime.client.set_liveness_check(0.05, 0.5)  # one that is stopped never answers
         try:
-            with pytest.raises(RuntimeGone, match="has not answered"):
+            with pytest.raises(RuntimeGone, match=r"has not answered for 0\.5 s"):
                 call.result()
         finally:
             os.kill(runtime.pid, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from runtime_helpers import wait_until
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("starts_small_model", "default_signals")
 
@@ -65,16 +66,23 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("phase", ["starting", "serving"])
-def test_a_signal_to_the_group_leaves_nothing(number, phase, tmp_path):
-    """`starting`: the runtime process has its arguments, and may not have read them yet."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+def test_a_signal_to_the_group_leaves_nothing(phase, tmp_path):
+    """One program for each signal, side by side. `starting`: the runtime process has its arguments, and may not have
+    read them yet."""
     command = [sys.executable, "-c", START, phase]
     pipes = {"stdin": -1, "stdout": -1, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, **pipes, start_new_session=True) as process:
-        pid = int(process.stdout.readline())
-        os.killpg(process.pid, number)
-        assert process.wait(60) == -number
-    assert wait_until(lambda: not psutil.pid_exists(pid))
-    assert not list(tmp_path.glob("plait-*"))
+    with contextlib.ExitStack() as stack:
+        programs = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            folder = tmp_path / number.name
+            folder.mkdir()
+            environment = {**os.environ, "TMPDIR": str(folder)}
+            process = subprocess.Popen(command, env=environment, **pipes, start_new_session=True)
+            programs[number] = folder, stack.enter_context(process)
+        for number, (folder, process) in programs.items():
+            pid = int(process.stdout.readline())
+            os.killpg(process.pid, number)
+            assert process.wait(60) == -number, number
+            assert wait_until(lambda pid=pid: not psutil.pid_exists(pid)), number
+            assert not list(folder.glob("plait-*")), number

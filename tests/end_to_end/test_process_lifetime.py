@@ -12,7 +12,8 @@ import time
 
 import psutil
 import pytest
-from runtime_helpers import LONG, open_session, wait_until
+from runtime_helpers import LONG, open_session
+from waiting import wait_until
 
 from plait.runtime.errors import (
     InputError,
@@ -103,13 +104,21 @@ def runtime_directories(folder):
     return sorted(path.name for path in folder.glob("plait-*"))
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "os.kill(os.getpid(), 9)", "os._exit(0)", "1 / 0"])
-def test_a_runtime_without_shutdown_leaves_no_directory(tmp_path, end):
+def test_runtimes_without_shutdown_leave_no_directory(tmp_path):
+    """Their programs run side by side."""
     start = "import os\nfrom plait.runtime.process.runtime import Runtime\nr = Runtime(progress=False, max_pages=100)\n"
-    code = start + end
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
-    assert wait_until(lambda: runtime_directories(tmp_path) == [])
+    start += "print(len(os.listdir(os.environ['TMPDIR'])), flush=True)\n"
+    programs = {}
+    for number, end in enumerate(["", "os.kill(os.getpid(), 9)", "os._exit(0)", "1 / 0"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        command = [sys.executable, "-c", start + end]
+        programs[end] = folder, subprocess.Popen(command, env=environment, stdout=-1, stderr=subprocess.DEVNULL)
+    for end, (folder, program) in programs.items():
+        made, _ = program.communicate(timeout=100)
+        assert int(made) >= 1, end
+        assert wait_until(lambda folder=folder: runtime_directories(folder) == []), end
 
 
 def test_a_forked_child_raises_runtime_gone_and_its_parent_continues(runtime):

@@ -10,7 +10,8 @@ import sys
 
 import psutil
 import pytest
-from runtime_helpers import open_session, wait_until
+from runtime_helpers import open_session
+from waiting import wait_until
 
 from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.process.runtime import Runtime

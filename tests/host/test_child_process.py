@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from runtime_helpers import wait_until
+from waiting import wait_until
 
 from plait.host.child_process import ChildProcess, last_line
 

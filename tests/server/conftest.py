@@ -14,9 +14,10 @@ import sys
 import httpx
 import openai
 import pytest
-from asgi_server import serve_app, wait_until
-from tiny_llama_gguf import write_small_model
+from asgi_server import serve_app
+from waiting import wait_until
 
+import plait
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.connection_limits import make_http_protocol
@@ -45,11 +46,6 @@ def openai_client(address, kind=openai.OpenAI):
 
 
 @pytest.fixture(scope="session")
-def small_model(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("models") / "small.gguf")
-
-
-@pytest.fixture(scope="session")
 def address(small_model, tmp_path_factory):
     with served(small_model, "--files-dir", tmp_path_factory.mktemp("files")) as address:
         yield address
@@ -59,6 +55,14 @@ def address(small_model, tmp_path_factory):
 def real_address(tmp_path_factory):
     with served("--files-dir", tmp_path_factory.mktemp("files")) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def endpoint(real_address):
+    """The language's backend for the embedded model."""
+    backend = plait.RuntimeEndpoint(real_address)
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import threading
-import time
 
 import httpx
 import pytest
-import uvicorn
-from asgi_server import wait_until
+from asgi_server import serve_runtime
 from tiny_llama_gguf import write_small_model
+from waiting import wait_until
 
 from plait.runtime.server.app import create_app
 from plait.runtime.server.engines.restarting_runtime import RestartingRuntime
@@ -35,16 +33,8 @@ def runtime(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(runtime):
     """The application's address, in a thread of this process, so that tests can inspect the runtime."""
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(runtime, server_settings()), port=0, log_config=None, lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with serve_runtime(create_app(runtime, server_settings()), runtime) as address:
+        yield address
 
 
 def wait_for(condition):

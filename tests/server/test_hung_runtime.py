@@ -6,8 +6,8 @@ import threading
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from served_process import Served
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2, "temperature": 0}

@@ -6,7 +6,7 @@ embedded model.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,9 +15,9 @@ import threading
 import httpx
 import openai
 import pytest
-import uvicorn
-from asgi_server import wait_until
+from asgi_server import serve_runtime
 from batch_clients import create, end_of, results
+from waiting import wait_until
 
 from plait.runtime.client.call import DEADLINE_GRACE_S
 from plait.runtime.server import rerun
@@ -74,21 +74,8 @@ def served(tmp_path_factory):
         files = tmp_path_factory.mktemp("files")
         app = create_app(runtime, server_settings(files_dir=str(files)))
         app.state.plait.in_flight.records = KeptRecords()
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-
-        async def serve() -> None:
-            runtime.attach_to_loop()
-            app.state.plait.batches.start()
-            await server.serve()
-            await app.state.plait.batches.stop()
-            runtime.detach_from_loop()
-
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        thread.start()
-        assert wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", runtime, app.state.plait
-        server.should_exit = True
-        thread.join()
+        with serve_runtime(app, runtime) as address:
+            yield address, runtime, app.state.plait
         runtime.shutdown()
 
 
@@ -158,11 +145,19 @@ def test_killed_before_the_requests(served, kill, expected) -> None:
 
 
 def test_killed_while_queued(served, kill, expected) -> None:
+    """The stream of a chat has sent nothing either, and is run again too."""
     os.kill(served[1].client.model.server_pid, signal.SIGSTOP)  # so that none begins
     requests = ask_all(served)
-    for asked in requests.values():
+    path, body = CHAT
+    stream = Asked(served, path, body | {"stream": True})
+    for asked in (*requests.values(), stream):
         asked.wait_for(lambda record: record.calls)
     kill()
+    events = [line.removeprefix("data: ") for line in stream.answer().text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected["chat"][0]["message"]["content"]
+    assert sum("role" in delta for delta in deltas) == 1
     for name, asked in requests.items():
         assert content(asked.answer()) == expected[name], name
         assert asked.record.num_runs == 2 and asked.record.code is None and asked.record.failure() is None, name
@@ -198,33 +193,24 @@ def test_killed_before_the_last_token(served, kill, expected) -> None:
     assert content(asked.answer()) == expected["chat"]
 
 
-def test_stream_that_sent_nothing_is_run_again(served, kill, expected) -> None:
-    path, body = CHAT
-    os.kill(served[1].client.model.server_pid, signal.SIGSTOP)
-    asked = Asked(served, path, body | {"stream": True})
-    asked.wait_for(lambda record: record.calls)
-    kill()
-    events = [line.removeprefix("data: ") for line in asked.answer().text.splitlines() if line]
-    assert events[-1] == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-    assert "".join(delta.get("content", "") for delta in deltas) == expected["chat"][0]["message"]["content"]
-    assert sum("role" in delta for delta in deltas) == 1
-
-
 LONG_COMPLETION = (COMPLETION[0], COMPLETION[1] | {"max_tokens": 4000})
 LONG_GEN = {"gen": {"name": "first", **GEN, "max_tokens": 4000}}
 LONG_PROGRAM = (PROGRAM[0], {"program": [{"text": "A list of animals: "}, LONG_GEN, *PROGRAM[1]["program"][2:]]})
 
 
-@pytest.mark.parametrize(("path", "body"), [LONG_COMPLETION, LONG_PROGRAM])
-def test_stream_that_began_ends_with_its_error_and_is_not_run_again(served, kill, path, body) -> None:
+def test_streams_that_began_end_with_their_error_and_are_not_run_again(served, kill) -> None:
     address, runtime, _ = served
-    with httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=200) as answer:
-        lines = answer.iter_lines()
-        assert next(line for line in lines if line)
+    with contextlib.ExitStack() as stack:
+        begun = []
+        for path, body in (LONG_COMPLETION, LONG_PROGRAM):
+            stream = httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=200)
+            lines = stack.enter_context(stream).iter_lines()
+            assert next(line for line in lines if line)
+            begun.append(lines)
         kill()
-        events = [line for line in lines if line.startswith("data: ")]
-    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "runtime_gone"
+        for lines in begun:
+            events = [line for line in lines if line.startswith("data: ")]
+            assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "runtime_gone"
     assert wait_until(lambda: not runtime.client.is_closed, 200)
     assert runtime.client.status().prompt_tokens == 0
 
@@ -274,7 +260,7 @@ def test_line_of_a_batch_that_ends_two_runtimes_is_not_run_a_third_time(served, 
 
 def test_timeout_counts_from_the_first_run(served, kill) -> None:
     path, body = COMPLETION
-    asked = Asked(served, path, body | {"max_tokens": 8000, "timeout": 3.0, "n": 1})
+    asked = Asked(served, path, body | {"max_tokens": 8000, "timeout": 2.0, "n": 1})
     asked.wait_for(lambda record: record.num_tokens > 2)
     kill()
     assert asked.answer().status_code == 504

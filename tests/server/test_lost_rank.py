@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psutil
 import pytest
-from asgi_server import wait_until
 from served_process import Served
+from waiting import wait_until
 
 PROMPT = {"model": "default", "prompt": "One, two,", "max_tokens": 12, "temperature": 0}
 

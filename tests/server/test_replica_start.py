@@ -9,9 +9,9 @@ import threading
 
 import psutil
 import pytest
-from asgi_server import wait_until
 from served_process import Served
 from tiny_llama_gguf import write_small_model
+from waiting import wait_until
 
 from plait.cli import main
 from plait.runtime.errors import InputError

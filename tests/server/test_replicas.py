@@ -5,7 +5,6 @@ The server runs in this process, so that a test sees where a request is; the rep
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import json
 import os
@@ -14,8 +13,8 @@ import threading
 
 import httpx
 import pytest
-import uvicorn
-from asgi_server import wait_until
+from asgi_server import serve_runtime
+from waiting import wait_until
 
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server import rerun
@@ -81,20 +80,8 @@ def served():
         patch.setattr(rerun, "MAX_WAIT_S", 200.0)  # a busy machine starts a runtime slowly
         runtime = ReplicatedRuntime(None, ["cpu", "cpu"], progress=False, deterministic=True, max_pages=12_000)
         app = create_app(runtime, server_settings())
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-
-        async def serve() -> None:
-            runtime.attach_to_loop()
-            await server.serve()
-            runtime.detach_from_loop()
-
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
-        thread.start()
-        assert wait_until(lambda: server.started)
-        address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        yield Served(address, runtime, app.state.plait)
-        server.should_exit = True
-        thread.join()
+        with serve_runtime(app, runtime) as address:
+            yield Served(address, runtime, app.state.plait)
         runtime.shutdown()
 
 

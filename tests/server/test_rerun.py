@@ -8,7 +8,8 @@ import time
 
 import httpx
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
+from waiting import wait_until
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server import rerun

@@ -24,6 +24,13 @@ def slow_files() -> list[Path]:
     return [TESTS / line.split()[1] for line in LIST.read_text().splitlines()]
 
 
+def left_out_of_quick() -> set[Path]:
+    """The files that `make quick` leaves out. Where all files of a folder are slow, it runs the shortest of them."""
+    slow = slow_files()
+    kept = {path.parent: path for path in slow if set(path.parent.glob("test_*.py")) <= set(slow)}  # the last of each
+    return {*slow} - {*kept.values()}
+
+
 def seconds_of(report: Path) -> Counter[str]:
     """The seconds of each file, relative to TESTS, in a JUnit report of pytest."""
     seconds = Counter[str]()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -15,6 +14,7 @@ from time import monotonic, sleep
 
 import psutil
 import pytest
+from compile_pools import PATIENCE_S, results_of
 from example_share import share_of
 
 from plait.constrained import (
@@ -32,8 +32,6 @@ from plait.constrained.compile_service import pool as pool_module
 from plait.constrained.compile_service.messages import CompileRefused, CompileResult
 from plait.constrained.compile_service.pending_spec import PendingSpec
 from plait.constrained.compile_service.worker_set import JobFailure
-
-PATIENCE_S = 60.0
 
 
 class ListedWorkers:
@@ -403,28 +401,13 @@ def real(small: Vocabulary) -> Iterator[CompilePool]:
     pool.close()
 
 
-def collect_until(pool: CompilePool, tickets: set[int]) -> dict[int, Grammar | GrammarError]:
-    answers, give_up = dict[int, Grammar | GrammarError](), monotonic() + PATIENCE_S
-    while not answers.keys() >= tickets:
-        assert monotonic() < give_up
-        poller = select.poll()
-        for fileno in pool.filenos():
-            poller.register(fileno, select.POLLIN)
-        until = pool.next_deadline()
-        poller.poll(100 if until is None else max(0.0, min(100, (until - monotonic()) * 1000 + 1)))
-        for ticket, answer in pool.collect():
-            assert ticket not in answers
-            answers[ticket] = answer
-    return answers
-
-
 def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) -> None:
     others = psutil.Process().children(recursive=True)  # of other tests in this process
     real = CompilePool(small, workers=2, spares=1, deadline_s=1.0)
     real.start()
     rng, cancelled = random.Random(7), set[int]()
     tickets = {real.submit(Regex("a"), "a")}
-    collect_until(real, tickets)
+    results_of(real, tickets)
     processes = list[psutil.Process]()
     for number in range(12):
         spec = rng.choice((large(number), Regex(f"[ab]{{{number + 1}}}"), Choices((f"a{number}",))))
@@ -438,7 +421,7 @@ def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) ->
         if workers and rng.random() < 0.4:
             os.kill(rng.choice(workers).pid, signal.SIGKILL)
         processes += [p for p in psutil.Process().children(recursive=True) if p not in (*processes, *others)]
-    answers = collect_until(real, tickets - {min(tickets)})
+    answers = results_of(real, tickets - {min(tickets)})
     assert not answers.keys() & cancelled
     real.close()
     assert len(processes) >= 4
@@ -447,7 +430,7 @@ def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) ->
 
 
 def test_the_spare_replaces_a_killed_worker(real: CompilePool) -> None:
-    collect_until(real, {real.submit(Regex("a"), "a")})
+    results_of(real, {real.submit(Regex("a"), "a")})
     give_up = monotonic() + PATIENCE_S
     while sum(child.is_ready for child in real._workers) < 3:
         assert monotonic() < give_up
@@ -459,11 +442,11 @@ def test_the_spare_replaces_a_killed_worker(real: CompilePool) -> None:
     real.cancel(bomb)
     after = [child.pid for child in real._workers if child.is_ready]
     assert sorted([*after, running]) == sorted(before), "two that were forked ahead are ready"
-    assert not isinstance(collect_until(real, {ticket := real.submit(Regex("b"), "b")})[ticket], GrammarError)
+    assert not isinstance(results_of(real, {ticket := real.submit(Regex("b"), "b")})[ticket], GrammarError)
 
 
 def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:
-    collect_until(real, {real.submit(Regex("a"), "a")})
+    results_of(real, {real.submit(Regex("a"), "a")})
     template = real._workers._template
     assert template is not None
     os.kill(template.pid, signal.SIGKILL)
@@ -474,7 +457,7 @@ def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:
     while not isinstance(answer, Grammar):  # the first ones may meet the dying workers
         assert monotonic() < give_up
         ticket = real.submit(Regex(f"b{{{next(number)}}}"), "a")
-        answer = collect_until(real, {ticket})[ticket]
+        answer = results_of(real, {ticket})[ticket]
 
 
 @pytest.mark.parametrize("length", [400, 2000])
@@ -482,7 +465,7 @@ def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:
 def test_a_long_chain_of_references_is_refused_and_the_worker_lives(
     real: CompilePool, length: int, keyword: str
 ) -> None:
-    collect_until(real, {real.submit(Regex("a"), "a")})
+    results_of(real, {real.submit(Regex("a"), "a")})
 
     def link(number: int) -> dict[str, object]:
         reference: dict[str, object] = {"$ref": f"#/$defs/d{number}"}
@@ -490,6 +473,6 @@ def test_a_long_chain_of_references_is_refused_and_the_worker_lives(
 
     chain = {f"d{n}": link(n + 1) for n in range(length)} | {f"d{length}": {"type": "integer"}}
     ticket = real.submit(JsonSchema({"$ref": "#/$defs/d0", "$defs": chain}), "a")
-    answer = collect_until(real, {ticket})[ticket]
+    answer = results_of(real, {ticket})[ticket]
     assert isinstance(answer, GrammarError)
     assert answer.reason == "its references lead through too many schemas, one within another"

@@ -9,9 +9,9 @@ import sys
 import time
 
 import mcp_numbers
-import psutil
 import pytest
 from tool_examples import script_call
+from waiting import is_running
 
 import plait
 from plait import assistant, gen, user
@@ -127,13 +127,6 @@ while not pid_file.exists() or not pid_file.read_text().endswith("\\n"):
 print("started", flush=True)
 sys.stdin.read()
 """
-
-
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])

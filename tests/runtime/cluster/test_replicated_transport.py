@@ -8,7 +8,7 @@ import contextlib
 import numpy as np
 import pytest
 from echo_scheduler import TOKENIZER, read_text, running_echo_scheduler, start_call
-from runtime_helpers import wait_until
+from waiting import wait_until
 
 from plait.runtime.cluster.replicated_client import ReplicatedClient
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S, ReplicatedTransport

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from family_cases import FAMILY_CASES, GGUF_CASES, LONGROPE, MODEL_CASES, case_id
-from tiny_hf_models import all_hidden_states, all_logits, randomized, run, runner, text, transformers_logits, write_gguf
+from tiny_hf_models import (
+    all_hidden_states,
+    all_logits,
+    assert_chunks_equal,
+    assert_rows_over_a_prefix_equal,
+    randomized,
+    run,
+    runner,
+    text,
+    transformers_logits,
+    write_gguf,
+)
 
 from plait.runtime.errors import InputError
 from plait.runtime.models.registry import config_from_gguf
@@ -33,26 +43,11 @@ def test_prefill_equals_transformers(pair):
 
 
 def test_chunks_and_decode_equal_transformers(pair):
-    tokens, pages = text(40, 1), np.random.default_rng(2).permutation(256)
-    expected = transformers_logits(pair.reference, tokens)
-    start = 0
-    for count in (9, 1, 13, 1, 1, 15):
-        (ours,) = run(pair.ours, [(tokens, pages, start, count, start)])
-        torch.testing.assert_close(ours, expected[start : start + count], atol=1e-4, rtol=1e-4)
-        start += count
+    assert_chunks_equal(pair.ours, pair.reference)
 
 
 def test_a_ragged_batch_over_a_shared_prefix_equals_transformers(pair):
-    prefix, free = text(20, 3), iter(range(20, 256))
-    run(pair.ours, [(prefix, range(20), 0, 20, 19)])
-    rows, expected = [], []
-    for seed, length in enumerate((1, 2, 7, 30)):
-        tokens = prefix + text(length, 10 + seed)
-        pages = [*range(20), *itertools.islice(free, length)]
-        rows.append((tokens, pages, 20, length, len(tokens) - 1))
-        expected.append(transformers_logits(pair.reference, tokens)[-1:])
-    for logits, reference in zip(run(pair.ours, rows), expected, strict=True):
-        torch.testing.assert_close(logits, reference, atol=1e-4, rtol=1e-4)
+    assert_rows_over_a_prefix_equal(pair.ours, pair.reference)
 
 
 def test_a_row_can_read_kv_that_another_row_writes_in_the_same_step(pair):

@@ -5,22 +5,15 @@ Every run checks the integrity of the page pool after each step and ends without
 
 from __future__ import annotations
 
-import dataclasses
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from delayed_device import DelayedStream, QueuedRunner
-from engine_runs import MODELS, PAGES, WORDS, arrivals_of, run
+from engine_runs import WORDS, arrivals_of, device_runners, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_prefix_reference import LEADER_READS
-from tiny_hf_models import randomized
 
-from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu import step_launcher
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
-from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Abort, Append, Close, Embed, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
@@ -39,17 +32,7 @@ def short_turns():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Runners with the same weights: the plain one, one for a device, and one for a device with few pages."""
-    folder = tmp_path_factory.mktemp("tiny")
-    randomized(MODELS["Llama"]()).save_pretrained(folder)
-
-    def runner(pages, tokens=24, kernels=None):
-        config = engine_config(device="cpu", dtype="float32", max_pages=pages, max_batch_tokens=tokens)
-        return TorchRunner(config, folder, kernels=kernels)
-
-    plain = runner(PAGES)
-    kernels = dataclasses.replace(plain.kernels, fused=LEADER_READS)
-    return SimpleNamespace(plain=plain, device=runner(PAGES, kernels=kernels), short=runner(70, 12, kernels))
+    return device_runners(tmp_path_factory.mktemp("tiny"))
 
 
 def run_delayed(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=True, **settings):

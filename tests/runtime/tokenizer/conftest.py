@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fast_gguf_reader import Reader
-from tokenizer_samples import DIGITS_THEN_BYTES
-from transformers import AutoTokenizer
+from tokenizer_samples import smollm2_in_transformers
 
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -20,10 +18,4 @@ def smollm2() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def transformers_smollm2() -> Any:
-    """The GGUF tokenizer in transformers, which ignores `pre`; so the published SmolLM2's pre-tokenizer is set."""
-    path = locate_model()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gguf.GGUFReader", Reader)
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    tokenizer.backend_tokenizer.pre_tokenizer = DIGITS_THEN_BYTES
-    return tokenizer
+    return smollm2_in_transformers()

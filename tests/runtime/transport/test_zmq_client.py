@@ -12,7 +12,6 @@ from plait.runtime.errors import RUNTIME_EXITED, RuntimeGone
 from plait.runtime.messages import (
     Inspect,
 )
-from plait.runtime.transport import zmq_client
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 
@@ -61,10 +60,9 @@ def test_waiting_calls_raise_runtime_gone_when_the_scheduler_exits(echo, uses_lo
 
 
 @pytest.mark.parametrize("uses_loop", [False, True])
-def test_a_silent_scheduler_is_checked_and_then_reported(echo, uses_loop, monkeypatch):
-    monkeypatch.setattr(zmq_client, "LIVENESS_INTERVAL_S", 0.01)
-    monkeypatch.setattr(zmq_client, "UNRESPONSIVE_AFTER_S", 3.0)
+def test_a_silent_scheduler_is_checked_and_then_reported(echo, uses_loop):
     client = Client(ZmqClientTransport(echo.directory), TOKENIZER)
+    client.set_liveness_check(0.01, 60.0)
 
     async def main():
         if uses_loop:
@@ -73,7 +71,8 @@ def test_a_silent_scheduler_is_checked_and_then_reported(echo, uses_loop, monkey
             await asyncio.sleep(0.01)
         assert await read_text(client, "it answers") == "it answers"
         echo.is_silent = True
-        with pytest.raises(RuntimeGone, match="has not answered"):
+        client.set_liveness_check(0.01, 0.3)
+        with pytest.raises(RuntimeGone, match=r"has not answered for 0\.3 s"):
             await read_text(client, "never")
 
     asyncio.run(asyncio.wait_for(main(), 60))

@@ -6,8 +6,9 @@ import json
 
 import httpx
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
 from prometheus_scrape import scrape
+from waiting import wait_until
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app

@@ -9,8 +9,8 @@ from collections import Counter
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from served_process import Served
+from waiting import wait_until
 
 from plait.runtime.server.batches import line_runner
 

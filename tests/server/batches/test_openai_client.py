@@ -10,8 +10,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from asgi_server import wait_until
 from batch_clients import CHAT, create, end_of, line, results, upload
+from waiting import wait_until
 
 
 def without_ids(body):

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from plait.runtime.server.batches import batch_service
 from plait.runtime.server.http.api_keys import digest

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from asgi_server import wait_until
 from local_replicas import local_replicas
 from tiny_llama_gguf import write_small_model
+from waiting import wait_until
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server.deployment.ingress import ListeningIngress, ProxiedIngress

@@ -11,8 +11,8 @@ import threading
 import time
 
 import pytest
-from asgi_server import wait_until
 from local_replicas import local_replicas
+from waiting import wait_until
 
 from plait.runtime.cluster import replicated_transport
 from plait.runtime.cluster.replicated_transport import UNANSWERED_S
@@ -129,7 +129,7 @@ def test_a_runtime_without_memory_fails_only_the_requests_that_need_it(replicas,
     process = replicas.process("b")
     assert wait_until(process.children)  # the compile processes, which it starts after a moment
     scored = {"echo": True, "logprobs": 1}
-    prompts = [f"{number} " + "boats and " * 480 for number in range(4)]
+    prompts = [f"{number} " + "boats and " * 480 for number in range(2)]  # one for each replica
     limit = resource.prlimit(process.pid, resource.RLIMIT_AS)
     room = process.memory_info().vms + (36 << 20)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (room, limit[1]))

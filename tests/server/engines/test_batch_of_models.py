@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from asgi_server import wait_until
 from served_models import GREEDY, Models
+from waiting import wait_until
 
 URL = "/v1/completions"
 

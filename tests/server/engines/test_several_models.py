@@ -11,9 +11,9 @@ import time
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from prometheus_scrape import scrape
 from served_models import CAPITAL, GREEDY, Models
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")

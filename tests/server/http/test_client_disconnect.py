@@ -7,7 +7,7 @@ import logging
 import socket
 
 import pytest
-from asgi_server import wait_until
+from waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 GEN = {"gen": {"max_tokens": 2000, "ignore_eos": True}}

@@ -7,7 +7,8 @@ import socket
 import threading
 
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
+from waiting import wait_until
 
 from plait.runtime.server.http import response_transport
 from plait.runtime.server.http.connection_limits import MAX_HEAD_BYTES, SLICE_BYTES, make_http_protocol

@@ -10,7 +10,8 @@ import threading
 import time
 
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
+from waiting import wait_until
 
 from plait.runtime.server.http import connection_limits
 from plait.runtime.server.http.connection_limits import make_http_protocol

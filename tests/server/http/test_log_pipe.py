@@ -11,8 +11,8 @@ import threading
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from prometheus_scrape import scrape
+from waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 LONG_PATH = "/" + "%01" * 199  # JSON escapes each character in six bytes: its requests have long lines

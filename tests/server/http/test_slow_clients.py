@@ -10,8 +10,9 @@ import socket
 import threading
 
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
 from stalled_stream import stop_after
+from waiting import wait_until
 
 from plait.runtime.client import stream
 from plait.runtime.server.generation import submission

@@ -12,7 +12,7 @@ from importlib import resources
 
 import httpx
 import pytest
-from asgi_server import wait_until
+from waiting import wait_until
 
 from plait.runtime.server.http.api_keys import digest
 from plait.runtime.server.http.static_page import PAGE_FILES

@@ -7,8 +7,8 @@ import threading
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from stalled_stream import stop_after
+from waiting import wait_until
 
 from plait.runtime.server.generation import submission
 from plait.runtime.server.protocols.programs import endpoint

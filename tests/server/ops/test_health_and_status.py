@@ -7,8 +7,9 @@ import json
 import threading
 
 import httpx
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
 from prometheus_scrape import scrape
+from waiting import wait_until
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server.app import create_app

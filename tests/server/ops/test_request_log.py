@@ -7,7 +7,7 @@ import logging
 import re
 
 import httpx
-from asgi_server import wait_until
+from waiting import wait_until
 
 from plait.runtime.server.ops.request_log import _JsonLines
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from asgi_server import wait_until
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from waiting import wait_until
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.ops import tracing

@@ -12,9 +12,10 @@ import numpy as np
 import ollama
 import openai
 import pytest
-from asgi_server import serve_app, wait_until
+from asgi_server import serve_app
 from openai.types import CreateEmbeddingResponse, Embedding
 from tiny_embedding_model import SIZE, TEXTS, states, token_ids, write_embedder
+from waiting import wait_until
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app

@@ -28,13 +28,6 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def endpoint(real_address):
-    backend = plait.RuntimeEndpoint(real_address)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
 def chats(real_address):
     backends = [
         plait.OpenAI("default", f"{real_address}/v1"),

@@ -21,13 +21,6 @@ def shout(text: str, loud: bool = True) -> str:
 
 
 @pytest.fixture(scope="module")
-def endpoint(real_address):
-    backend = plait.RuntimeEndpoint(real_address)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
 def chat(real_address):
     backend = plait.OpenAI("default", f"{real_address}/v1")
     yield backend

@@ -11,17 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fast_gguf_reader import Reader
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_scheduler import CONTROL
 from scripted_server import ScriptedServer
-from tokenizer_samples import DIGITS_THEN_BYTES
+from tokenizer_samples import smollm2_in_transformers
 from trained_tokenizers import save_folder, train_tokenizer
-from transformers import AutoTokenizer
 
 from plait.runtime.messages import Append
-from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation import raw_prompt
 from plait.runtime.server.generation.raw_prompt import MARKS, PromptPart
@@ -34,13 +31,7 @@ ASK = {"model": "default", "max_tokens": 6, "temperature": 0}
 
 @pytest.fixture(scope="session")
 def reference() -> Any:
-    """The embedded model's tokenizer in transformers, which ignores the file's pre-tokenizer."""
-    path = locate_model()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gguf.GGUFReader", Reader)
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    tokenizer.backend_tokenizer.pre_tokenizer = DIGITS_THEN_BYTES
-    return tokenizer
+    return smollm2_in_transformers()
 
 
 def completion(http: httpx.Client, prompt: Any, **fields: Any) -> tuple[str, int]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import torch
 from fake_engine import VOCAB, ListTransport, ReadyCompiler, outcomes, post, vocabulary
+from shared_prefix_reference import LEADER_READS
+from tiny_hf_models import randomized
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM
 
 from plait.constrained import Choices, compile_grammar
 from plait.runtime.config import engine_config
+from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import PROTOCOL, Append, Close, EmbeddingInfo, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
@@ -31,6 +37,19 @@ MODELS = {
 WORDS = Choices(("a cat in the hat", "a car 123", "dogged pursuit of JSON", "do"))
 GRAMMARS = {WORDS: compile_grammar(WORDS, vocabulary())}
 PAGES = 300
+
+
+def device_runners(folder):
+    """Runners of one tiny Llama, saved in `folder`: plain, one for a device, and a short one for one with few pages."""
+    randomized(MODELS["Llama"]()).save_pretrained(folder)
+
+    def make(pages, tokens=24, kernels=None):
+        config = engine_config(device="cpu", dtype="float32", max_pages=pages, max_batch_tokens=tokens)
+        return TorchRunner(config, folder, kernels=kernels)
+
+    plain = make(PAGES)
+    kernels = dataclasses.replace(plain.kernels, fused=LEADER_READS)
+    return SimpleNamespace(plain=plain, device=make(PAGES, kernels=kernels), short=make(70, 12, kernels))
 
 
 def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 from plait.runtime.sampling_params import sampling_params
@@ -29,13 +28,3 @@ def received_together(engine) -> Iterator[None]:
         del transport.enqueue
         transport._inbox.extend(messages)  # at once, since no other thread runs within it
         transport.wake()
-
-
-def wait_until(condition, seconds=60.0):
-    """Returns whether `condition()` becomes true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()

@@ -215,3 +215,35 @@ def interleaved(value, heads):
     """The rows in the order of llama.cpp's converter for Llama: the halves of each rotary pair side by side."""
     rows = value.reshape(heads, 2, -1, *value.shape[1:])
     return rows.transpose(1, 2).reshape(value.shape).contiguous()
+
+
+def assert_close(ours, expected):
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+def assert_chunks_equal(ours, reference):
+    """Prefill in chunks, and decode, on scattered pages."""
+    tokens, pages = text(40, 1), np.random.default_rng(2).permutation(256)
+    expected = transformers_logits(reference, tokens)
+    start = 0
+    for count in (9, 1, 13, 1, 1, 15):
+        (logits,) = run(ours, [(tokens, pages, start, count, start)])
+        assert_close(logits, expected[start : start + count])
+        start += count
+
+
+def assert_rows_over_a_prefix_equal(ours, reference):
+    """A ragged batch of rows that continue one prefix, and of a row without it."""
+    prefix, free = text(20, 3), iter(range(20, 256))
+    run(ours, [(prefix, range(20), 0, 20, 19)])
+    rows, expected = [], []
+    for seed, length in enumerate((1, 2, 7, 30)):
+        tokens = prefix + text(length, 10 + seed)
+        pages = [*range(20), *itertools.islice(free, length)]
+        rows.append((tokens, pages, 20, length, len(tokens) - 1))
+        expected.append(transformers_logits(reference, tokens)[-1:])
+    cold = text(12, 20)
+    rows.append((cold, list(itertools.islice(free, 12)), 0, 12, 0))
+    expected.append(transformers_logits(reference, cold))
+    for logits, of_reference in zip(run(ours, rows), expected, strict=True):
+        assert_close(logits, of_reference)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+from fast_gguf_reader import Reader
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
+
+from plait.runtime.model_files.locate import locate_model
 
 DIGITS_THEN_BYTES = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -29,3 +33,15 @@ SAMPLES = [
     " " * 100,
 ]
 PLAIN_TEXT_TOKENS = ["\n", "\n\n", "\n\n\n", "  ", "   ", "\t", "<b>", "</b>", "<table>"]
+
+
+def smollm2_in_transformers():
+    """The embedded model's tokenizer in transformers, which ignores the file's `pre`: the published one's is set."""
+    from transformers import AutoTokenizer  # a second, which tests that only take the samples save
+
+    path = locate_model()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf.GGUFReader", Reader)
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = DIGITS_THEN_BYTES
+    return tokenizer

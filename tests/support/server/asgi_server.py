@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -40,11 +41,30 @@ def serve_app(app: Any, http: Any = "auto", keep_alive_s: float = 60) -> Iterato
         assert not thread.is_alive()
 
 
-def wait_until(condition: Any, timeout_s: float = 60.0) -> bool:
-    """Waits until `condition()` is true. Returns False after `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
+@contextlib.contextmanager
+def serve_runtime(app: Any, runtime: Any) -> Iterator[str]:
+    """Serves the application of a runtime in a thread for the block, so that a test sees how far a request is.
+
+    As in `plait serve` the server's event loop reads the runtime's replies. Yields the address.
+    """
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
+    batches = app.state.plait.batches
+
+    async def serve() -> None:
+        runtime.attach_to_loop()
+        if batches is not None:
+            batches.start()
+        await server.serve()
+        if batches is not None:
+            await batches.stop()
+        runtime.detach_from_loop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    while not server.started:
         time.sleep(0.01)
-    return False
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

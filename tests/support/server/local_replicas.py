@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 import uvicorn
-from asgi_server import wait_until
+from waiting import wait_until
 
 from plait.runtime.server.deployment.deploy_config import DeployConfig
 from plait.runtime.server.deployment.ingress import connected_application

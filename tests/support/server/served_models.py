@@ -6,8 +6,8 @@ import contextlib
 
 import httpx
 import psutil
-from asgi_server import wait_until
 from served_process import Served
+from waiting import wait_until
 
 KEYS = {"alice": "a-key", "bob": "b-key"}
 CAPITAL = "The capital of France is"

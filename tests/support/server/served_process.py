@@ -9,7 +9,7 @@ import threading
 
 import httpx
 import psutil
-from asgi_server import wait_until
+from waiting import wait_until
 
 LONG = {
     "model": "default",

@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from asgi_server import wait_until
 from family_cases import FAMILY_CASES
 from rank_runs import rank_group, rank_runner
 from tiny_hf_models import all_logits, randomized
+from waiting import wait_until
 
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError, RuntimeGone

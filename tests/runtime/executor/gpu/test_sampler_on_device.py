@@ -5,18 +5,14 @@ Every run checks the integrity of the page pool after each step. No step may nee
 
 from __future__ import annotations
 
-import dataclasses
-from types import SimpleNamespace
-
 import pytest
 import torch
 import triton_device as kernel_device
 from delayed_device import DelayedStream
-from engine_runs import CPU, MODELS, PAGES, WORDS, arrivals_of, run
+from engine_runs import CPU, MODELS, WORDS, arrivals_of, device_runners, run
 from fake_engine import VOCAB
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_prefix_reference import LEADER_READS
 from synchronous_stream import ImmediateStream
 from tiny_hf_models import randomized, runner
 
@@ -32,17 +28,7 @@ from plait.runtime.sampling_params import sampling_params
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Runners with the same weights: the plain one, one for a device, and one for a device with few pages."""
-    folder = tmp_path_factory.mktemp("tiny")
-    randomized(MODELS["Llama"]()).save_pretrained(folder)
-
-    def make(pages, tokens=24, kernels=None):
-        config = engine_config(device="cpu", dtype="float32", max_pages=pages, max_batch_tokens=tokens)
-        return TorchRunner(config, folder, kernels=kernels)
-
-    plain = make(PAGES)
-    kernels = dataclasses.replace(plain.kernels, fused=LEADER_READS)
-    return SimpleNamespace(plain=plain, device=make(PAGES, kernels=kernels), short=make(70, 12, kernels))
+    return device_runners(tmp_path_factory.mktemp("tiny"))
 
 
 class DeviceOnly(GpuStepLauncher):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from other_architectures import OTHER_ARCHITECTURES, build_other
-from tiny_hf_models import randomized, run, runner, text, transformers_logits
+from tiny_hf_models import (
+    assert_chunks_equal,
+    assert_close,
+    assert_rows_over_a_prefix_equal,
+    randomized,
+    run,
+    runner,
+    text,
+    transformers_logits,
+)
 
 from plait.runtime.executor.transformers_runner import TransformersRunner
 
@@ -26,10 +34,6 @@ def pair(request, tmp_path_factory):
     return SimpleNamespace(reference=model, ours=ours)
 
 
-def assert_close(ours, expected):
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
-
-
 def test_cold_prefill_equals_transformers(pair):
     tokens = text(60, 0)
     (ours,) = run(pair.ours, [(tokens, range(60), 0, 60, 0)])
@@ -37,29 +41,11 @@ def test_cold_prefill_equals_transformers(pair):
 
 
 def test_chunks_and_decode_equal_transformers(pair):
-    tokens, pages = text(40, 1), np.random.default_rng(2).permutation(256)
-    expected = transformers_logits(pair.reference, tokens)
-    start = 0
-    for count in (9, 1, 13, 1, 1, 15):
-        (ours,) = run(pair.ours, [(tokens, pages, start, count, start)])
-        assert_close(ours, expected[start : start + count])
-        start += count
+    assert_chunks_equal(pair.ours, pair.reference)
 
 
 def test_a_batch_over_a_cached_prefix_equals_transformers(pair):
-    prefix, free = text(20, 3), iter(range(20, 256))
-    run(pair.ours, [(prefix, range(20), 0, 20, 19)])
-    rows, expected = [], []
-    for seed, length in enumerate((1, 2, 7, 30)):
-        tokens = prefix + text(length, 10 + seed)
-        pages = [*range(20), *itertools.islice(free, length)]
-        rows.append((tokens, pages, 20, length, len(tokens) - 1))
-        expected.append(transformers_logits(pair.reference, tokens)[-1:])
-    cold = text(12, 20)
-    rows.append((cold, list(itertools.islice(free, 12)), 0, 12, 0))
-    expected.append(transformers_logits(pair.reference, cold))
-    for logits, reference in zip(run(pair.ours, rows), expected, strict=True):
-        assert_close(logits, reference)
+    assert_rows_over_a_prefix_equal(pair.ours, pair.reference)
 
 
 def test_logits_of_some_tokens_only(pair):

@@ -9,7 +9,7 @@ import threading
 
 import httpx
 import pytest
-from asgi_server import wait_until
+from waiting import wait_until
 
 from plait.runtime.server.http.json_body import parse
 from plait.runtime.server.programs.program_run import ProgramRun

@@ -7,9 +7,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from asgi_server import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app

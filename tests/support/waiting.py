@@ -1,0 +1,26 @@
+"""Waits for events, and whether a process runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import psutil
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
+    """Waits until `condition()` is true. Returns False if it is not after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
