@@ -90,8 +90,8 @@ class Grammar(ABC):
     ...     matcher.accept(sample(logits, row))
 
     `unchecked` lists the JSON pointers of schema keywords that a lenient grammar does not enforce by masks; `check`
-    validates a finished text against them. `warnings`: a sentence for each `format` that is not known and therefore
-    not enforced.
+    validates a finished text against them. `warnings`: a sentence for each `format` that is not known and therefore not
+    enforced, and for each keyword of a schema because of which valid values cannot be generated.
     """
 
     unchecked: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from plait.constrained.tenant_shares import TenantQueue, TenantShares
 
 MAX_SPECS_OF_TENANT = 1024  # that are not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20  # of these specs
+GIVE_WAY_S = 0.05  # seconds of a worker, for its weight, by which a tenant is ahead of one that takes its place
 
 
 @dataclass(eq=False)
@@ -21,7 +22,9 @@ class PendingSpec:
     """A spec and the tenant of each ticket that waits for it.
 
     `owner`: the tenant that is charged for it. `is_small`: it is compiled in the small lane. `answer_by`: when it must
-    have been answered (monotonic seconds), once it is being compiled.
+    have been answered (monotonic seconds), once it is being compiled. `gives_way`: it is being compiled while another
+    tenant waits that was served less. `is_stopped`: its worker does not run, since another one took its place.
+    `is_done`: it has been answered, or has no tickets any more.
     """
 
     spec: Spec
@@ -30,6 +33,9 @@ class PendingSpec:
     is_small: bool
     tickets: dict[int, str] = field(default_factory=dict)
     answer_by: float = math.inf
+    gives_way: bool = False
+    is_stopped: bool = False
+    is_done: bool = False
 
 
 class PendingSpecs:
@@ -66,6 +72,7 @@ class PendingSpecs:
     def remove(self, pending: PendingSpec) -> None:
         """Removes a pending spec, which is no longer queued."""
         del self._by_spec[pending.spec]
+        pending.is_done = True
         owner = pending.owner
         self._num_specs[owner] -= 1
         self._num_bytes[owner] -= pending.num_bytes
@@ -76,7 +83,8 @@ class PendingSpecs:
 class Lanes:
     """The queue of small specs and the queue of large ones. Tenants share the workers by weight and by time.
 
-    A spec that was taken from a queue holds a worker until `settle` finds that it has ended.
+    A spec that was taken from a queue holds a worker until `settle` finds that it has ended, or that it gives way to a
+    spec of the same queue: a tenant that was served less does not wait until an expensive spec has ended.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
@@ -113,11 +121,26 @@ class Lanes:
         tenant, pending = lane.pop(now)
         self._shares.take(tenant)
         self._begun[pending] = tenant, now
+        pending.gives_way = pending.is_stopped = False
         return pending
 
     def settle(self, running: Collection[PendingSpec], now: float) -> None:
-        """Takes back the workers of specs that no longer run, and charges their tenants for the time."""
-        for pending in [pending for pending in self._begun if pending not in running]:
-            tenant, began = self._begun.pop(pending)
-            self._shares.take(tenant, -1)
-            self._shares.charge(tenant, now - began, now)
+        """Charges the tenants of running specs for the time, takes back the workers of specs that no longer run, and
+        finds those that give way. `running` need not have those that give way or are stopped."""
+        for pending, (tenant, since) in list(self._begun.items()):
+            if not pending.is_stopped:
+                self._shares.charge(tenant, now - since, now)
+            has_place = pending in running or pending.gives_way or pending.is_stopped
+            if has_place and not pending.is_done and pending not in self:
+                self._begun[pending] = tenant, now
+            else:
+                del self._begun[pending]
+                self._shares.take(tenant, -1)
+        for pending, (tenant, _) in self._begun.items():
+            lane = self._small if pending.is_small else self._large
+            other = lane.next_tenant(now)
+            if other is None or pending.is_stopped:
+                pending.gives_way = False
+            else:
+                ahead = self._shares.service(tenant, now) - self._shares.service(other, now)
+                pending.gives_way = other != tenant and ahead > GIVE_WAY_S

@@ -90,12 +90,16 @@ class WorkerProcess:
                 self.ready_bytes = self.resident_bytes()
         return messages
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process and its children, such as those that stop it and let it go on."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
     def kill(self) -> None:
         """Kills the process with its children. A worker that is not ready ends when it finds its socket closed."""
         self.connection.close()
-        if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 class TemplateProcess:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from plait.constrained.compile_service.messages import CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_process import TemplateProcess, WorkerProcess
@@ -13,7 +14,15 @@ from plait.constrained.specs import Spec
 
 MAX_GROWTH_BYTES = 128 << 20  # a worker whose memory grew by more is replaced
 
-Job = TypeVar("Job")
+
+class Stoppable(Protocol):
+    """gives_way: the job's worker is stopped when another job begins. is_stopped: it is."""
+
+    gives_way: bool
+    is_stopped: bool
+
+
+Job = TypeVar("Job", bound=Stoppable)
 
 
 class JobFailure(Enum):
@@ -26,11 +35,11 @@ class JobFailure(Enum):
 class WorkerSet(Generic[Job]):
     """At most `size` workers for one vocabulary, and the job that each one runs. No method blocks except `close`.
 
-    >>> workers = WorkerSet[str](init, size=2)                            # doctest: +SKIP
+    >>> workers = WorkerSet[PendingSpec](init, size=2)                    # doctest: +SKIP
     >>> workers.maintain()                                                # doctest: +SKIP
-    >>> workers.begin("first", Regex("[0-9]+"), 2.0, 2.0)  # True once a worker is ready       # doctest: +SKIP
+    >>> workers.begin(pending, Regex("[0-9]+"), 2.0, 2.0)  # once a worker is ready            # doctest: +SKIP
     >>> workers.collect()                                                 # doctest: +SKIP
-    [('first', CompileResult(...))]
+    [(pending, CompileResult(...))]
     """
 
     def __init__(self, init: WorkerInit, size: int) -> None:
@@ -40,6 +49,7 @@ class WorkerSet(Generic[Job]):
         self._template: TemplateProcess | None = None
         self._ended_templates: list[TemplateProcess] = []  # not reaped yet
         self._jobs: dict[WorkerProcess, Job | None] = {}
+        self._stopped: dict[WorkerProcess, WorkerProcess] = {}  # and the worker whose job took the place
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(self._jobs)
@@ -49,8 +59,9 @@ class WorkerSet(Generic[Job]):
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs that run now."""
-        return [job for job in self._jobs.values() if job is not None]
+        """The jobs that run now and do not give way."""
+        jobs = (job for job in self._jobs.values() if job is not None)
+        return [job for job in jobs if not job.gives_way and not job.is_stopped]
 
     def filenos(self) -> list[int]:
         """Returns the descriptors that are readable when there is something to `collect`."""
@@ -71,7 +82,16 @@ class WorkerSet(Generic[Job]):
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def maintain(self) -> None:
-        """Starts what is missing: the template, then workers. A start that fails is counted."""
+        """Starts what is missing: the template, then workers. A start that fails is counted.
+
+        Stopped jobs go on whose place is free again.
+        """
+        for worker, other in list(self._stopped.items()):
+            job = self._jobs[worker]
+            if job is not None and self._jobs.get(other) is None:
+                del self._stopped[worker]
+                job.gives_way = job.is_stopped = False
+                worker.send_signal(signal.SIGCONT)
         try:
             if self._template is None:
                 self._template = TemplateProcess(self._init)
@@ -83,9 +103,14 @@ class WorkerSet(Generic[Job]):
     def begin(self, job: Job, spec: Spec, limit_s: float, max_limit_s: float) -> None:
         """Gives a job to an idle worker, which must answer within `limit_s` seconds. There must be one.
 
-        The deadline may be extended up to `max_limit_s`.
+        The deadline may be extended up to `max_limit_s`. Jobs that give way are stopped until this one has ended.
         """
         worker = next(worker for worker, running in self._jobs.items() if worker.is_ready and running is None)
+        for other, running in self._jobs.items():
+            if running is not None and running.gives_way and not running.is_stopped:
+                running.is_stopped = True
+                self._stopped[other] = worker
+                other.send_signal(signal.SIGSTOP)
         self._jobs[worker] = job
         worker.begin(spec, limit_s, max_limit_s)
 
@@ -167,6 +192,7 @@ class WorkerSet(Generic[Job]):
 
     def _end_worker(self, worker: WorkerProcess) -> None:
         del self._jobs[worker]
+        self._stopped.pop(worker, None)
         worker.kill()
         if self._template is not None:
             self._template.reap(worker)

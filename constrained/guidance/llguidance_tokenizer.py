@@ -14,7 +14,9 @@ _SLICES = [  # tokens that a state of the lexer admits or not as a whole: a mask
     r"[\x20\x0A\x0D\x09]+",
     *(_IN_STRING + count for count in ("{1,10}", "{1,30}", "+")),  # these four are llguidance's own
     *(_IN_STRING + count for count in ("{1,2}", "{1,4}", "{1,7}")),  # strings near their maxLength
-    *("[A-Za-z]" + count for count in ("{1,3}", "{1,6}", "{1,12}")),  # names and identifiers under a pattern
+    # Names and identifiers under a pattern. Of a character and a repeat llguidance looks for a repeat at the head of
+    # each alternative of the state; of a repeat alone it does so only where the state has one alternative.
+    *("[A-Za-z][A-Za-z]" + count for count in ("{0,2}", "{0,5}", "{0,11}")),
 ]
 
 

@@ -44,6 +44,7 @@ _NOT_COMBINED = (
     "Unsatisfiable schema",
     "patternProperty regexes",
 )
+_WITHIN_BOUNDS = "numbers are left out that end within the digits of a bound, or with zeros behind them"
 _REPEATS = "arrays that repeat an item are left out wherever one of several alternatives has uniqueItems"
 _WITHIN = "failed to compile JSON schema: "  # how llguidance's reason begins for a schema within a Lark grammar
 
@@ -55,7 +56,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     """
     if isinstance(spec, JsonObject):
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
-        (grammar,) = _grammars(rewritten.schema, spec)
+        ((grammar, _),) = _grammars(rewritten.schema, spec)
         return ensure_compiles(LlguidanceSource(grammar, max_digits=MAX_DIGITS), vocabulary)
     spec = bundled(spec)
     rewritten = rewritten_schema(spec)
@@ -130,10 +131,10 @@ def _compile_rewritten(
                     rewritten.unchecked,
                     (spec.text,) if rewritten.unchecked else (),
                     max_digits=digit_limit(spec.text),
-                    warnings=rewritten.warnings,
+                    warnings=(*rewritten.warnings, *narrowings),
                     unique_items=json.dumps(unique) if unique else "",
                 )
-                for grammar in _grammars(schema, spec, is_combined=is_combined)
+                for grammar, narrowings in _grammars(schema, spec, is_combined=is_combined)
             ),
             vocabulary,
             begins,
@@ -211,7 +212,7 @@ def _first_valid(
 ) -> tuple[list[str] | None, str]:
     """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
     reason = "it has no form as literals of Python" if spelling is PYTHON else "it has no form in the model's notation"
-    for form in _forms(schema, style, spelling):
+    for form, _ in _forms(schema, style, spelling):
         body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
         text = "\n".join(["start: value", f"value: {body[0]}", *body[1:]])
         reason = _short_refusal(text) if len(text) < _SHORT else _refusal(text)
@@ -241,19 +242,27 @@ def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:
     return {**schema, "x-guidance": options}
 
 
-def _grammars(schema: dict[str, Any], spec: JsonSchema | JsonObject, *, is_combined: bool = False) -> Iterator[str]:
-    """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first."""
-    for form in _forms(schema, spec, is_combined=is_combined):
+def _grammars(
+    schema: dict[str, Any], spec: JsonSchema | JsonObject, *, is_combined: bool = False
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the grammars of a rewritten schema to try, the second one if llguidance refuses the first.
+
+    Each with a warning if it leaves out values.
+    """
+    for form, narrowings in _forms(schema, spec, is_combined=is_combined):
         if isinstance(form, list):
-            yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(form)))
+            yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(form))), narrowings
         else:
-            yield str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(form, spec))))
+            text = json.dumps(with_options(form, spec))
+            yield str(llguidance.LLMatcher.grammar_from_json_schema(text)), narrowings
 
 
 def _forms(
     schema: dict[str, Any], spec: Style, spelling: Spelling | None = None, *, is_combined: bool = False
-) -> Iterator[list[str] | dict[str, Any]]:
+) -> Iterator[tuple[list[str] | dict[str, Any], tuple[str, ...]]]:
     """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile.
+
+    Each with a warning if it leaves out values.
 
     is_combined: it is a result of `combine_conjunctions`.
     """
@@ -269,12 +278,13 @@ def _forms(
             )
         except (NotWritten, GrammarError):
             continue
-        yield whole if rules is None else rules
+        yield whole if rules is None else rules, ()
         if rules is None:
             return
         break
     if spelling is None:
-        yield with_closed_bounds(schema)
+        closed = with_closed_bounds(schema)
+        yield closed, () if closed == schema else (_WITHIN_BOUNDS,)
 
 
 def _is_python(spec: Style) -> bool:
@@ -284,7 +294,7 @@ def _is_python(spec: Style) -> bool:
 def _rejects(schema: Schema) -> bool:
     if isinstance(schema, bool):
         return not schema
-    return is_large(schema) or all(map(grammar_refusal, _grammars(schema, JsonObject())))
+    return is_large(schema) or all(grammar_refusal(grammar) for grammar, _ in _grammars(schema, JsonObject()))
 
 
 def _clarify_reason(reason: str) -> str:

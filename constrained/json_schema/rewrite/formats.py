@@ -28,6 +28,10 @@ def _label(max_length: int) -> str:
     return rf"{x}(?:{y}?{x}|{y}{y}{x}|{y}(?:{x}{y}|-{x}){y}{{0,{max_length - 5}}}{x})?"
 
 
+# The first alternative adds no label: where a text may go on with a repeat of letters, a mask admits all words at once.
+_ANY_LABEL = f"(?:[A-Za-z0-9]{{1,63}}|{_label(63)})"
+
+
 _PUNYCODE_DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _NOT_ASCII = ((0xDF, 0xF6), (0xF8, 0xFF))  # the small letters of Latin-1
 
@@ -52,9 +56,9 @@ def _punycode_label(max_letters: int) -> str:
 
 
 # At most 64 + 8 x 15 + 63 = 247 characters of the 253 that RFC 1035 allows.
-_HOST = rf"(?:{_label(63)}\.)?(?:{_label(14)}\.){{0,8}}{_label(63)}"
-_LONG_LABEL = f"(?:{_label(63)}|{_punycode_label(14)})"
-_HOST_NAME = rf"(?:{_LONG_LABEL}\.)?(?:(?:{_label(14)}|{_punycode_label(6)})\.){{0,8}}{_LONG_LABEL}"
+_HOST = rf"{_ANY_LABEL}(?:(?:\.{_label(14)}){{0,8}}\.{_ANY_LABEL})?"
+_LONG_LABEL = f"(?:{_ANY_LABEL}|{_punycode_label(14)})"
+_HOST_NAME = rf"{_LONG_LABEL}(?:(?:\.(?:{_label(14)}|{_punycode_label(6)})){{0,8}}\.{_LONG_LABEL})?"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _GROUP = r"[0-9a-fA-F]{1,4}"
@@ -82,7 +86,9 @@ _UTF8_TEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uff
 def _mailbox(atext: str, host: str) -> str:
     """Returns a pattern of mail addresses: a dot-string or a quoted string of at most 64 characters, and a host."""
     quoted = atext.replace("[", "[ ()<>,:;@.").replace("-]", r"\[\]-]")
-    local = rf'(?:{atext}{{1,64}}|{atext}(?:\.?{atext}){{0,31}}|"(?:{quoted}|\\[ -~]){{0,31}}")'
+    names = rf"{atext}{{1,64}}|{atext}(?:\.?{atext}){{0,31}}"
+    names += rf"|{atext}{{1,16}}\.{atext}{{1,15}}"  # adds no name, as in _ANY_LABEL
+    local = rf'(?:{names}|"(?:{quoted}|\\[ -~]){{0,31}}")'
     return rf"{local}@(?:{host}|\[{_IPV4}\]|\[IPv6:{_IPV6}\])"
 
 
@@ -106,7 +112,7 @@ def _uri(further: str = "", private: str = "") -> tuple[str, str]:
     tail = rf"(?:\?(?:[{plain}{private}:@/?-]|{escape})*)?(?:#(?:[{plain}:@/?-]|{escape})*)?"
     path = rf"(?://{authority}{segments}|{rooted}|{char}+{segments})?"
     relative = rf"(?://{authority}{segments}|{rooted}|(?:[{plain}@-]|{escape})+{segments})?"
-    uri = rf"[A-Za-z][A-Za-z0-9+.-]*:{path}{tail}"
+    uri = rf"[A-Za-z]+[A-Za-z0-9+.-]*:{path}{tail}"
     return uri, rf"(?:{uri}|{relative}{tail})"
 
 

@@ -31,6 +31,7 @@ from plait.constrained.compile_service import pending_spec
 from plait.constrained.compile_service import pool as pool_module
 from plait.constrained.compile_service.messages import CompileRefused, CompileResult
 from plait.constrained.compile_service.pending_spec import PendingSpec
+from plait.constrained.compile_service.worker_process import WorkerProcess
 from plait.constrained.compile_service.worker_set import JobFailure
 
 
@@ -39,6 +40,7 @@ class ListedWorkers:
 
     def __init__(self, size: int) -> None:
         self.size, self.running = size, list[PendingSpec]()
+        self.stopped: dict[PendingSpec, PendingSpec] = {}  # and the job that took its place
         self.ended: list[tuple[PendingSpec, CompileResult | JobFailure]] = []
         self.order: list[tuple[bool, set[str]]] = []  # of all jobs that were begun: whether small, and its tenants
         self.late: list[PendingSpec] = []
@@ -49,7 +51,7 @@ class ListedWorkers:
 
     @property
     def jobs(self) -> list[PendingSpec]:
-        return list(self.running)
+        return [job for job in self.running if not job.gives_way and not job.is_stopped]
 
     @property
     def num_idle(self) -> int:
@@ -58,6 +60,8 @@ class ListedWorkers:
     def begin(self, job: PendingSpec, spec: object, limit_s: float, max_limit_s: float) -> None:
         assert job not in self.running
         assert job.tickets, "nobody waits for it"
+        for other in [other for other in self.running if other.gives_way and not other.is_stopped]:
+            other.is_stopped, self.stopped[other] = True, job
         self.running.append(job)
         self.order.append((job.is_small, set(job.tickets.values())))
 
@@ -88,7 +92,9 @@ class ListedWorkers:
         return ended
 
     def maintain(self) -> None:
-        pass
+        for job in [job for job, other in self.stopped.items() if job not in self.running or other not in self.running]:
+            del self.stopped[job]
+            job.gives_way = job.is_stopped = False
 
     def take_failed_starts(self) -> int:
         failed, self.failed_starts = self.failed_starts, 0
@@ -134,6 +140,46 @@ def test_tenants_share_the_workers_by_time(small: Vocabulary, monkeypatch: pytes
         answered = dict(pool.collect())
         assert answered.keys() < {*first, *second}
     assert "".join(order) == "abbaaaa", "two short jobs of b take less time than one of a"
+    pool.close()
+
+
+def test_an_expensive_spec_is_stopped_while_one_of_another_tenant_compiles(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "monotonic", lambda: clock)
+    pool, workers = make_pool(small)
+    for n in range(3):
+        pool.submit(large(n), "a")
+    (expensive,) = workers.running
+    clock += 1.0
+    pool.collect()
+    assert not expensive.gives_way, "only specs of its own tenant wait"
+    ticket = pool.submit(large(9), "b")
+    assert workers.running[1].owner == "b"
+    assert (expensive.is_stopped, workers.jobs) == (True, workers.running[1:])
+    clock += 0.01
+    assert pool.collect() == []
+    assert len(workers.running) == 2, "the place of the stopped one is not free"
+    workers.refuse(workers.running[1])
+    assert [answered for answered, _ in pool.collect()] == [ticket]
+    assert workers.jobs == [expensive]
+    workers.refuse(expensive)
+    pool.collect()
+    assert [job.owner for job in workers.running] == ["a"]
+    pool.close()
+
+
+def test_a_spec_does_not_give_way_to_one_of_a_tenant_that_was_served_as_much(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "monotonic", lambda: clock)
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    clock += 0.04
+    pool.submit(large(1), "b")
+    assert [job.owner for job in workers.running] == ["a"]
     pool.close()
 
 
@@ -320,6 +366,7 @@ def test_a_wait_in_the_queue_ends(small: Vocabulary, monkeypatch: pytest.MonkeyP
     now = monotonic()
     monkeypatch.setattr(pool_module, "monotonic", lambda: now)
     pool, workers = make_pool(small)
+    workers.size = 1  # none is idle, which could take the place of the first spec
     pool.submit(large(0), "a")
     early = pool.submit(large(1), "a")
     now += 20.0
@@ -443,6 +490,27 @@ def test_the_spare_replaces_a_killed_worker(real: CompilePool) -> None:
     after = [child.pid for child in real._workers if child.is_ready]
     assert sorted([*after, running]) == sorted(before), "two that were forked ahead are ready"
     assert not isinstance(results_of(real, {ticket := real.submit(Regex("b"), "b")})[ticket], GrammarError)
+
+
+def test_a_worker_stops_for_another_tenant_and_goes_on(real: CompilePool) -> None:
+    bomb = JsonSchema({"oneOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]})
+    expensive, give_up = real.submit(bomb, "a"), monotonic() + PATIENCE_S
+    running = list[WorkerProcess]()
+    while not running or running[0].job_cpu_seconds() < 0.1 or real._workers.num_idle < 2:
+        running = [worker for worker, job in real._workers._jobs.items() if job is not None]
+        assert real.collect() == []
+        assert monotonic() < give_up
+        sleep(0.005)
+    process = psutil.Process(running[0].pid)
+    other = real.submit(large(77), "b")
+    while process.status() != psutil.STATUS_STOPPED:
+        assert monotonic() < give_up
+    answers = collect_until(real, {other})
+    assert isinstance(answers[other], Grammar) and expensive not in answers
+    while process.status() == psutil.STATUS_STOPPED:
+        assert monotonic() < give_up
+    real.cancel(expensive)
+    assert running[0] not in real._workers._jobs
 
 
 def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:

@@ -65,6 +65,42 @@ def test_common_texts_are_allowed(name, texts) -> None:
         assert VALIDATORS[name].is_valid(text), text
 
 
+def _is_written_label(label: str, most: int) -> bool:
+    return 0 < len(label) <= most and "-" not in (label[0], label[-1]) and label[2:4] != "--"
+
+
+def _is_written_host(text: str) -> bool:
+    first, *labels = text.split(".")
+    middle, last = labels[:-1], labels[-1:]
+    ends = all(_is_written_label(label, 63) for label in (first, *last))
+    return ends and len(middle) <= 8 and all(_is_written_label(label, 14) for label in middle)
+
+
+def _is_written_name(text: str) -> bool:
+    names = text.split(".")
+    return all(names) and len("".join(names)) <= (32 if names[1:] else 64)
+
+
+LABELS = {
+    (kind * 64)[:count] for kind in ("a", "a-b", "a--b", "-a", "aa--") for count in (0, 1, 2, 3, 4, 5, 14, 15, 63, 64)
+}
+HOSTS = [pattern.format(label) for label in LABELS for pattern in ("{}", "{}.a", "a.{}", "a.{}.a", "a.b.{0}.b.{0}.{0}")]
+NAMES = ["a" * count for count in (0, 1, 15, 16, 17, 30, 31, 32, 63, 64, 65)]
+
+
+@pytest.mark.parametrize("name", ["email", "hostname"])
+def test_hosts_are_exactly_those_of_the_page(name: str) -> None:
+    begin = "a@" if name == "email" else ""
+    for host in (*HOSTS, *(".".join("a" * count) for count in (9, 10, 11))):
+        assert bool(PATTERNS[name].fullmatch(begin + host)) is _is_written_host(host), host
+
+
+def test_names_of_mail_addresses_are_exactly_those_of_the_page() -> None:
+    for count in (1, 2, 3):
+        for names in map(".".join, product(NAMES, repeat=count)):
+            assert bool(PATTERNS["email"].fullmatch(f"{names}@a")) is _is_written_name(names), names
+
+
 @pytest.mark.parametrize("count", range(1, 15))
 def test_a_labels_with_one_letter_of_latin_1(count: int) -> None:
     """All of them for words of so many letters of ASCII, by Python's codec, and none with other digits."""

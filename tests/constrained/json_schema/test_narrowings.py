@@ -1,20 +1,41 @@
-"""A keyword because of which valid values cannot be generated is in the grammar's warnings, with its place."""
+"""A keyword because of which valid values cannot be generated is in the grammar's warnings, with its place, and in the
+table of the documentation."""
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from schema_strategies import accepts, compact, grammar_of, reference_validator
 
+from plait.constrained.json_schema import compiler
+from plait.constrained.json_schema.lark_writer import NotWritten
+
+ROOT = Path(__file__).parents[3]
+
 DATE = {"type": "string", "format": "date"}
 ARRAY, OBJECT = {"type": "array"}, {"type": "object"}
-NARROWED: list[tuple[dict[str, Any], Any, str]] = [
-    ({**ARRAY, "contains": {"const": 1}}, [0, 0, 0, 0, 1], "/contains"),
-    ({**ARRAY, "contains": {"const": 1}, "maxContains": 1}, [0, 0, 0, 0, 1], "/contains"),
-    ({**OBJECT, "properties": {"a": {}, "b": {}}, "minProperties": 2}, {"x": 1, "y": 1}, "/minProperties"),
-    ({"if": DATE, "then": {"maxLength": 3}, "else": {"maxLength": 4}}, "abcd", "/if"),
+NARROWED: list[tuple[str, dict[str, Any], Any, str]] = [
+    ("`contains`", {**ARRAY, "contains": {"const": 1}}, [0, 0, 0, 0, 1], "/contains"),
+    ("`contains`", {**ARRAY, "contains": {"const": 1}, "maxContains": 1}, [0, 0, 0, 0, 1], "/contains"),
     (
+        "`contains` with `maxContains`",
+        {**ARRAY, "contains": {**OBJECT, "properties": {"a": DATE}, "required": ["a"]}, "maxContains": 1},
+        [{"a": "2024-01-01"}, {"a": "x"}],
+        "/contains",
+    ),
+    (
+        "`minProperties`, `maxProperties` beside additional names",
+        {**OBJECT, "properties": {"a": {}, "b": {}}, "minProperties": 2},
+        {"x": 1, "y": 1},
+        "/minProperties",
+    ),
+    ("`if` without a complement", {"if": DATE, "then": {"maxLength": 3}, "else": {"maxLength": 4}}, "abcd", "/if"),
+    (
+        "`oneOf` with branches that overlap",
         {
             "oneOf": [
                 {**OBJECT, "required": ["a"], "properties": {"a": DATE}},
@@ -25,6 +46,19 @@ NARROWED: list[tuple[dict[str, Any], Any, str]] = [
         "at the top",
     ),
     (
+        "`oneOf` with a `discriminator`",
+        {
+            "oneOf": [
+                {**OBJECT, "properties": {"kind": {"const": "a"}}, "maxProperties": 0},
+                {**OBJECT, "properties": {"kind": {"const": "b"}}, "minProperties": 1},
+            ],
+            "discriminator": {"propertyName": "kind"},
+        },
+        {},
+        "/oneOf",
+    ),
+    (
+        "`unevaluatedProperties`, `unevaluatedItems` beside `anyOf` of more than three branches",
         {
             **OBJECT,
             "anyOf": [{"properties": {name: {"const": 1}}, "required": [name]} for name in "abcd"],
@@ -33,9 +67,15 @@ NARROWED: list[tuple[dict[str, Any], Any, str]] = [
         {"a": 1, "b": 1},
         "/unevaluatedProperties",
     ),
-    ({"type": "string", "pattern": r"^a\b."}, "aé", "/pattern"),
-    ({"anyOf": [{**ARRAY, "uniqueItems": True}, {**ARRAY, "maxItems": 2}]}, [1, 1], "of several alternatives"),
+    (r"`\b`, `\B`, `\p` in a `pattern`", {"type": "string", "pattern": r"^a\b."}, "aé", "/pattern"),
     (
+        "`uniqueItems` in one of several alternatives at a place",
+        {"anyOf": [{**ARRAY, "uniqueItems": True}, {**ARRAY, "maxItems": 2}]},
+        [1, 1],
+        "of several alternatives",
+    ),
+    (
+        "`uniqueItems` in one of several alternatives at a place",
         {
             "anyOf": [
                 {"properties": {"a": {"items": {"allOf": [{"$ref": "#/$defs/set"}]}}}, "required": ["a"]},
@@ -48,11 +88,12 @@ NARROWED: list[tuple[dict[str, Any], Any, str]] = [
         "of several alternatives",
     ),
 ]  # fmt: skip
+"""The row of the documentation's table, a schema, a valid value that is left out, and the place in the warning."""
 
 
 @pytest.mark.parametrize("at", range(len(NARROWED)))
 def test_a_keyword_that_leaves_out_values_is_in_the_warnings(at: int) -> None:
-    schema, value, place = NARROWED[at]
+    _, schema, value, place = NARROWED[at]
     inner = grammar_of({"type": "array", "items": schema})
     grammar = grammar_of(schema)
     assert reference_validator(schema).is_valid(value) or "pattern" in schema
@@ -75,3 +116,33 @@ def test_a_keyword_that_leaves_out_values_is_in_the_warnings(at: int) -> None:
 )
 def test_a_schema_of_which_every_value_can_be_written_has_no_warning(schema: Any) -> None:
     assert grammar_of(schema).warnings == ()
+
+
+def test_numbers_that_only_llguidance_can_write_have_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_nothing(*_: object, **__: object) -> None:
+        raise NotWritten
+
+    monkeypatch.setattr(compiler, "write_lark", write_nothing)
+    (warning,) = grammar_of({"type": "number", "exclusiveMinimum": 0, "maximum": 0.95}).warnings
+    assert "numbers are left out" in warning
+    assert grammar_of({"type": "number", "minimum": 0}).warnings == ()
+
+
+def test_every_report_of_the_rewriter_is_tried_here_and_in_the_table() -> None:
+    page = (ROOT / "docs/constraints.md").read_text()
+    rows = set(re.findall(r"^\| (.*?) \| .* \| yes \|$", page, re.M))
+    assert rows - {"a bounded fraction in a schema for which plait writes no grammar of its own"} == {
+        row for row, *_ in NARROWED
+    }
+    warnings = [warning for _, schema, _, _ in NARROWED for warning in grammar_of(schema).warnings]
+    reports = [
+        node.args[0]
+        for path in (ROOT / "constrained/json_schema/rewrite").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "narrow"
+    ]
+    assert len(reports) > 7
+    for report in reports:
+        pieces = report.values if isinstance(report, ast.JoinedStr) else [report]
+        words = "".join(re.escape(piece.value) if isinstance(piece, ast.Constant) else ".*" for piece in pieces)
+        assert any(re.search(words, warning) for warning in warnings), words

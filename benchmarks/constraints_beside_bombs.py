@@ -1,0 +1,188 @@
+"""What expensive constraints of one key cost the other keys: the time between their tokens, and their own constraints.
+
+python benchmarks/constraints_beside_bombs.py [--pairs 10] [--seconds 20] [--streams 8] [--in-flight 8]
+
+Free texts of one key decode in pairs of a quiet and an attacked time, in alternating order. Meanwhile a second key asks
+for one token under a schema that was never seen, twice a second, once small and once large. In the attacked time
+another process keeps expensive constraints of a third key in flight, none of them seen before, so that no answer comes
+from the cache. Printed are the medians over the pairs: of the ratios of the median and of the 99th percentile between
+tokens (to hold: at most 1.1), and of the differences of the median wait for a schema (to hold: at most 100 ms).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import select
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from constraints_tenants import EXPENSIVE_SPECS, EXTRA_SPECS, answer, start
+
+from plait.constrained import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
+from plait.runtime.client.client import Client
+from plait.runtime.process.runtime import Runtime
+
+SETTLE_S = 1.0  # after the first bomb, before anything is measured
+SAME_STEP_S = 0.001  # pieces that arrive closer together are tokens of one step
+
+
+@dataclass
+class Times:
+    """Seconds that one side of a pair measured."""
+
+    gaps: list[float] = field(default_factory=list)  # between the tokens of two steps of a stream
+    small: list[float] = field(default_factory=list)  # until the first token under a small schema
+    large: list[float] = field(default_factory=list)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each side of a pair")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--in-flight", type=int, default=8, help="expensive constraints that wait at any time")
+    parser.add_argument("--attack", metavar="ADDRESS", help="be the attacker of this runtime, until a line comes in")
+    options = parser.parse_args(arguments)
+    if options.attack:
+        attack(options.attack, options.in_flight)
+        return
+    with Runtime() as runtime:
+        start(runtime.client, "b", 1, JsonSchema({"type": "null"})).result()
+        pairs = list[tuple[Times, Times]]()
+        for number in range(options.pairs):
+            sides = {
+                is_attacked: side(runtime, options, is_attacked) for is_attacked in (number % 2 == 1, number % 2 == 0)
+            }
+            pairs.append((sides[False], sides[True]))
+            show(*pairs[-1])
+    summary(pairs)
+
+
+def side(runtime: Runtime, options: argparse.Namespace, is_attacked: bool) -> Times:
+    command = [sys.executable, "-P", __file__, "--attack", str(runtime.address), "--in-flight", str(options.in_flight)]
+    attacker = None
+    if is_attacked:
+        attacker = subprocess.Popen(
+            ["nice", "-n", "19", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert attacker.stdout is not None
+        if not attacker.stdout.readline():
+            raise RuntimeError("the attacker did not begin")
+        time.sleep(SETTLE_S)
+    times, until = Times(), time.perf_counter() + options.seconds
+    threads = [threading.Thread(target=watch, args=(runtime.client, until, times.gaps)) for _ in range(options.streams)]
+    threads.append(threading.Thread(target=ask, args=(runtime.client, until, times)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if attacker is not None:
+        attacker.communicate("enough\n", timeout=60)
+        if attacker.returncode:
+            raise RuntimeError("the attacker failed")
+    return times
+
+
+def watch(client: Client, until: float, gaps: list[float]) -> None:
+    """Decodes free texts and notes the time between their pieces."""
+    while time.perf_counter() < until:
+        call, last = start(client, "a", 4000, ignore_eos=True), 0.0
+        for _ in call.iter_text():
+            now = time.perf_counter()
+            if last and now - last > SAME_STEP_S:
+                gaps.append(now - last)
+            last = now
+            if now > until:
+                call.abort()
+                return
+
+
+_numbers = itertools.count()
+
+
+def ask(client: Client, until: float, times: Times) -> None:
+    """Asks for a token under a new schema, twice a second, and notes how long that takes."""
+    while time.perf_counter() < until:
+        for waits, num_fields in ((times.small, 8), (times.large, 200)):
+            begun = time.perf_counter()
+            answer(start(client, "b", 1, honest(next(_numbers), num_fields)))
+            waits.append(time.perf_counter() - begun)
+            time.sleep(max(0.0, begun + 0.5 - time.perf_counter()))
+
+
+def honest(number: int, num_fields: int) -> JsonSchema:
+    """A record as people write them; one of 200 fields has 18,000 characters."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": 40, "description": "As it is written in the document."},
+        {"type": "integer", "minimum": 0, "maximum": 120, "description": "In years."},
+        {"enum": ["engineer", "teacher", "doctor"], "description": "The first that fits."},
+        {"type": ["string", "null"], "format": "date", "description": "The day, if it is known."},
+    ]
+    fields = {f"field_{number}_{at}": kinds[at % len(kinds)] for at in range(num_fields)}
+    return JsonSchema({"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False})
+
+
+def attack(address: str, in_flight: int) -> None:
+    """Keeps expensive constraints in flight until a line comes in; prints a line after the first."""
+    waiting = list[Any]()
+    with Runtime.connect(address) as runtime:
+        for number, make in enumerate(itertools.cycle((EXPENSIVE_SPECS | EXTRA_SPECS).values())):
+            try:
+                waiting.append(start(runtime.client, "c", 4, unlike_others(make(), time.time_ns() + number)))
+            except GrammarError:
+                continue  # refused in the client
+            if number == 0:
+                print("begun", flush=True)
+            while len(waiting) >= in_flight:
+                waiting = [call for call in waiting if not call.done()]
+                if select.select([sys.stdin], [], [], 0.002)[0]:
+                    return
+
+
+def unlike_others(spec: Spec, number: int) -> Spec:
+    """Returns a spec of about the same cost that no cache has an answer for."""
+    if isinstance(spec, JsonSchema):
+        return JsonSchema(f'{{"$comment":"{number}",{spec.text[1:]}')
+    if isinstance(spec, Regex):
+        return Regex(f"(?:{spec.pattern})|{number}")
+    if isinstance(spec, Choices):
+        return Choices((*spec.choices, str(number)))
+    if isinstance(spec, Ebnf):
+        return Ebnf(f"{spec.grammar}\n# {number}\n")
+    assert isinstance(spec, Lark)
+    return Lark(f"{spec.grammar}\n// {number}\n")
+
+
+def show(quiet: Times, attacked: Times) -> None:
+    for name, times in (("quiet", quiet), ("attacked", attacked)):
+        p50, p99 = 1e3 * np.percentile(times.gaps, [50, 99])
+        waits = ", ".join(
+            f"a {size} schema {1e3 * np.median(found):.0f} ms (at most {1e3 * max(found):.0f})"
+            for size, found in (("small", times.small), ("large", times.large))
+        )
+        print(f"{name:9} between tokens p50 {p50:6.1f}, p99 {p99:6.1f} ms of {len(times.gaps)}; {waits}", flush=True)
+
+
+def summary(pairs: list[tuple[Times, Times]]) -> None:
+    for percent in (50, 99):
+        ratios = [
+            np.percentile(attacked.gaps, percent) / np.percentile(quiet.gaps, percent) for quiet, attacked in pairs
+        ]
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"p{percent} between tokens, attacked over quiet: {np.median(ratios):.3f} {spread}")
+    for name in ("small", "large"):
+        more = [1e3 * (np.median(getattr(b, name)) - np.median(getattr(a, name))) for a, b in pairs]
+        print(f"a {name} schema waits longer by {np.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})")
+
+
+if __name__ == "__main__":
+    main()

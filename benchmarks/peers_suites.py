@@ -1,0 +1,370 @@
+"""How right plait, llguidance, xgrammar and outlines-core are: on the official test suite, on the strings of xgrammar's
+own tests, and on published schemas.
+
+python benchmarks/peers_suites.py FOLDER [--corpus CORPUS.jsonl] [--deadline 2] [--only plait,llguidance]
+
+FOLDER is where the suites are, or are put: the source distributions of jsonschema, which has the official suite (MIT),
+and of xgrammar (Apache License 2.0), from the package index, and the strings that xgrammar_strings.py records. CORPUS
+is what schema_corpus.py writes. Every library gets each schema as it is and a vocabulary of bytes, and texts in which
+white space may stand anywhere; xgrammar is told to leave objects open, as the specification does. A text is right to
+accept if it is JSON whose value is valid for jsonschema-rs, formats asserted. Libraries that are not installed are left
+out; the tests of xgrammar need pytest, transformers and torch. Each schema is compiled and tried in a child process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import llguidance
+import numpy as np
+import outlines_core
+from constraints_peers import in_children
+from schema_coverage import accepts_some_order, groups
+from schema_strategies import BYTE_VOCABULARY, EOS_ID
+
+try:
+    import xgrammar  # here, since it takes seconds
+except ImportError:
+    xgrammar = None
+from plait.constrained import JsonSchema, Matcher, mask_words
+from plait.constrained.compiler import build_grammar, compile_spec
+from plait.constrained.guidance.llguidance_tokenizer import tokenizer_of
+
+SUITE, STRINGS = "jsonschema==4.26.0", "xgrammar==0.2.9"
+TEST_FILES = (
+    "json_schema_converter",
+    "json_schema_direct_converter",
+    "json_schema_excludes",
+    "grammar_matcher_json_schema",
+)
+MAX_STEPS = 400  # bytes of a random text
+WALKS = 3
+WIDTH = len(BYTE_VOCABULARY)
+
+
+class Text:
+    """One text under a compiled schema, byte by byte."""
+
+    def __init__(self, accept: Callable[[int], bool], mask: Callable[[], Any], is_complete: Callable[[], bool]) -> None:
+        self.accept, self.mask, self.is_complete = accept, mask, is_complete
+
+
+Compiled = Callable[[], Text]
+"""Returns a new text."""
+
+
+def with_plait(schema: Any) -> Compiled:
+    spec = JsonSchema(schema, whitespace=True, annotations=True)
+    grammar = build_grammar(compile_spec(spec, BYTE_VOCABULARY), BYTE_VOCABULARY)
+    row = np.zeros(mask_words(WIDTH), np.int32)
+
+    def begin() -> Text:
+        matcher: Matcher = grammar.matcher()
+        return Text(matcher.accept, lambda: (matcher.fill_mask(row), row)[1], lambda: matcher.is_accepting)
+
+    return begin
+
+
+def with_llguidance(schema: Any) -> Compiled:
+    text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    first = llguidance.LLMatcher(tokenizer_of(BYTE_VOCABULARY), text, log_level=0)
+    if first.is_error():
+        raise ValueError(first.get_error())
+
+    def begin() -> Text:
+        matcher = first.deep_copy()
+
+        def accept(token: int) -> bool:
+            return matcher.validate_tokens([token]) == 1 and bool(matcher.consume_token(token))
+
+        return Text(accept, lambda: np.frombuffer(matcher.compute_bitmask(), np.int32), matcher.is_accepting)
+
+    return begin
+
+
+def with_outlines(schema: Any) -> Compiled:
+    pattern = outlines_core.json_schema.build_regex_from_schema(json.dumps(schema))
+    tokens = {text: [token] for token, text in enumerate(BYTE_VOCABULARY.token_bytes) if text}
+    index = outlines_core.Index(pattern, outlines_core.Vocabulary(EOS_ID, tokens))
+
+    def begin() -> Text:
+        guide = outlines_core.Guide(index)
+
+        def accept(token: int) -> bool:
+            if token not in guide.get_tokens():
+                return False
+            guide.advance(token)
+            return True
+
+        def mask() -> Any:
+            bits = np.zeros(32 * mask_words(WIDTH), np.uint8)
+            bits[guide.get_tokens()] = 1
+            return np.packbits(bits, bitorder="little").view(np.int32)
+
+        return Text(accept, mask, lambda: guide.is_finished() or EOS_ID in guide.get_tokens())
+
+    return begin
+
+
+def with_xgrammar(schema: Any) -> Compiled:
+    tokens = [b"</s>", *BYTE_VOCABULARY.token_bytes[1:]]
+    information = xgrammar.TokenizerInfo(tokens, stop_token_ids=[EOS_ID])
+    compiler = xgrammar.GrammarCompiler(information, max_threads=1)
+    compiled = compiler.compile_json_schema(json.dumps(schema), strict_mode=False)
+    row = xgrammar.allocate_token_bitmask(1, WIDTH)
+
+    def begin() -> Text:
+        matcher = xgrammar.GrammarMatcher(compiled)
+
+        def mask() -> Any:
+            matcher.fill_next_token_bitmask(row)
+            return row[0].numpy()
+
+        return Text(matcher.accept_token, mask, matcher.is_completed)
+
+    return begin
+
+
+LIBRARIES = {
+    "plait": with_plait,
+    "llguidance": with_llguidance,
+    "xgrammar": with_xgrammar,
+    "outlines-core": with_outlines,
+}
+PACKAGES = {"plait": "plait", "llguidance": "llguidance", "xgrammar": "xgrammar", "outlines-core": "outlines_core"}
+
+
+def accepts(begin: Compiled, text: str) -> bool:
+    state = begin()
+    return all(state.accept(1 + byte) for byte in text.encode()) and state.is_complete()
+
+
+def is_valid(judge: Any, text: str) -> bool | None:
+    """Returns whether a text is JSON of a valid value.
+
+    None if the judge cannot tell: a number overflows a double, or a text has half of a surrogate pair.
+    """
+    try:
+        value = json.loads(text, parse_constant=lambda name: int(name))  # NaN is no JSON
+    except (ValueError, RecursionError):
+        return False
+    try:
+        return None if "inf" in repr(value).lower() else bool(judge.is_valid(value))
+    except UnicodeEncodeError:
+        return None
+
+
+# -- what is asked of each schema, in a child process --------------------------------------------------
+
+
+def try_group(library: Callable[[Any], Compiled], group: Any) -> str:
+    begin = library(group["schema"])
+    answers = [(test["valid"], accepts_some_order(partial(accepts, begin), test["data"])) for test in group["tests"]]
+    if (False, True) in answers:
+        return "accepts an invalid value"
+    return "leaves out a valid value" if (True, False) in answers else "right"
+
+
+def try_texts(library: Callable[[Any], Compiled], case: tuple[Any, list[str]]) -> list[bool]:
+    begin = library(case[0])
+    return [accepts(begin, text) for text in case[1]]
+
+
+def try_walks(library: Callable[[Any], Compiled], schema: Any) -> list[str]:
+    begin, rng = library(schema), random.Random(json.dumps(schema))
+    return [text for _ in range(WALKS) if (text := walk(begin(), rng)) is not None]
+
+
+def walk(state: Text, rng: random.Random) -> str | None:
+    """Returns a random text under the masks, which often ends what it has begun; None if it does not end in time."""
+    text = bytearray()
+    for _ in range(MAX_STEPS):
+        if state.is_complete():
+            return text.decode(errors="replace")
+        row = np.ascontiguousarray(state.mask()).view(np.uint8)
+        allowed = [
+            token for token in np.flatnonzero(np.unpackbits(row, bitorder="little")).tolist() if 0 < token < WIDTH
+        ]
+        if not allowed:
+            return None
+        ends = [token for token in allowed if chr(token - 1) in '"}]']
+        token = rng.choice(ends if ends and rng.random() < 0.5 else allowed)
+        if not state.accept(token):
+            return None
+        text.append(token - 1)
+    return None
+
+
+# -- the suites ----------------------------------------------------------------------------------------
+
+
+def official(folder: Path, libraries: dict[str, Any], deadline_s: float) -> None:
+    listed = [group for _, _, group in groups(folder)]
+    print(f"official suite, drafts 7 and 2020-12: {len(listed)} schemas")
+    for name, library in libraries.items():
+        found = in_children(partial(try_group, library), listed, deadline_s)
+        verdicts = collections.Counter(
+            verdict or ("refused" if any(test["valid"] for test in group["tests"]) else "right")  # it has no value
+            for group, verdict in zip(listed, found, strict=True)
+        )
+        show(name, verdicts, len(listed))
+
+
+def strings(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
+    """The tests close objects that list properties, unless the schema says something else of others (strict_mode)."""
+    texts: dict[str, list[str]] = collections.defaultdict(list)
+    for line in map(json.loads, path.open()):
+        if line["kind"] == "schema" and line["text"] not in texts[line["source"]]:
+            texts[line["source"]].append(line["text"])
+    cases: list[tuple[Any, list[str]]] = []
+    valid: list[list[bool | None]] = []
+    for source, listed in texts.items():
+        schema = closed(json.loads(source))
+        try:
+            judge = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
+        except ValueError:
+            continue  # no valid schema
+        cases.append((schema, listed))
+        valid.append([is_valid(judge, text) for text in listed])
+    total = sum(map(len, valid))
+    print(
+        f"strings of xgrammar's tests: {total} of {len(cases)} schemas; {sum(v.count(True) for v in valid)} are valid"
+    )
+    for name, library in libraries.items():
+        verdicts: collections.Counter[str] = collections.Counter()
+        for right, answers in zip(valid, in_children(partial(try_texts, library), cases, deadline_s), strict=True):
+            for is_right, answer in zip(right, answers or [None] * len(right), strict=True):
+                verdicts[verdict_of(is_right, answer)] += 1
+        show(name, verdicts, total)
+
+
+def closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: part if name in ("enum", "const", "default") else closed(part) for name, part in schema.items()}
+    properties = schema.get("properties")
+    is_schema = isinstance(properties, dict) and all(isinstance(part, dict | bool) for part in properties.values())
+    if is_schema and schema.keys().isdisjoint(("additionalProperties", "patternProperties", "unevaluatedProperties")):
+        found["additionalProperties"] = False
+    return found
+
+
+def verdict_of(is_right: bool | None, answer: bool | None) -> str:
+    if answer is None:
+        return "refused"
+    if is_right is None or answer is is_right:
+        return "right"
+    return "accepts an invalid value" if answer else "leaves out a valid value"
+
+
+def published(path: Path, libraries: dict[str, Any], deadline_s: float) -> None:
+    schemas = [json.loads(line)["schema"] for line in path.open()]
+    print(f"published schemas: {len(schemas)}, {WALKS} random texts of each")
+    for name, library in libraries.items():
+        found = in_children(partial(try_walks, library), schemas, deadline_s)
+        num_texts, num_wrong, with_wrong = 0, 0, 0
+        for schema, texts in zip(schemas, found, strict=True):
+            judge = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
+            wrong = [text for text in texts or () if is_valid(judge, text) is False]
+            num_texts, num_wrong, with_wrong = (
+                num_texts + len(texts or ()),
+                num_wrong + len(wrong),
+                with_wrong + bool(wrong),
+            )
+        taken = sum(texts is not None for texts in found)
+        print(
+            f"  {name:14} compiles {taken} ({taken / len(schemas):.1%}); texts {num_texts}, invalid {num_wrong}, under "
+            f"{with_wrong} schemas",
+            flush=True,
+        )
+
+
+def show(name: str, verdicts: collections.Counter[str], total: int) -> None:
+    others = ", ".join(
+        f"{verdict} {count} ({count / total:.1%})" for verdict, count in sorted(verdicts.items()) if verdict != "right"
+    )
+    print(f"  {name:14} right {verdicts['right']} ({verdicts['right'] / total:.1%}); {others}", flush=True)
+
+
+# -- fetching ------------------------------------------------------------------------------------------
+
+
+def fetched(folder: Path, requirement: str) -> Path:
+    """Returns the unpacked source distribution of a package, which is downloaded if it is not there."""
+    name, _, version = requirement.partition("==")
+    found = folder / f"{name}-{version}"
+    if not found.exists():
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            name,
+            "--dest",
+            str(folder),
+            requirement,
+        ]
+        subprocess.run(pip, check=True)
+        subprocess.run(["tar", "xzf", str(folder / f"{name}-{version}.tar.gz"), "-C", str(folder)], check=True)
+    return found
+
+
+def recorded(folder: Path) -> Path:
+    """Returns the strings of xgrammar's tests, which are run if they were not."""
+    path = folder / "strings.jsonl"
+    if not path.exists():
+        tests = fetched(folder, STRINGS) / "tests" / "python"
+        files = [str(tests / f"test_{name}.py") for name in TEST_FILES]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parent),
+            "XGRAMMAR_STRINGS": str(path),
+            "XGRAMMAR_TEST_OFFLINE": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xgrammar_strings", *files]
+        subprocess.run(command, check=False, env=environment)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--corpus", type=Path, help="published schemas, one a line")
+    parser.add_argument("--deadline", type=float, default=2.0, help="seconds by the clock for a schema and its texts")
+    parser.add_argument("--only", help="names of libraries, with commas")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(exist_ok=True)
+    versions = {}
+    for name, package in PACKAGES.items():
+        try:
+            versions[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    libraries = {
+        name: LIBRARIES[name] for name in (arguments.only or ",".join(LIBRARIES)).split(",") if name in versions
+    }
+    print(", ".join(f"{name} {versions[name]}" for name in libraries))
+    official(fetched(arguments.folder, SUITE) / "json" / "tests", libraries, arguments.deadline)
+    strings(recorded(arguments.folder), libraries, arguments.deadline)
+    if arguments.corpus:
+        published(arguments.corpus, libraries, arguments.deadline)
+
+
+if __name__ == "__main__":
+    main()
