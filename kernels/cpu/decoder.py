@@ -205,8 +205,8 @@ class CpuDecoder:
         return self._amx_min_tokens is not None and count >= self._amx_min_tokens
 
     def _num_partitions(self, count: int) -> int:
-        """Returns the number of row partitions of a step with AMX (`row_partition`)."""
-        return max(1, min(self.threads, count // MIN_PARTITION_ROWS))
+        """Returns the number of row partitions of a step without adapters (`row_partition`)."""
+        return max(1, min(self.threads, count // MIN_PARTITION_ROWS)) if self._uses_amx(count) else 1
 
     def _set_batch(self, layout: NumpyAttentionLayout) -> None:
         args, q_starts = self._args, layout.q_starts

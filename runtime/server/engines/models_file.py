@@ -129,7 +129,7 @@ def _adapters(path: Path, line: int, value: yaml.Node) -> dict[str, str]:
 def _setting(path: Path, key: str, text: str) -> dict[str, Any]:
     option = MODEL_OPTIONS.get(key)
     if option is None:
-        known = [MODEL_KEY, ALIAS_KEY, ADAPTERS_KEY, *MODEL_OPTIONS]
+        known = [MODEL_KEY, ALIAS_KEY, *MODEL_OPTIONS, ADAPTERS_KEY]
         hint = did_you_mean(key.replace("_", "-"), known)
         raise InputError(f"unknown setting {key!r:.100}{hint}; known are: {', '.join(known)}")
     value = option.parse(text)
