@@ -58,7 +58,7 @@ RUNTIME_ORDER = (
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch
 # The packages of runtime/server/, lowest first.
 SERVER_ORDER = (
-    *("fields", "http", "generation", "chat", "programs", "engines", "ops", "batches"),
+    *("fields", "http", "generation", "chat", "engines", "ops", "batches"),
     *("app_state", "rerun", "protocols", "app"),
 )
 # Siblings whose modules import each other, though no module imports itself that way: (package, its members).

@@ -105,7 +105,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens and run.client.takes_following_text:
-        followed_by = branch.text_after(behind, run.client.tokenizer)
+        followed_by = branch.text_behind(behind, run.client.tokenizer)
     samples: list[GenResult] = []
     for call in branch.start_gen(expr.name, params, expr.constraint, n, followed_by):
         sample = _result_type(expr.value_format)(run, expr.name, call, expr.value_format)

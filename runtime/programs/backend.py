@@ -1,4 +1,4 @@
-"""What a program uses of its backend: one protocol for runtimes, other services and the backends of plait.testing."""
+"""The protocol that a program's backend implements: runtimes, other services and the backends of plait.testing."""
 
 from __future__ import annotations
 

@@ -154,11 +154,11 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def text_after(self, after: Iterable[object], tokenizer: Tokenizer) -> str:
-        """Returns the text that belongs to the constraint of the next gen; "" if none does. `after`: the steps after
+    def text_behind(self, behind: Iterable[object], tokenizer: Tokenizer) -> str:
+        """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
         it, of which texts and the end of the open turn are known."""
         parts: list[tuple[str, bool]] = []
-        for step in after:
+        for step in behind:
             if isinstance(step, TextStep):
                 parts.append((step.text, False))
                 continue

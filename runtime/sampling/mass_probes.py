@@ -1,4 +1,4 @@
-"""Texts drawn under the mask that tell a search for an exact sample early that it would hardly ever end.
+"""Probe texts, drawn under the mask: they stop a search for an exact sample early if it would hardly ever end.
 
 The product of the allowed probabilities along a text that is drawn among the allowed tokens is an unbiased estimate of
 p(admissible) (importance sampling), and a search takes about 1 / p(admissible) steps. Where a few such products have

@@ -1,4 +1,4 @@
-"""Discards what steps that raised have written: pages without KV must not be read, neither by requests nor as cache."""
+"""Discards the results of failed steps, so that pages without KV are never read, by requests or as cache."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from plait.runtime.chat.derivation.format_probe import derive_call_format
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON, exception_of
 from plait.runtime.chat.derivation.reasoning_probe import derive_message_format, derive_reasoning_format
 from plait.runtime.chat.derivation.template_probe import ProbeTimeout, TemplateProbe
 from plait.runtime.chat.formats.call_format import CallFormat
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON, exception_of
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.tokenizer import Tokenizer

@@ -1,4 +1,4 @@
-"""Reads from a model's files how it makes one vector of a text.
+"""Reads the pooling settings of an embedding model from its files.
 
 The sources are the layout that sentence-transformers 5 saves, and llama.cpp's `enum llama_pooling_type` in GGUF files.
 """

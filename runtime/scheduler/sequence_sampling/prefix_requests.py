@@ -55,7 +55,7 @@ def call_of(request: GenerationRequest) -> GenerationRequest:
 
 
 class PrefixRequests:
-    """What the ways to draw whole values do alike with the requests of their calls."""
+    """Adds, moves and ends the requests that compute prefixes for a call with `exact` or `particles`."""
 
     def __init__(self, batch_scheduler: BatchScheduler, vocabulary: Vocabulary) -> None:
         self.scheduler, self.cache, self.vocabulary = batch_scheduler, batch_scheduler.cache, vocabulary

@@ -6,27 +6,19 @@ Every error names the node, as `program[2].gen.max_tokens`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
+from plait.runtime.messages import SelectMethod
 from plait.runtime.programs.sampling import gen_fields
-from plait.runtime.programs.steps import TextStep
-from plait.runtime.sampling_params import NAMES
+from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
+from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
-from plait.runtime.server.programs.call_count import BranchCalls, CallCounter, VariableCalls
-from plait.runtime.server.programs.steps import (
-    CompiledProgram,
-    ForkStep,
-    GenStep,
-    SelectStep,
-    Step,
-    TurnBegin,
-    TurnEnd,
-    VariableStep,
-)
+from plait.runtime.server.protocols.programs.call_count import BranchCalls, CallCounter, VariableCalls
 from plait.runtime.server.protocols.programs.types import Fork, Gen, Node, ProgramRequest, ProgramSamplingFields, Select
 from plait.runtime.server.protocols.shared import build_constraint
 
@@ -34,6 +26,63 @@ MAX_NODES = 4096
 MAX_DEPTH = 16  # of forks and roles within each other
 _KINDS = ("text", "var", "gen", "select", "role", "fork")
 _CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
+
+
+@dataclass(frozen=True)
+class VariableStep:
+    name: str
+    index: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GenStep:
+    path: str
+    name: str | None
+    sampling: SamplingParams
+    constraint: Spec | None
+    constraint_param: str | None
+    n: int
+    same_seed: bool
+    following_nodes: int | None
+
+
+@dataclass(frozen=True)
+class SelectStep:
+    path: str
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+    timeout_s: float | None
+    sampling: SamplingParams  # its seed, of the method "exact"
+    same_seed: bool
+
+
+@dataclass(frozen=True)
+class TurnBegin(RoleBeginStep):
+    path: str
+
+
+@dataclass(frozen=True)
+class TurnEnd(RoleEndStep):
+    path: str
+
+
+@dataclass(frozen=True)
+class ForkStep:
+    path: str
+    branches: tuple[tuple[Step, ...], ...]
+    join: Literal["gather", "append"]
+
+
+Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | TurnBegin | TurnEnd | ForkStep
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """`max_calls`: the greatest number of calls that it can have in flight at once; see `call_count`."""
+
+    steps: tuple[Step, ...]
+    max_calls: int
 
 
 def compile_program(body: ProgramRequest, max_branches: int) -> CompiledProgram:

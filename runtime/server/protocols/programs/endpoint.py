@@ -31,11 +31,10 @@ from plait.runtime.server.http.response import (
     json_response_in_pieces,
     named_sse_event,
 )
-from plait.runtime.server.programs.program_branch import ProgramBranch, Value, resolve_value
-from plait.runtime.server.programs.program_run import FinishedCall, ProgramRun, TextDelta
-from plait.runtime.server.programs.steps import CompiledProgram
 from plait.runtime.server.protocols.answer import respond
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
+from plait.runtime.server.protocols.programs.compiler import CompiledProgram, compile_program
+from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
 from plait.runtime.server.protocols.programs.types import (
     CallAnswer,
     CallUsage,

@@ -12,8 +12,8 @@ import pytest
 from waiting import wait_until
 
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 PATIENCE_S = 60.0

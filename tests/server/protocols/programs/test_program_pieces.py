@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import httpx
 
 from plait.runtime.programs.branch import Turn
-from plait.runtime.server.programs import program_branch as branch_module
-from plait.runtime.server.programs import program_run
-from plait.runtime.server.programs.program_branch import ProgramBranch
+from plait.runtime.server.protocols.programs import branch as branch_module
+from plait.runtime.server.protocols.programs import program_run
+from plait.runtime.server.protocols.programs.branch import ProgramBranch
 
 
 def new_branch(monkeypatch) -> ProgramBranch:
@@ -55,7 +55,7 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
 
     async def run() -> None:
         for _ in range(40):
-            await branch.begin_turn_in_thread("user")
+            await branch.begin_turn_aside("user")
             branch.turns.append(Turn("user", 0, 0))
 
     asyncio.run(run())

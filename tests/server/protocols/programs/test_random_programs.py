@@ -14,8 +14,8 @@ from waiting import wait_until
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 from plait.runtime.server.settings import server_settings
 

@@ -96,7 +96,7 @@ class ProgramBranch(BranchText[TextPiece, Value]):
             raise
         return work.result()
 
-    async def begin_turn_in_thread(self, role: str) -> None:
+    async def begin_turn_aside(self, role: str) -> None:
         """Begins a turn. Rendering many turns takes long, and has a thread."""
         prefix = await run_in_thread_if(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
         await asyncio.sleep(0)  # a program may have many turns in a row

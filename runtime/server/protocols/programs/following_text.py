@@ -1,16 +1,16 @@
-"""The text after a gen of a program, as far as it is known before the gen runs."""
+"""The text behind a gen of a program, as far as it is known before the gen runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from plait.runtime.programs.steps import TextStep
-from plait.runtime.server.programs.program_branch import ProgramBranch, resolve_value
-from plait.runtime.server.programs.steps import GenStep, Step, TurnEnd, VariableStep
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, resolve_value
+from plait.runtime.server.protocols.programs.compiler import GenStep, Step, TurnEnd, VariableStep
 
 
-async def text_after(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
-    """Returns the text after `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
+async def text_behind(steps: Sequence[Step], index: int, program_branch: ProgramBranch) -> str:
+    """Returns the text behind `steps[index]` that belongs to its constraint, if it is a gen; "" if none does.
 
     Waits for variables whose text a call still generates, if `following_nodes` counts them.
     """
@@ -26,7 +26,7 @@ async def text_after(steps: Sequence[Step], index: int, program_branch: ProgramB
         if not isinstance(other, TextStep | TurnEnd):
             break
         known.append(other)
-    return program_branch.text_after(known, program_branch.client.tokenizer)
+    return program_branch.text_behind(known, program_branch.client.tokenizer)
 
 
 def _is_known(variable: VariableStep, gen: GenStep, program_branch: ProgramBranch) -> bool:

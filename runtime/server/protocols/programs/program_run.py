@@ -23,8 +23,8 @@ from plait.runtime.programs.steps import TextStep
 from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
-from plait.runtime.server.programs.program_branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.programs.steps import (
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
+from plait.runtime.server.protocols.programs.compiler import (
     CompiledProgram,
     ForkStep,
     GenStep,
@@ -34,7 +34,7 @@ from plait.runtime.server.programs.steps import (
     TurnEnd,
     VariableStep,
 )
-from plait.runtime.server.programs.trailing_text import text_after, text_of
+from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
@@ -139,14 +139,14 @@ class ProgramRun:
             elif isinstance(step, TurnBegin):
                 with _errors_named(step.path):
                     self._count_turns(step, len(program_branch.turns) + 1)
-                    await program_branch.begin_turn_in_thread(step.role)
+                    await program_branch.begin_turn_aside(step.role)
             elif isinstance(step, TurnEnd):
                 with _errors_named(step.path):
                     program_branch.end_turn(step.role)
             elif isinstance(step, ForkStep):
                 await self._fork(step, program_branch)
             else:
-                await self._call(step, program_branch, await text_after(steps, index, program_branch))
+                await self._call(step, program_branch, await text_behind(steps, index, program_branch))
 
     def _count_turns(self, step: TurnBegin, count: int) -> None:
         """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
