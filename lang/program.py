@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from plait.lang.aio.execution import (
+from plait.lang.backends.cluster import Cluster
+from plait.lang.backends.default_backend import Backend, resolve_client
+from plait.lang.budget import Budget, checked_budget
+from plait.lang.errors import unknown_keyword
+from plait.lang.execution.event_loop import (
     checked_concurrency,
     run_all_async,
     run_all_in_new_loop,
@@ -18,21 +22,17 @@ from plait.lang.aio.execution import (
     start,
     start_loop_thread,
 )
-from plait.lang.aio.state import AsyncState
-from plait.lang.backends.cluster import Cluster
-from plait.lang.backends.default_backend import Backend, resolve_client
-from plait.lang.batch import iter_in_order, num_workers
-from plait.lang.budget import Budget, checked_budget
-from plait.lang.core.execution import Execution
-from plait.lang.core.state import ProgramState
-from plait.lang.errors import unknown_keyword
+from plait.lang.execution.execution import Execution
+from plait.lang.execution.threads import iter_in_order, num_workers
 from plait.lang.keywords import RunKeywords
 from plait.lang.program_arguments import ProgramArguments
 from plait.lang.sampling_options import Options, run_options
+from plait.lang.states.async_state import AsyncState
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.control.item_log import ItemLog
+    from plait.lang.batches.item_log import ItemLog
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
@@ -192,7 +192,7 @@ class Program(Generic[P]):
             raise InputError("run_batch: resume cannot be combined with generator_style")
         log: ItemLog | None = None
         if resume is not None:
-            from plait.lang.control.batch_checkpoint import BatchCheckpoint
+            from plait.lang.batches.checkpoint import BatchCheckpoint
 
             log = BatchCheckpoint(resume, self.name, self._body, dict(enumerate(items)), options)
         if isinstance(backend, Cluster):

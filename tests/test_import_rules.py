@@ -45,13 +45,10 @@ CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "cl
 # Siblings whose modules import each other, though no module imports itself that way: (package, its members).
 CIRCLES = (
     ("plait.constrained", "guidance json_schema regex"),
-    ("plait.lang", "aio core derived retries spans"),
-    ("plait.lang", "cluster control program tracing"),
     (
         "plait.runtime.server",
         "app_state batches chat engines generation http ops protocols replicated_runtime request_fields rerun",
     ),
-    ("plait.runtime.chat", "argument_readers formats parser"),
 )
 MAX_FILES_IN_FOLDER = 16
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))

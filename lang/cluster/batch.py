@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.cluster import Cluster
-from plait.lang.batch import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.batches.item_log import ItemLog, is_json
 from plait.lang.cluster.actor import Work, encode_work
 from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
 from plait.lang.cluster.job import Finished, Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources, connected
-from plait.lang.control.item_log import ItemLog, is_json
-from plait.lang.core.state import ProgramState
 from plait.lang.errors import program_error
+from plait.lang.execution.threads import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError, PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
 

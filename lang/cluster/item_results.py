@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.batches.saved_runs import decode_run, encode_run
+from plait.lang.batches.saved_values import CannotSave, ValueCodec
 from plait.lang.cluster.item_errors import decode_error, encode_error
 from plait.lang.cluster.program_reference import FILE_MODULE
-from plait.lang.control.saved_runs import decode_run, encode_run
-from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.lang.core.branch import Branch
 from plait.lang.core.run import Run
-from plait.lang.core.state import ProgramState
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession, Run
+    from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate

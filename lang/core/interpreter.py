@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from plait.lang.core.derived.captures import CapturedText, GenWithCaptures, variables_of
+from plait.lang.core.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -20,8 +22,6 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.results import GenResult, Samples, SelectResult
-from plait.lang.derived.captures import CapturedText, GenWithCaptures, variables_of
-from plait.lang.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat
@@ -128,8 +128,8 @@ def _result_type(value_format: ValueFormat | None) -> type[GenResult]:
 
 def _generate_in_steps(branch: Branch, expr: Gen, params: SamplingParams, n: int, is_cut_by_budget: bool) -> None:
     """Starts a gen of several calls: with a draft before its value, or with retries after it."""
-    from plait.lang.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
-    from plait.lang.retries.retried_gen import begin_retried_gen
+    from plait.lang.core.retries.drafted_gen import begin_drafted_gen  # lazy: few programs need them
+    from plait.lang.core.retries.retried_gen import begin_retried_gen
 
     if n > 1:
         option = "retries" if expr.retries else "draft_then_constrain"

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, Unpack, overload
 from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
 from plait.lang.choices import ChoicesMethod, token_length_normalized
+from plait.lang.core.derived.captures import with_captures
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, T, Typed
 from plait.lang.core.select import select
-from plait.lang.derived.captures import with_captures
 from plait.lang.errors import unknown_keyword
 from plait.lang.keywords import RegexGenKeywords, Stop, TypedGenKeywords
 from plait.lang.sampling_options import (
@@ -293,7 +293,7 @@ def _gen_with_reasoning(
     think_tokens: int | None,
     sampling: dict[str, Any],
 ) -> Expr:
-    from plait.lang.derived.reasoning import think_first  # lazy: few programs need it
+    from plait.lang.core.derived.reasoning import think_first  # lazy: few programs need it
 
     for option in ("exact", "particles"):
         if sampling[option]:
@@ -315,7 +315,7 @@ def _gen_with_draft(
     draft_tokens: int | None,
     sampling: dict[str, Any],
 ) -> Expr:
-    from plait.lang.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
+    from plait.lang.core.retries.drafted_gen import checked_draft_tokens  # lazy: few programs need it
 
     draft_tokens = checked_draft_tokens(where, draft, draft_tokens)
     if type_ is None and constraint is None:

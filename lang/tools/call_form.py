@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural
 from plait.lang.tools.tool import Tool
 from plait.runtime.chat.call_constraint import CallableTool, ToolError, call_constraint
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.chat.derivation.model_formats import fitted_calls, formats_of
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments
 from plait.runtime.chat.formats.control_marks import ControlMarks, control_marks, texts_around
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT_BESIDE_JSON
-from plait.runtime.chat.formats.model_formats import fitted_calls, formats_of
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.chat.json_calls import call_schema
 from plait.runtime.chat.parser import OutputParser, ParsedPart

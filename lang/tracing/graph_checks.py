@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from plait.constrained.specs import Choices, Spec
+from plait.lang.core.derived.captures import call_of
 from plait.lang.core.expressions import Gen, GenToolCall
-from plait.lang.derived.captures import call_of
 from plait.lang.errors import Problem
 from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tracing.nodes import Append, ForkInto, Node

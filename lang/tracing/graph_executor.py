@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.default_backend import resolve_client
 from plait.lang.budget import checked_budget
-from plait.lang.core.execution import Execution
 from plait.lang.core.expressions import Concat, Expr, SystemWithTools, Text
 from plait.lang.core.results import Segment
+from plait.lang.execution.execution import Execution
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.lang.tracing.traced_value import TracedValue, resolve_text
 from plait.runtime.errors import InputError
@@ -17,7 +17,7 @@ from plait.runtime.similar_names import did_you_mean
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
     from plait.lang.budget import Budget
-    from plait.lang.core.state import ProgramState, ProgramStateGroup
+    from plait.lang.states.state import ProgramState, ProgramStateGroup
     from plait.lang.tracing.graph import Graph
 
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
+from plait.lang.core.derived.captures import GenWithCaptures
+from plait.lang.core.derived.reasoning import SeparateReasoning
 from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
-from plait.lang.derived.captures import GenWithCaptures
-from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.traced_value import TracedValue
 

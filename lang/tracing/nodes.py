@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from plait.lang.control.race import race
+from plait.lang.core.derived.captures import call_of, variables_of
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, Text
-from plait.lang.core.fork_group import JoinMode
-from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.source_location import SourceLocation
+from plait.lang.states.fork_group import JoinMode
+from plait.lang.states.race import race
 from plait.lang.tracing.labels import describe_expr, describe_value, short
 from plait.lang.tracing.traced_value import TracedValue, resolve_value
 
 if TYPE_CHECKING:
-    from plait.lang.core.state import ProgramState
+    from plait.lang.states.state import ProgramState
     from plait.lang.tracing.graph_executor import GraphRun
 
 

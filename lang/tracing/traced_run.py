@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
 from plait.lang.core.branch import Branch
+from plait.lang.core.derived.captures import call_of, variables_of
 from plait.lang.core.expressions import (
     Concat,
     Expr,
@@ -24,7 +25,6 @@ from plait.lang.core.expressions import (
 )
 from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
-from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
@@ -50,8 +50,8 @@ from plait.runtime.programs.branch import ForkPoint
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.fork_group import JoinMode
     from plait.lang.core.run import AnySession
+    from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
     from plait.runtime.seed_path import SeedPath

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from plait.runtime.chat.derivation.template_probe import call_message
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments, KeywordArguments, formed_ids
-from plait.runtime.chat.formats.template_probe import call_message
 from plait.runtime.tokenizer.chat_template import TurnShape
 
 _ARGUMENT, _ID = "q", "Qzidzq"

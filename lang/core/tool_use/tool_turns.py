@@ -18,8 +18,8 @@ from plait.lang.core.results import GenResult, TextSegment
 from plait.lang.tools.call_form import CallForm, call_form
 from plait.lang.tools.call_format import ToolCallFormat, stop_after_call, tool_call_format
 from plait.runtime.chat.call_turns import CallTurn, ResultTurn, call_id, writes_json
+from plait.runtime.chat.derivation.model_formats import formats_of
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments
-from plait.runtime.chat.formats.model_formats import formats_of
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:

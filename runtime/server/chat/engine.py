@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from plait.constrained.specs import Reasoning, Spec
 from plait.runtime.chat.argument_readers import find_types
+from plait.runtime.chat.derivation.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.call_format import CallFormat
 from plait.runtime.chat.formats.control_marks import ControlMarks, control_marks, texts_around
-from plait.runtime.chat.formats.model_formats import fitted_calls, formats_in_thread
 from plait.runtime.chat.formats.reasoning_format import MessageFormat, ReasoningFormat
 from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.client.call import Call, CallResult

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from plait.runtime.chat.derivation.model_formats import ModelFormats
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments, formed_ids
-from plait.runtime.chat.formats.model_formats import ModelFormats
 from plait.runtime.server.chat.conversation import Conversation, Role, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_limits import JsonScan, scan_steps

@@ -12,8 +12,8 @@ import secrets
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from plait.runtime.chat.derivation.model_formats import PLAIN_FORMATS, ModelFormats
 from plait.runtime.chat.formats.call_format import CallFormat
-from plait.runtime.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats
 from plait.runtime.errors import InputError
 from plait.runtime.server.chat.conversation import Conversation
 from plait.runtime.server.chat.messages import template_messages, tool_as_json

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from matchers import compile_in_process
 from schema_strategies import BYTE_VOCABULARY
 
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
+from plait.runtime.chat.derivation.model_formats import PLAIN_FORMATS, ModelFormats, find_formats, fitted_calls
 from plait.runtime.chat.formats.call_format import (
     CallFormat,
     ElementArguments,
@@ -23,8 +25,6 @@ from plait.runtime.chat.formats.call_format import (
     json_type,
 )
 from plait.runtime.chat.formats.control_marks import control_marks
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.chat.formats.model_formats import PLAIN_FORMATS, ModelFormats, find_formats, fitted_calls
 from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.model_files.locate import locate_model

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from plait.runtime.chat.derivation.format_probe import PROBE_ARGUMENTS, reproduces_calls
+from plait.runtime.chat.derivation.format_table import exception_of
+from plait.runtime.chat.derivation.model_formats import find_formats
+from plait.runtime.chat.derivation.template_probe import TemplateProbe
 from plait.runtime.chat.formats.call_format import CallFormat
-from plait.runtime.chat.formats.format_probe import PROBE_ARGUMENTS, reproduces_calls
-from plait.runtime.chat.formats.format_table import exception_of
-from plait.runtime.chat.formats.model_formats import find_formats
-from plait.runtime.chat.formats.template_probe import TemplateProbe
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 FOLDER = os.environ.get("PLAIT_CHAT_TEMPLATES", "")

@@ -16,8 +16,8 @@ from matchers import compile_in_process
 from message_templates import CHANNELS, MESSAGES_WITH_IDS, RECIPIENTS
 
 from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.runtime.chat.derivation.model_formats import find_formats
 from plait.runtime.chat.formats.control_marks import ControlMarks, texts_around
-from plait.runtime.chat.formats.model_formats import find_formats
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.tool_constraint import tool_constraint

@@ -11,7 +11,7 @@ from byte_grammars import accepts
 from call_templates import CALL_TEMPLATES, formats_of
 
 from plait.constrained import Lark, Regex
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, Turn
 from plait.runtime.server.chat.tool_constraint import tool_constraint

@@ -11,8 +11,8 @@ from call_templates import CALL_TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.chat.formats.model_formats import find_formats
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
+from plait.runtime.chat.derivation.model_formats import find_formats
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import CHARS_PER_VALUE, has_more_values
 from plait.runtime.server.chat.messages import parsed_arguments, tool_instructions

@@ -13,9 +13,9 @@ from matchers import compile_in_process
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.specs import GrammarError, Reasoning, Regex, Structural
 from plait.constrained.tokens.vocabulary import Vocabulary
+from plait.runtime.chat.derivation.model_formats import find_formats
 from plait.runtime.chat.formats.call_format import CONTROL
 from plait.runtime.chat.formats.control_marks import ControlMarks, texts_around
-from plait.runtime.chat.formats.model_formats import find_formats
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.tool_constraint import tool_constraint, tool_params

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
-from plait.runtime.chat.formats.model_formats import find_formats
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
+from plait.runtime.chat.derivation.model_formats import find_formats
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from plait.constrained import JsonSchema
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT, GENERIC_FORMAT_BESIDE_JSON
 from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.chat.parser import OutputParser, ParsedPart
 from plait.runtime.model_files.locate import locate_model

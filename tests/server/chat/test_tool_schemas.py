@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from plait.constrained import Grammar, GrammarError, Vocabulary
 from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.tool_arguments import closed_arguments
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
 from plait.runtime.chat.formats.call_format import CallFormat
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.server.errors import ApiError

@@ -9,7 +9,7 @@ import pytest
 from scripted_server import ScriptedServer
 
 from plait.constrained import JsonObject
-from plait.runtime.chat.formats.format_table import GENERIC_FORMAT
+from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
 from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from plait.runtime.chat.formats.model_formats import ModelFormats, find_formats
+from plait.runtime.chat.derivation.model_formats import ModelFormats, find_formats
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 _TURNS = """{%- if tools %}<|im_start|>system

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from plait.runtime.chat.formats.model_formats import formats_in_thread
+from plait.runtime.chat.derivation.model_formats import formats_in_thread
 from plait.runtime.errors import ModelError
 from plait.runtime.server.app_state import state_of, use_model
 from plait.runtime.server.engines.model_names import OLLAMA_TAG

@@ -1,0 +1,84 @@
+"""Variables of the named groups of `gen(regex=...)` and of the captured rules of `gen(lark=...)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.constrained.captures import capture_names, captured_texts
+from plait.constrained.specs import GrammarError, Spec
+from plait.lang.core.derived.reasoning import REASONING_SUFFIX, SeparateReasoning
+from plait.lang.core.expressions import Expr, Gen
+from plait.lang.core.results import Segment
+from plait.runtime.errors import InputError
+
+
+@dataclass(frozen=True)
+class GenWithCaptures(Expr):
+    """A gen that also sets the variables `names`, to texts in its value. `spec` says where in the value they are."""
+
+    gen: Gen | SeparateReasoning
+    spec: Spec
+    names: tuple[str, ...]
+
+
+def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) -> Expr:
+    """Returns `expr`, the gen of a value under `spec`, as a GenWithCaptures if `spec` names groups.
+
+    Raises InputError for a group with the name of another variable of the gen.
+    """
+    try:
+        names = capture_names(spec)
+    except GrammarError as error:
+        raise InputError(f"{where}: {error}") from None
+    if not names or spec is None:
+        return expr
+    for name in variables_of(expr):
+        if name in names:
+            owner = "the gen" if name == variables_of(expr)[0] else "its reasoning"
+            raise InputError(f"{where}: the group {name!r} has the name of {owner}; both are variables, so rename one")
+    return GenWithCaptures(expr, spec, names)
+
+
+class CapturedText(Segment):
+    """The text of one group in the value of a gen: a str, or None if the group has no part in it."""
+
+    def __init__(self, value: Segment, spec: Spec, name: str) -> None:
+        self.source, self.spec, self.name = value, spec, name
+        self.parts = (value,)
+
+    def value(self) -> Any:
+        value = self.source.value()
+        return [self._captured(sample) for sample in value] if isinstance(value, list) else self._captured(value)
+
+    def text(self) -> str:
+        value = self.value()
+        first = value[0] if isinstance(value, list) else value
+        return "" if first is None else str(first)
+
+    def partial(self) -> Any:
+        """Returns None until the value is complete: which text a group has is known at the end only."""
+        return self.value() if all(call.done() for call in self.source.calls()) else None
+
+    def meta(self) -> Any:
+        return self.source.meta()
+
+    def _captured(self, value: Any) -> str | None:
+        return captured_texts(self.spec, str(value))[self.name]
+
+
+def call_of(expr: Expr) -> Expr:
+    """Returns the gen inside of expressions that set further variables from its text; any other expression itself."""
+    while isinstance(expr, GenWithCaptures | SeparateReasoning):
+        expr = expr.gen
+    return expr
+
+
+def variables_of(expr: Expr) -> list[str]:
+    """Returns the variables that an expression with one call sets, that of the call first."""
+    if isinstance(expr, GenWithCaptures):
+        return [*variables_of(expr.gen), *expr.names]
+    if isinstance(expr, SeparateReasoning):
+        return [str(expr.gen.name), f"{expr.gen.name}{REASONING_SUFFIX}"]
+    name = getattr(expr, "name", None)
+    return [] if name is None else [name]
