@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from plait.lang.core import interpreter
-from plait.lang.core.expressions import Expr, GenToolCall, SystemWithTools
+from plait.lang.core import calls
+from plait.lang.core.expressions import CallExpr, Expr, GenToolCall, SystemWithTools
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
 from plait.lang.core.tool_use import tool_calls
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from plait.lang.core.run import AnySession, Run
     from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.deferred_session import DeferredSession
+    from plait.runtime.programs.steps import Step
     from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -72,8 +73,15 @@ class Branch(BranchText[Segment, Segment]):
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    append = interpreter.execute
-    begin_call = interpreter.begin_call
+    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
+        """Runs an expression. `behind`: what the same expression of the program appends next."""
+        expr._run_on(self, behind)
+
+    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
+        """Starts the call of an expression, and sets its variables. Raises ProgramError if it is refused at once."""
+        expr._begin(self, behind)
+
+    begin_own_call = calls.begin_own_call
     call_tool = tool_calls.call_tool
     call_tool_async = tool_calls.call_tool_async
     append_tool_result = tool_calls.append_tool_result
@@ -149,7 +157,7 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Begins a turn. `behind` as in `append`: a call of a tool can begin the turn in another way than a text."""
         if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
             from plait.lang.core.tool_use.tool_turns import (

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from plait.lang.core.derived.captures import call_of, variables_of
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, Text
+from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Text
 from plait.lang.source_location import SourceLocation
 from plait.lang.states.fork_group import JoinMode
 from plait.lang.states.race import race
@@ -52,27 +51,26 @@ class Append(Node):
 
     @property
     def is_call(self) -> bool:
-        return isinstance(call_of(self.expr), Gen | Select | GenToolCall)
+        return isinstance(self.expr, CallExpr)
 
     @property
     def name(self) -> str | None:
         """The variable that the step sets, if any."""
-        expr = call_of(self.expr)
-        return expr.name if isinstance(expr, Gen | Select | GenToolCall) else None
+        return self.expr.call.name if isinstance(self.expr, CallExpr) else None
 
     @property
     def nesting(self) -> int:
         return isinstance(self.expr, RoleBegin) - isinstance(self.expr, RoleEnd)
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        branch, gen = s._branch, call_of(self.expr)
+        branch, gen = s._branch, self.expr.call if isinstance(self.expr, CallExpr) else None
         num_calls, behind = len(branch.call_segments()), list[Append]()
         if isinstance(self.expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None):
             behind = steps_behind(graph_run.nodes, number)
         branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
         for call_segment in branch.call_segments()[num_calls:]:
             call_segment.place = self.place or call_segment.place  # the program's line, not graph.run(...)
-        for name in variables_of(self.expr) if self.is_call else ():
+        for name in self.expr.variables if isinstance(self.expr, CallExpr) else ():
             graph_run.save_result(number, name, s)
 
     def describe(self) -> str:

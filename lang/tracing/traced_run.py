@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
 from plait.lang.core.branch import Branch
-from plait.lang.core.derived.captures import call_of, variables_of
 from plait.lang.core.expressions import (
+    CallExpr,
     Concat,
     Expr,
     Gen,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
+    from plait.runtime.programs.steps import Step
     from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
 
@@ -121,12 +122,10 @@ class TracedBranch(Branch):
 
     def append_traced(self, expr: Expr) -> None:
         """Appends a traced value, which must be text."""
-        if not isinstance(expr, TracedValue):
-            super().append_traced(expr)
-        elif expr._value_format is not None and (type_name := expr._value_format.type_name) != "str":
+        assert isinstance(expr, TracedValue)
+        if expr._value_format is not None and (type_name := expr._value_format.type_name) != "str":
             raise InputError(f"only text and expressions can be appended, not {type_name}; write str(...)")
-        else:
-            self._append_value(expr)
+        self._append_value(expr)
 
     def _append_value(self, value: TracedValue) -> None:
         self.session()
@@ -138,11 +137,10 @@ class TracedBranch(Branch):
             number = self._add_step(piece)
             self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
-    def begin_call(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
-        gen = call_of(expr)
-        assert isinstance(gen, Gen | Select | GenToolCall)
+        gen = expr.call
         n, value_format = 1, gen.value_format if isinstance(gen, Gen | Select) else None
         if not self.has_text:
             raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
@@ -154,17 +152,17 @@ class TracedBranch(Branch):
         self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
-        for name in variables_of(expr):
+        for name in expr.variables:
             if name != gen.name:
                 self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
 
     # -- the methods of `Branch`, recorded --------------------------------------------------------
 
-    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
         self.run.statement += 1
         super().append(expr, behind)
 
-    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Records the beginning of a turn. How the turn begins is found when the graph runs."""
         self.begin_turn(role)
 

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.constrained.captures import capture_names, captured_texts
 from plait.constrained.specs import GrammarError, Spec
-from plait.lang.core.derived.reasoning import REASONING_SUFFIX, SeparateReasoning
-from plait.lang.core.expressions import Expr, Gen
+from plait.lang.core.derived.reasoning import SeparateReasoning
+from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, Select
 from plait.lang.core.results import Segment
 from plait.runtime.errors import InputError
 
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+    from plait.runtime.programs.steps import Step
+
 
 @dataclass(frozen=True)
-class GenWithCaptures(Expr):
+class GenWithCaptures(CallExpr):
     """A gen that also sets the variables `names`, to texts in its value. `spec` says where in the value they are."""
 
     gen: Gen | SeparateReasoning
     spec: Spec
     names: tuple[str, ...]
+
+    @property
+    def call(self) -> Gen | Select | GenToolCall:
+        return self.gen.call
+
+    @property
+    def variables(self) -> list[str]:
+        return [*self.gen.variables, *self.names]
+
+    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
+        self.gen._begin(branch, behind)
+        named = self.gen.variables[:1]
+        value = branch.variables[named[0]] if named else branch.segments[-1]
+        for group in self.names:
+            branch.set(group, CapturedText(value, self.spec, group))
 
 
 def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) -> Expr:
@@ -33,9 +53,9 @@ def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) 
         raise InputError(f"{where}: {error}") from None
     if not names or spec is None:
         return expr
-    for name in variables_of(expr):
+    for name in expr.variables:
         if name in names:
-            owner = "the gen" if name == variables_of(expr)[0] else "its reasoning"
+            owner = "the gen" if name == expr.variables[0] else "its reasoning"
             raise InputError(f"{where}: the group {name!r} has the name of {owner}; both are variables, so rename one")
     return GenWithCaptures(expr, spec, names)
 
@@ -65,20 +85,3 @@ class CapturedText(Segment):
 
     def _captured(self, value: Any) -> str | None:
         return captured_texts(self.spec, str(value))[self.name]
-
-
-def call_of(expr: Expr) -> Expr:
-    """Returns the gen inside of expressions that set further variables from its text; any other expression itself."""
-    while isinstance(expr, GenWithCaptures | SeparateReasoning):
-        expr = expr.gen
-    return expr
-
-
-def variables_of(expr: Expr) -> list[str]:
-    """Returns the variables that an expression with one call sets, that of the call first."""
-    if isinstance(expr, GenWithCaptures):
-        return [*variables_of(expr.gen), *expr.names]
-    if isinstance(expr, SeparateReasoning):
-        return [str(expr.gen.name), f"{expr.gen.name}{REASONING_SUFFIX}"]
-    name = getattr(expr, "name", None)
-    return [] if name is None else [name]

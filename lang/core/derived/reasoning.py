@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import GrammarError, Reasoning
-from plait.lang.core.expressions import Concat, Expr, Gen, as_expr
+from plait.lang.core.expressions import CallExpr, Concat, Expr, Gen, as_expr
 from plait.lang.core.results import GenResult, Samples, Segment
 from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+    from plait.runtime.programs.steps import Step
 
 SEPARATOR = "\n\n"  # between constrained reasoning and its value
 REASONING_SUFFIX = "_reasoning_content"
@@ -57,11 +62,25 @@ REASONING_TAGS = {
 
 
 @dataclass(frozen=True)
-class SeparateReasoning(Expr):
+class SeparateReasoning(CallExpr):
     """A gen whose variable is the answer alone. The reasoning is a second variable."""
 
     gen: Gen
     tags: ReasoningTags
+
+    @property
+    def call(self) -> Gen:
+        return self.gen
+
+    @property
+    def variables(self) -> list[str]:
+        return [str(self.gen.name), f"{self.gen.name}{REASONING_SUFFIX}"]
+
+    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
+        self.gen._begin(branch, ())
+        output = branch.variables[str(self.gen.name)]
+        for index, name in enumerate(self.variables):
+            branch.set(name, ReasoningPart(output, self.tags, 1 - index))
 
 
 def separate_reasoning(expr: str | Expr | None = None, model_type: str | None = None) -> Expr:

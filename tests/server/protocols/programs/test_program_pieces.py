@@ -16,7 +16,8 @@ from plait.runtime.server.protocols.programs.branch import ProgramBranch
 
 def new_branch(monkeypatch) -> ProgramBranch:
     monkeypatch.setattr(branch_module, "check_fits_context", lambda client, num_chars: None)
-    return ProgramBranch(None, SimpleNamespace(append=lambda text, control: None), [])
+    run = SimpleNamespace(client=None, count_turns=lambda count: None, abort_sessions=lambda: None)
+    return ProgramBranch(run, SimpleNamespace(append=lambda text, control: None))
 
 
 def test_others_are_served_between_calls(monkeypatch) -> None:
@@ -26,7 +27,7 @@ def test_others_are_served_between_calls(monkeypatch) -> None:
         for number in range(3):
             asyncio.get_running_loop().call_soon(order.append, "other")
             branch.write("x" * 5000)
-            await branch.run_tokenizing(lambda number=number: order.append(number), lambda: None)
+            await branch.run_tokenizing(lambda number=number: order.append(number))
 
     asyncio.run(run())
     assert order == ["other", 0, "other", 1, "other", 2]
@@ -38,7 +39,7 @@ def test_many_short_texts_are_tokenized_in_a_thread(monkeypatch) -> None:
     async def run(num_texts: int) -> int:
         for _ in range(num_texts):
             branch.write("a")
-        return await branch.run_tokenizing(threading.get_ident, lambda: None)
+        return await branch.run_tokenizing(threading.get_ident)
 
     assert asyncio.run(run(10)) == threading.get_ident()
     assert asyncio.run(run(2000)) != threading.get_ident()
@@ -55,7 +56,7 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
 
     async def run() -> None:
         for _ in range(40):
-            await branch.begin_turn_aside("user")
+            await branch.begin_role("user", ())
             branch.turns.append(Turn("user", 0, 0))
 
     asyncio.run(run())

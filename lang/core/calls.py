@@ -1,26 +1,11 @@
-"""`execute`, the `append` of a branch: walks an expression, which the branch runs or, in `compile`, records.
-
-`begin_call` turns a call into instructions to the branch's session. Nothing here waits.
-"""
+"""`begin_own_call` turns a call of a program into instructions to its branch's session. Nothing here waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from plait.lang.core.derived.captures import CapturedText, GenWithCaptures, variables_of
-from plait.lang.core.derived.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
-from plait.lang.core.expressions import (
-    Concat,
-    Expr,
-    Gen,
-    GenToolCall,
-    RoleBegin,
-    RoleEnd,
-    Select,
-    SystemWithTools,
-    Text,
-)
+from plait.lang.core.expressions import Gen, GenToolCall, Select
 from plait.lang.core.results import GenResult, Samples, SelectResult
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
@@ -30,51 +15,15 @@ from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
+    from plait.runtime.programs.steps import Step
     from plait.runtime.sampling_params import SamplingParams
 
 
-def execute(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
-    """Appends `expr` to `branch`. `behind`: what the same expression of the program appends next.
+def begin_own_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Step] = ()) -> None:
+    """Starts a call, and sets its variable. `behind`: what the same expression of the program appends next.
 
-    Raises ProgramError, which names the variable, if a call is refused before it starts.
+    Raises ProgramError, which names the variable, if the call is refused before it starts.
     """
-    match expr:
-        case Text():
-            branch.write(expr.text)
-        case Concat():
-            for index, part in enumerate(expr.parts):
-                execute(branch, part, expr.parts[index + 1 :])
-        case Gen() | Select() | GenToolCall() | SeparateReasoning() | GenWithCaptures():
-            branch.begin_call(expr, behind)
-        case SystemWithTools():
-            branch.write_system_turn(expr)
-        case RoleBegin():
-            branch.begin_role(expr.role, behind)
-        case RoleEnd():
-            branch.end_turn(expr.role)
-        case _:
-            branch.append_traced(expr)
-
-
-def begin_call(branch: Branch, expr: Expr, behind: Sequence[Expr] = ()) -> None:
-    """Starts the call of `expr`, and sets its variables. `behind` as in `execute`."""
-    match expr:
-        case Gen() | Select() | GenToolCall():
-            _begin_one_call(branch, expr, behind)
-        case SeparateReasoning(gen, tags):
-            begin_call(branch, gen)
-            output = branch.variables[str(gen.name)]
-            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
-            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
-        case GenWithCaptures(gen, spec, names):
-            begin_call(branch, gen, behind)
-            name = variables_of(gen)[:1]
-            value = branch.variables[name[0]] if name else branch.segments[-1]
-            for group in names:
-                branch.set(group, CapturedText(value, spec, group))
-
-
-def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
     try:
         match expr:
             case Gen():
@@ -92,7 +41,7 @@ def _begin_one_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Se
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
 
-def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
+def _generate(branch: Branch, expr: Gen, behind: Sequence[Step] = ()) -> None:
     run = branch.run
     params, n = expr.options.merged_over(run.defaults, expr.constraint)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
