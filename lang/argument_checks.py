@@ -52,6 +52,9 @@ def checked_choices(where: str, choices: object, max_count: int | None = None) -
 _SPEC_OF_KEYWORD: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
 
 
+CONSTRAINT_KEYWORDS = ("regex", *_SPEC_OF_KEYWORD, "constraint")
+
+
 def checked_constraint(where: str, schemas: object = None, **constraints: object) -> Spec | None:
     """Returns the one of regex, json_schema, ebnf, lark and constraint that is not None, as a spec. `schemas`: the
     other documents of json_schema, by URI. Raises InputError if there are two, or if it is invalid."""

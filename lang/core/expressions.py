@@ -73,22 +73,22 @@ class CallExpr(Expr):
     """An expression with one call, whose text it appends."""
 
     @property
-    def call(self) -> Gen | Select | GenToolCall:
+    def _call(self) -> Gen | Select | GenToolCall:
         """The call itself, without what else the expression does with its text."""
         assert isinstance(self, Gen | Select | GenToolCall)
         return self
 
     @property
-    def variables(self) -> list[str]:
+    def _variables(self) -> list[str]:
         """The variables that it sets, that of the call first."""
-        return [] if self.call.name is None else [self.call.name]
+        return [] if self._call.name is None else [self._call.name]
 
     def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
         branch.begin_call(self, behind)
 
     def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
         """Starts the call, and sets its variables. `behind`: what the same expression of the program appends next."""
-        branch.begin_own_call(self.call, behind)
+        branch.begin_own_call(self._call, behind)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
 def _constraint_of(node: Node) -> Spec | None:
     if not isinstance(node, Append) or not isinstance(node.expr, CallExpr):
         return None
-    expr = node.expr.call
+    expr = node.expr._call
     if isinstance(expr, GenToolCall):
         return tool_call_format(expr.tools, expr.choice, value=expr.value_format).spec
     return expr.constraint if isinstance(expr, Gen) else None

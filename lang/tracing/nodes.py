@@ -56,21 +56,21 @@ class Append(Node):
     @property
     def name(self) -> str | None:
         """The variable that the step sets, if any."""
-        return self.expr.call.name if isinstance(self.expr, CallExpr) else None
+        return self.expr._call.name if isinstance(self.expr, CallExpr) else None
 
     @property
     def nesting(self) -> int:
         return isinstance(self.expr, RoleBegin) - isinstance(self.expr, RoleEnd)
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        branch, gen = s._branch, self.expr.call if isinstance(self.expr, CallExpr) else None
+        branch, gen = s._branch, self.expr._call if isinstance(self.expr, CallExpr) else None
         num_calls, behind = len(branch.call_segments()), list[Append]()
         if isinstance(self.expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None):
             behind = steps_behind(graph_run.nodes, number)
         branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
         for call_segment in branch.call_segments()[num_calls:]:
             call_segment.place = self.place or call_segment.place  # the program's line, not graph.run(...)
-        for name in self.expr.variables if isinstance(self.expr, CallExpr) else ():
+        for name in self.expr._variables if isinstance(self.expr, CallExpr) else ():
             graph_run.save_result(number, name, s)
 
     def describe(self) -> str:

@@ -140,7 +140,7 @@ class TracedBranch(Branch):
     def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
-        gen = expr.call
+        gen = expr._call
         n, value_format = 1, gen.value_format if isinstance(gen, Gen | Select) else None
         if not self.has_text:
             raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
@@ -152,7 +152,7 @@ class TracedBranch(Branch):
         self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
-        for name in expr.variables:
+        for name in expr._variables:
             if name != gen.name:
                 self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
 

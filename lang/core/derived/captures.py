@@ -27,16 +27,16 @@ class GenWithCaptures(CallExpr):
     names: tuple[str, ...]
 
     @property
-    def call(self) -> Gen | Select | GenToolCall:
-        return self.gen.call
+    def _call(self) -> Gen | Select | GenToolCall:
+        return self.gen._call
 
     @property
-    def variables(self) -> list[str]:
-        return [*self.gen.variables, *self.names]
+    def _variables(self) -> list[str]:
+        return [*self.gen._variables, *self.names]
 
     def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
         self.gen._begin(branch, behind)
-        named = self.gen.variables[:1]
+        named = self.gen._variables[:1]
         value = branch.variables[named[0]] if named else branch.segments[-1]
         for group in self.names:
             branch.set(group, CapturedText(value, self.spec, group))
@@ -53,9 +53,9 @@ def with_captures(where: str, expr: Gen | SeparateReasoning, spec: Spec | None) 
         raise InputError(f"{where}: {error}") from None
     if not names or spec is None:
         return expr
-    for name in expr.variables:
+    for name in expr._variables:
         if name in names:
-            owner = "the gen" if name == expr.variables[0] else "its reasoning"
+            owner = "the gen" if name == expr._variables[0] else "its reasoning"
             raise InputError(f"{where}: the group {name!r} has the name of {owner}; both are variables, so rename one")
     return GenWithCaptures(expr, spec, names)
 

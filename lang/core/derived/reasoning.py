@@ -69,17 +69,17 @@ class SeparateReasoning(CallExpr):
     tags: ReasoningTags
 
     @property
-    def call(self) -> Gen:
+    def _call(self) -> Gen:
         return self.gen
 
     @property
-    def variables(self) -> list[str]:
+    def _variables(self) -> list[str]:
         return [str(self.gen.name), f"{self.gen.name}{REASONING_SUFFIX}"]
 
     def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
         self.gen._begin(branch, ())
         output = branch.variables[str(self.gen.name)]
-        for index, name in enumerate(self.variables):
+        for index, name in enumerate(self._variables):
             branch.set(name, ReasoningPart(output, self.tags, 1 - index))
 
 
@@ -155,7 +155,7 @@ def think_first(where: str, gen: Gen, think: bool | str | None, think_tokens: in
     `think`: True, or a `model_type` of `separate_reasoning`, which names the marks. The opening mark is written unless
     the chat template of that model writes it.
     """
-    if not think:
+    if think is None or think is False:
         raise InputError(f"{where}: think_tokens needs think=True")
     tags = THINK_TAGS if think is True else REASONING_TAGS.get(str(think).lower())
     if tags is None:
