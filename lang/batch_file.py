@@ -17,10 +17,10 @@ from typing import Any, Literal
 from plait.lang.backends.cluster import Cluster
 from plait.lang.batches.item_log import batch_identity
 from plait.lang.batches.output import TABLE_SUFFIX, OutputFile
-from plait.lang.cluster.batch import ClusterBatch
-from plait.lang.execution.threads import num_workers, progress
+from plait.lang.execution.threads import progress
 from plait.lang.program import Program
-from plait.lang.sampling_options import Options, run_options
+from plait.lang.program_batch import ProgramBatch
+from plait.lang.sampling_options import run_options
 from plait.runtime.errors import InputError
 from plait.runtime.results.json_lines import parse_json_line
 
@@ -56,11 +56,12 @@ def run_batch_file(
     threads: int | Literal["auto"] = "auto" if num_threads is None else num_threads
     if not ready:
         output.begin(None)
-    elif cluster is not None:
-        batch = ClusterBatch(program, ready, cluster, sampling, None, threads, target, output)
-        _run_on_cluster(batch, output, progress_bar)
+        return output.finish()
+    batch = ProgramBatch(program, ready, sampling, options, None, threads, output, target)
+    if cluster is not None:
+        _run_on_cluster(batch, cluster, output, progress_bar)
     else:
-        _run_here(program, ready, output, options, threads, progress_bar)
+        _run_here(batch, output, progress_bar)
     return output.finish()
 
 
@@ -90,27 +91,20 @@ def _ready_items(
     return ready
 
 
-def _run_here(
-    program: Program[Any],
-    ready: Mapping[int, dict[str, Any]],
-    output: OutputFile,
-    options: Options,
-    threads: int | Literal["auto"],
-    progress_bar: bool,
-) -> None:
-    client = program._client("batch", None, options)
+def _run_here(batch: ProgramBatch, output: OutputFile, progress_bar: bool) -> None:
+    client = batch.program._client("batch", None, batch.options)
     output.begin(client)
-    for first in range(0, len(ready), CHUNK_ITEMS):
-        chunk = dict(itertools.islice(ready.items(), first, first + CHUNK_ITEMS))
-        output.running = program._executions(chunk, client, options, None, output)
-        program._run_all(output.running, threads, num_workers(threads, len(chunk)), progress_bar)
+    indices = iter(batch.items)
+    while chunk := list(itertools.islice(indices, CHUNK_ITEMS)):
+        output.running = batch.executions(client, chunk)
+        batch.run_here(output.running, progress_bar)
         output.check_written()
 
 
-def _run_on_cluster(batch: ClusterBatch, output: OutputFile, progress_bar: bool) -> None:
+def _run_on_cluster(batch: ProgramBatch, cluster: Cluster, output: OutputFile, progress_bar: bool) -> None:
     from plait.lang.cluster.batch import iter_on_cluster
 
-    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
+    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch, cluster)) as ended:
         for _ in ended:
             output.check_written()
             step()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -16,23 +16,22 @@ from plait.lang.errors import unknown_keyword
 from plait.lang.execution.event_loop import (
     checked_concurrency,
     run_all_async,
-    run_all_in_new_loop,
     run_async,
     run_in_new_loop,
     start,
     start_loop_thread,
 )
 from plait.lang.execution.execution import Execution
-from plait.lang.execution.threads import iter_in_order, num_workers
+from plait.lang.execution.threads import num_workers
 from plait.lang.keywords import RunKeywords
 from plait.lang.program_arguments import ProgramArguments
+from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options
 from plait.lang.states.async_state import AsyncState
 from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.batches.item_log import ItemLog
     from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
@@ -179,60 +178,33 @@ class Program(Generic[P]):
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        given = self._arguments.only_sampling("run_batch", sampling)
-        options = run_options("run_batch", given)
-        checked_budget("run_batch", budget)
-        items = self._arguments.checked_items(batch_kwargs)
-        workers = num_workers(num_threads, len(items))
+        batch = self._batch("run_batch", batch_kwargs, sampling, budget, num_threads)
         if not isinstance(generator_style, bool):
             raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
-        if not items:
-            return iter(()) if generator_style else []
         if generator_style and resume is not None:
             raise InputError("run_batch: resume cannot be combined with generator_style")
-        log: ItemLog | None = None
+        if not batch.items:
+            return iter(()) if generator_style else []
         if resume is not None:
             from plait.lang.batches.checkpoint import BatchCheckpoint
 
-            log = BatchCheckpoint(resume, self.name, self._body, dict(enumerate(items)), options)
-        if isinstance(backend, Cluster):
-            from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order
+            batch = replace(batch, log=BatchCheckpoint(resume, self.name, self._body, batch.items, batch.options))
+        return batch.iter_states(backend, progress_bar) if generator_style else batch.run(backend, progress_bar)
 
-            batch = ClusterBatch(self, dict(enumerate(items)), backend, given, budget, num_threads, log=log)
-            ended = iter_on_cluster_in_order(batch, progress_bar)
-            return ended if generator_style else list(ended)
-        client = self._client("run_batch", backend, options)
-        states = {} if log is None else dict(log.begin(client))
-        left = {index: item for index, item in enumerate(items) if index not in states}
-        executions = self._executions(left, client, options, budget, log)
-        if generator_style:
-            return iter_in_order(executions, workers, progress_bar)
-        states |= zip(left, self._run_all(executions, num_threads, workers, progress_bar), strict=True)
-        return [states[index] for index in range(len(items))]
-
-    def _executions(
+    def _batch(
         self,
-        items: Mapping[int, Mapping[str, Any]],
-        client: Client,
-        options: Options,
+        where: str,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        sampling: Mapping[str, Any],
         budget: Budget | None,
-        log: ItemLog | None = None,
-    ) -> list[Execution]:
-        """Returns the runs of items by their numbers, each of which is kept in the log when it ends."""
-        executions = []
-        for index, item in items.items():
-            executions.append(Execution(self.name, self._body, (), item, client, options, budget, index))
-            if log is not None:
-                executions[-1].on_done = functools.partial(log.record, index)
-        return executions
-
-    def _run_all(
-        self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
-    ) -> list[ProgramState]:
-        if executions and executions[0].is_async:
-            return run_all_in_new_loop(executions, None if num_threads == "auto" else workers, progress_bar)
-        with contextlib.closing(iter_in_order(executions, workers, progress_bar)) as states:
-            return list(states)
+        num_threads: int | Literal["auto"] = "auto",
+    ) -> ProgramBatch:
+        """Returns a batch that did not begin. Raises InputError for a wrong argument."""
+        given = self._arguments.only_sampling(where, sampling)
+        options, budget = run_options(where, given), checked_budget(where, budget)
+        items = dict(enumerate(self._arguments.checked_items(batch_kwargs)))
+        num_workers(num_threads, len(items))
+        return ProgramBatch(self, items, given, options, budget, num_threads)
 
     @overload
     async def arun(
@@ -284,14 +256,10 @@ class Program(Generic[P]):
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
         """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
-        options = run_options("arun_batch", self._arguments.only_sampling("arun_batch", sampling))
-        checked_budget("arun_batch", budget)
-        items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
-        executions = (
-            self._executions(dict(enumerate(items)), self._client("arun_batch", backend, options), options, budget)
-            if items
-            else []
-        )
+        batch = self._batch("arun_batch", batch_kwargs, sampling, budget)
+        concurrency = checked_concurrency(max_concurrency)
+        client = self._client("arun_batch", backend, batch.options) if batch.items else None
+        executions = [] if client is None else batch.executions(client, batch.items)
         return await run_all_async(executions, concurrency, progress_bar)
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
