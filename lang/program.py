@@ -49,10 +49,17 @@ class Program(Generic[P]):
     >>> print(state["answer"])                                           # doctest: +SKIP
     """
 
-    def __init__(self, body: Callable[Concatenate[S, P], Any], bound: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        body: Callable[Concatenate[S, P], Any],
+        bound: Mapping[str, Any] | None = None,
+        async_body: Callable[..., Any] | None = None,
+    ) -> None:
+        """`bound`: arguments that `bind` has set. `async_body`: for the states of async programs, if it is another."""
         self.name = getattr(body, "__name__", "program")
         self._arguments = ProgramArguments(self.name, _checked_signature(self.name, body), bound or {})
         self._body: Callable[..., Any] = body
+        self._async_body = async_body
         functools.update_wrapper(self, body)
 
     @overload
@@ -63,7 +70,7 @@ class Program(Generic[P]):
         """Makes a program that is defined in a class a method: its body takes `self` first, then the state."""
         if instance is None:
             return self
-        return Program(self._body.__get__(instance, owner), self._arguments.bound)
+        return Program(self._body.__get__(instance, owner), self._arguments.bound, self._async_body)
 
     def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
         """Declares the types of the sampling keywords for `plait.mypy_plugin`; never called."""
@@ -308,7 +315,7 @@ class Program(Generic[P]):
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
         self._arguments.check_bind(arguments)
-        return Program(self._body, {**self._arguments.bound, **arguments})
+        return Program(self._body, {**self._arguments.bound, **arguments}, self._async_body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`program(...)` is `program.run(...)`. `program(s, ...)` runs the body on the state of another program.
@@ -318,10 +325,10 @@ class Program(Generic[P]):
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._arguments.check(f"program {self.name!r}", args[1:], kwargs)
-            async_body = getattr(self._body, "async_body", None)  # an agent has a plain and an async body
-            body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
-            if body is self._body:
-                self._check_async_matches(args[0])
+            is_async, body = isinstance(args[0], AsyncState), self._body
+            if is_async and self._async_body is not None:
+                body = self._async_body
+            self._check_async_matches(body, is_async)
             return body(*args, **self._arguments.with_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
@@ -337,12 +344,11 @@ class Program(Generic[P]):
             raise InputError(f"{where}: {error}") from None
         return client
 
-    def _check_async_matches(self, state: ProgramState | AsyncState) -> None:
-        """Raises InputError unless body and state are both async or both plain."""
-        is_async = inspect.iscoroutinefunction(self._body)
-        if is_async and isinstance(state, ProgramState):
+    def _check_async_matches(self, body: Callable[..., Any], is_async: bool) -> None:
+        """Raises InputError unless body and state are both async or both plain. `is_async`: whether the state is."""
+        if inspect.iscoroutinefunction(body) and not is_async:
             raise InputError(f"program {self.name!r} is async def, so it needs the state of an async def program")
-        if not is_async and isinstance(state, AsyncState):
+        if is_async and not inspect.iscoroutinefunction(body):
             raise InputError(f"program {self.name!r} is a plain function, so it needs the state of a plain program")
 
 

@@ -118,9 +118,8 @@ def agent(
     async def async_body(s: AsyncState, task: str) -> AgentRun:
         return await _run(s, settings, offered, task)
 
-    body.async_body = async_body  # type: ignore[attr-defined]
     body.settings_text = json.dumps(described)  # type: ignore[attr-defined]
-    return Program(body)
+    return Program(body, async_body=async_body)
 
 
 def _begin(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:

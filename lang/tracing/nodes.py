@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Text
 from plait.lang.source_location import SourceLocation
 from plait.lang.states.fork_group import JoinMode
@@ -182,7 +183,7 @@ class Read(Node):
     what: Literal["text", "messages", "usage"]
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = getattr(s._branch, f"read_{self.what}")()
+        graph_run.step_outputs[number] = _READS[self.what](s._branch)
 
     def describe(self) -> str:
         return f"read the {self.what}"
@@ -227,6 +228,13 @@ class Cancel(Node):
 
     def describe(self) -> str:
         return f"end {self.name or 'this text'}"
+
+
+_READS: dict[str, Callable[[Branch], Any]] = {
+    "text": Branch.read_text,
+    "messages": Branch.read_messages,
+    "usage": Branch.read_usage,
+}
 
 
 def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:
