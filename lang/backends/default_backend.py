@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import threading
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from plait.lang.backends.cluster import Cluster
 from plait.runtime.errors import InputError
@@ -47,6 +49,29 @@ def set_default_backend(backend: Backend | None) -> None:
 def default_backend() -> Client | None:
     """Returns the client of the backend set by `set_default_backend`, or None."""
     return _default
+
+
+class BackendOfBlock(ABC):
+    """A backend that is its own client, and the default backend inside a `with` block."""
+
+    _previous_backend: Backend | None = None
+
+    @abstractmethod
+    def _end_block(self, succeeded: bool) -> None:
+        """Called at the end of the block; `succeeded`: without an exception."""
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    def __enter__(self) -> Self:
+        self._previous_backend = default_backend()
+        set_default_backend(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        set_default_backend(self._previous_backend)
+        self._end_block(kind is None)
 
 
 def flush_cache(backend: Backend | None = None) -> None:
