@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
 from plait.lang.core.tool_use.tool_calls import ToolResult
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import UnreadableValue
 from plait.lang.program import Program
 from plait.lang.states.state import ProgramState
-from plait.lang.states.waiting import finish, value_of
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import ToolSource, make_tools
 from plait.lang.tools.running import check_seconds

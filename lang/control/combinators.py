@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from plait.lang.core.expressions import Expr
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.states.async_state import AsyncState, AsyncStateGroup
 from plait.lang.states.state import ProgramState, ProgramStateGroup
-from plait.lang.states.waiting import finish, value_of
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.budget import Budget
 from plait.lang.core.branch import Branch
 from plait.lang.core.run import Run
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.execution.dropped_states import abort_when_dropped
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
-from plait.lang.states.waiting import finish, value_of
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.states.async_state import AsyncStateGroup
 from plait.lang.states.fork_group import ForkGroup
 from plait.lang.states.state import ProgramStateGroup
-from plait.lang.states.waiting import finish, value_of
 from plait.runtime.errors import InputError
 from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 

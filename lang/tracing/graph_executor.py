@@ -48,15 +48,14 @@ def graph_execution(
 class GraphRun:
     """One run of a graph, which its steps do one after the other.
 
-    `states`: by branch number. `groups`: the forks, by the numbers of their branches. `scopes`: where the text of a
-    scope begins, by the step that begins it. `step_outputs`: of the steps that read a state or run a tool.
+    `states`: by branch number. `groups`: the forks, by the numbers of their branches. `step_outputs`: of the steps that
+    read a state or run a tool; of one that begins a scope, where its text begins.
     """
 
     def __init__(self, graph: Graph, arguments: dict[str, Any], state: ProgramState) -> None:
         self.nodes, self._arguments = graph.nodes, arguments
         self.states: dict[int, ProgramState] = {0: state}
         self.groups: dict[tuple[int, ...], ProgramStateGroup] = {}
-        self.scopes: dict[int, int] = {}
         self.step_outputs: dict[int, Any] = {}
         self._results: dict[tuple[int, str | None], Segment] = {}
 

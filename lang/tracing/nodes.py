@@ -104,7 +104,7 @@ class BeginScope(Node):
         return 1
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.scopes[number] = s._branch.begin_scope(self.name)
+        graph_run.step_outputs[number] = s._branch.begin_scope(self.name)
 
     def describe(self) -> str:
         return f"scope {self.name}"
@@ -122,7 +122,7 @@ class EndScope(Node):
         return -1
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        s._branch.end_scope(self.name, graph_run.scopes[self.begin])
+        s._branch.end_scope(self.name, graph_run.step_outputs[self.begin])
         graph_run.save_result(number, self.name, s)
 
     def describe(self) -> str:

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
     from plait.runtime.programs.steps import Step
-    from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
 
 
@@ -69,6 +68,8 @@ class TracedRun(Run):
         self.nodes: list[Node] = []
         self.statement = 0
         """The number of the expression that is recorded now."""
+        self.scope_starts: dict[int, int] = {}
+        """By the step that begins a scope, its first segment."""
         self.read_lanes: set[int] = set()
         """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Branch]]]] = []
@@ -94,17 +95,8 @@ class TracedBranch(Branch):
     """A branch whose calls are recorded and not made. Its text may contain traced values."""
 
     run: TracedRun
-
-    def __init__(
-        self,
-        run: TracedRun,
-        session: AnySession | None = None,
-        parent: Branch | None = None,
-        seed_path: SeedPath | None = None,
-    ) -> None:
-        super().__init__(run, session, parent, seed_path)
-        self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
-        self._scope_starts: dict[int, int] = {}  # by the step that begins a scope, its first segment
+    has_text = False
+    """Whether there is text, so that a call has a prompt."""
 
     def session(self) -> AnySession:
         if self._session is None and not self.run.ended and self._close_reason is None:
@@ -195,11 +187,11 @@ class TracedBranch(Branch):
 
     def begin_scope(self, name: str) -> int:
         number = self._add_step(BeginScope, name)
-        self._scope_starts[number] = super().begin_scope(name)
+        self.run.scope_starts[number] = super().begin_scope(name)
         return number
 
     def end_scope(self, name: str, start: int) -> None:
-        number, inside = self._add_step(EndScope, name, start), self.segments[self._scope_starts[start] :]
+        number, inside = self._add_step(EndScope, name, start), self.segments[self.run.scope_starts[start] :]
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:
@@ -255,6 +247,8 @@ class TracedBranch(Branch):
 
     def fork(self, size: int) -> list[Self]:
         children = super().fork(size)
+        for child in children:
+            child.has_text = self.has_text
         number = self._add_step(ForkInto, tuple(child.lane for child in children))
         self.run.forks.append((number, [weakref.ref(child) for child in children]))
         return children
