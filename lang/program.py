@@ -33,7 +33,7 @@ from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -335,7 +335,7 @@ class Program(Generic[P]):
     def __repr__(self) -> str:
         return f"<plait program {self.name!r}>"
 
-    def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
+    def _client(self, where: str, backend: Backend | None, options: Options) -> BackendClient:
         """Returns the client to use. Raises InputError if `options` are invalid for its model."""
         client = resolve_client(backend)
         try:

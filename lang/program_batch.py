@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plait.lang.program import Program
     from plait.lang.sampling_options import Options
     from plait.lang.states.state import ProgramState
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ProgramBatch:
     log: ItemLog | None = None
     target: tuple[Path, str] | None = None
 
-    def executions(self, client: Client, indices: Collection[int]) -> list[Execution]:
+    def executions(self, client: BackendClient, indices: Collection[int]) -> list[Execution]:
         """Returns the runs of these items, each of which is kept in the log when it ends."""
         program, executions = self.program, list[Execution]()
         for index in indices:

@@ -14,7 +14,6 @@ from plait.runtime.errors import InputError
 from plait.runtime.programs.backend import NEEDED_OF_CLIENT
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
     from plait.runtime.process.runtime import Runtime
     from plait.runtime.programs.backend import BackendClient
 
@@ -29,8 +28,8 @@ class HasClient(Protocol):
 Backend: TypeAlias = "HasClient | BackendClient"
 
 _lock = threading.Lock()
-_default: Client | None = None
-_embedded: Client | None = None
+_default: BackendClient | None = None
+_embedded: BackendClient | None = None
 _explicit_backend_used = False
 _embedded_settings: dict[str, Any] = {}
 
@@ -46,7 +45,7 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = None if backend is None else as_client(backend)
 
 
-def default_backend() -> Client | None:
+def default_backend() -> BackendClient | None:
     """Returns the client of the backend set by `set_default_backend`, or None."""
     return _default
 
@@ -84,7 +83,7 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     return resolve_client(backend).server_info()
 
 
-def resolve_client(backend: Backend | None = None) -> Client:
+def resolve_client(backend: Backend | None = None) -> BackendClient:
     """Returns the client to use. Starts the embedded model if no other backend is set; raises ModelNotFound if that is
     missing."""
     global _explicit_backend_used
@@ -99,7 +98,7 @@ def embedded_settings_ignored() -> bool:
     return _explicit_backend_used and _embedded is None
 
 
-def as_client(backend: Any) -> Client:
+def as_client(backend: Any) -> BackendClient:
     """Returns the client of a backend, or a client itself. Raises InputError for anything else, and for a client that
     lacks a member of `BackendClient`, such as one of the two capabilities."""
     client = getattr(backend, "client", backend)
@@ -111,7 +110,7 @@ def as_client(backend: Any) -> Client:
             f"the backend {client!r:.80} has no {', no '.join(missing)}; a backend has the members of "
             "plait.runtime.programs.backend.BackendClient"
         )
-    checked_client: Client = client
+    checked_client: BackendClient = client
     return checked_client
 
 
@@ -146,7 +145,7 @@ def _shutdown_at_exit(runtime: Runtime) -> None:
         runtime.shutdown(grace_s=0.0)
 
 
-def _start_embedded() -> Client:
+def _start_embedded() -> BackendClient:
     global _embedded
     with _lock:  # threads that need it at the same time start one only
         if _embedded is None or _embedded.is_closed:  # a new one is started if its process has died

@@ -25,7 +25,7 @@ from plait.runtime.results.json_lines import encode_json_line
 from plait.runtime.results.result_file import NotAResult, ResultFile
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 _LINE_START = b'{"key": "'
 _KEY = re.compile(r"[0-9a-f]{32}-\d+")
@@ -53,7 +53,7 @@ class BatchCheckpoint:
         self._done: dict[str, dict[str, Any]] = {}
         self.keys: dict[int, str] = {}
 
-    def begin(self, client: Client) -> dict[int, ProgramState]:
+    def begin(self, client: BackendClient) -> dict[int, ProgramState]:
         """Returns the saved states.
 
         An item whose state cannot be read any more, since the class of one of its values is gone, runs again.

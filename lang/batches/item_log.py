@@ -21,7 +21,7 @@ from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 _FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables only
 
@@ -29,7 +29,7 @@ _FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables
 class ItemLog(Protocol):
     """Where the items of a batch are kept when they end."""
 
-    def begin(self, client: Client) -> Mapping[int, ProgramState]:
+    def begin(self, client: BackendClient) -> Mapping[int, ProgramState]:
         """Called before an item runs. Returns the states of those that need not. Raises InputError for a wrong file."""
 
     def record(self, index: int, state: ProgramState) -> None:
@@ -60,7 +60,7 @@ def item_keys(
     return keys
 
 
-def model_name(client: Client) -> str:
+def model_name(client: BackendClient) -> str:
     """Returns the name of a model, by which it is known again on another machine."""
     return Path(client.model.model_path).name
 

@@ -20,7 +20,7 @@ from plait.runtime.results.result_file import NotAResult, ResultFile, read_writt
 
 if TYPE_CHECKING:
     from plait.lang.execution.execution import Execution
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 TABLE_SUFFIX = ".parquet"
 ROW_FIELDS = frozenset({"index", "input", "output", "return", "error", "usage"})
@@ -90,7 +90,7 @@ class OutputFile:
         if row["error"] is None:
             self.done[index] = row
 
-    def begin(self, client: Client | None) -> Mapping[int, ProgramState]:
+    def begin(self, client: BackendClient | None) -> Mapping[int, ProgramState]:
         """Writes the lines of the refused items. `client`: None if no item runs."""
         if client is not None:
             self._identity["model"] = model_name(client)

@@ -39,13 +39,13 @@ from plait.runtime.programs.branch import Turn
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 class SavedCall(Call):
     """A call that ended in an earlier process."""
 
-    def __init__(self, client: Client, data: Mapping[str, Any], codec: ValueCodec) -> None:
+    def __init__(self, client: BackendClient, data: Mapping[str, Any], codec: ValueCodec) -> None:
         choices = data["scored_choices"]
         scored = None if choices is None else ScoredChoices(tuple(choices[0]), choices[1])
         detokenizer = Detokenizer(client.tokenizer.vocabulary)  # it never gets a token
@@ -194,7 +194,7 @@ class _Saver:
             raise CannotSave(f"the value of {call_segment.name} is {error}") from None
 
 
-def decode_run(program: str, client: Client, data: Mapping[str, Any], codec: ValueCodec) -> ProgramState:
+def decode_run(program: str, client: BackendClient, data: Mapping[str, Any], codec: ValueCodec) -> ProgramState:
     """Returns the state of a saved run. Raises CannotSave if a class of one of its values is gone."""
     run = Run(program, client, Options())
     branch = Branch(run)
@@ -210,7 +210,7 @@ def decode_run(program: str, client: Client, data: Mapping[str, Any], codec: Val
 
 
 class _Loader:
-    def __init__(self, run: Run, client: Client, codec: ValueCodec, calls: list[Mapping[str, Any]]) -> None:
+    def __init__(self, run: Run, client: BackendClient, codec: ValueCodec, calls: list[Mapping[str, Any]]) -> None:
         self._run, self._client, self._codec = run, client, codec
         self._calls = [self._call(data) for data in calls]
         for call_segment, data in zip(self._calls, calls, strict=True):

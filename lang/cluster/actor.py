@@ -96,7 +96,7 @@ class BatchActor:
         )
         state = execution.run_batch_item_any()
         if self._client.is_closed:
-            raise RuntimeGone(str(self._client.disconnect_reason))
+            raise RuntimeGone(str(self._engine.client.disconnect_reason))
         return encode_result(state, self._codec)
 
 

@@ -26,7 +26,7 @@ from plait.runtime.messages import Welcome
 
 if TYPE_CHECKING:
     from plait.lang.program_batch import ProgramBatch
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 def _work(batch: ProgramBatch, cluster: Cluster) -> Work:
@@ -87,7 +87,7 @@ def iter_on_cluster(batch: ProgramBatch, cluster: Cluster) -> Generator[tuple[in
             actors.close()
 
 
-def _results(batch: ProgramBatch, job: Job, client: Client) -> Iterator[tuple[int, ProgramState]]:
+def _results(batch: ProgramBatch, job: Job, client: BackendClient) -> Iterator[tuple[int, ProgramState]]:
     program, log = batch.program, batch.log
     saved = {} if log is None else log.begin(client)
     yield from saved.items()
@@ -100,7 +100,7 @@ def _results(batch: ProgramBatch, job: Job, client: Client) -> Iterator[tuple[in
         yield finished.item, state
 
 
-def finished_state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -> ProgramState:
+def finished_state(name: str, client: BackendClient, finished: Finished, codec: ClusterCodec) -> ProgramState:
     """Returns the state of an item of a job, with the error of one that failed."""
     if not finished.failure:
         return decode_result(name, client, finished.result, codec)
@@ -118,10 +118,10 @@ class FinishedItemsClient:
         return next(self._ids)
 
 
-def finished_items_client(model: Welcome, tokenizer: Any = None) -> Client:
+def finished_items_client(model: Welcome, tokenizer: Any = None) -> BackendClient:
     """Returns what states of finished items need of a client. tokenizer: None if the model's files are not here."""
     client: Any = FinishedItemsClient(model, tokenizer or AbsentTokenizer())
-    checked: Client = client
+    checked: BackendClient = client
     return checked
 
 

@@ -18,7 +18,7 @@ from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 class ClusterCodec(ValueCodec):
@@ -44,7 +44,7 @@ def encode_result(state: ProgramState, codec: ValueCodec) -> str:
     return json.dumps({"error": encode_error(error)})
 
 
-def decode_result(program: str, client: Client, result: str, codec: ValueCodec) -> ProgramState:
+def decode_result(program: str, client: BackendClient, result: str, codec: ValueCodec) -> ProgramState:
     """Returns the state of a result. A class that is not here is an error of the item."""
     data = json.loads(result)
     if "error" in data:
@@ -56,7 +56,7 @@ def decode_result(program: str, client: Client, result: str, codec: ValueCodec) 
         return failed_state(program, client, program_error(program, None, InputError(text)))
 
 
-def failed_state(program: str, client: Client, error: ProgramError) -> ProgramState:
+def failed_state(program: str, client: BackendClient, error: ProgramError) -> ProgramState:
     """Returns the state of an item that failed with this error."""
     run = Run(program, client, Options())
     branch = Branch(run)

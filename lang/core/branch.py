@@ -21,9 +21,10 @@ from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.run import AnySession, Run
+    from plait.lang.core.run import Run
     from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.deferred_session import DeferredSession
+    from plait.runtime.programs.backend import BackendSession
     from plait.runtime.programs.steps import Step
     from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -35,7 +36,7 @@ class Branch(BranchText[Segment, Segment]):
     def __init__(
         self,
         run: Run,
-        session: AnySession | None = None,
+        session: BackendSession | None = None,
         parent: Branch | None = None,
         seed_path: SeedPath | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class Branch(BranchText[Segment, Segment]):
         """Appends a value that is known at run time only: of a program that is compiled. Raises InputError."""
         raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
-    def session(self) -> AnySession:
+    def session(self) -> BackendSession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
             raise InputError(f"{self._close_reason or 'the program has ended'}; its state can be read, not extended")
@@ -206,7 +207,7 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- forks ------------------------------------------------------------------------------------
 
-    def child(self, session: AnySession, seed_path: SeedPath) -> Self:
+    def child(self, session: BackendSession, seed_path: SeedPath) -> Self:
         child = type(self)(self.run, self.run.register_session(session), self, seed_path)
         self._children.add(child)
         return child

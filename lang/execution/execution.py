@@ -23,7 +23,7 @@ from plait.lang.states.state import ProgramState
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 class Execution:
@@ -35,7 +35,7 @@ class Execution:
         body: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        client: Client,
+        client: BackendClient,
         defaults: Options,
         budget: Budget | None = None,
         item: int = 0,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
+from plait.lang.backends.without_runtime import ClientWithoutRuntime
 from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
     CallExpr,
@@ -50,10 +51,8 @@ from plait.runtime.programs.branch import ForkPoint
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.run import AnySession
     from plait.lang.states.fork_group import JoinMode
-    from plait.runtime.client.client import Client
-    from plait.runtime.client.session import Session
+    from plait.runtime.programs.backend import BackendClient, BackendSession
     from plait.runtime.programs.steps import Step
     from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
 
@@ -63,7 +62,7 @@ class TracedRun(Run):
 
     def __init__(self, program: str, defaults: Options, template: ChatTemplate | None) -> None:
         self._has_template = template is not None
-        super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
+        super().__init__(program, cast("BackendClient", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
         self.placeholders = Placeholders(program)
         self.nodes: list[Node] = []
         self.statement = 0
@@ -75,7 +74,7 @@ class TracedRun(Run):
         self.forks: list[tuple[int, list[weakref.ref[Branch]]]] = []
         """For each fork its step, and weak references to its branches, which their states and the group hold."""
 
-    def _template_of(self, client: Client) -> ChatTemplate | None:
+    def _template_of(self, client: BackendClient) -> ChatTemplate | None:
         """The backend's template; without a backend one that marks turns, whatever the variables are."""
         return super()._template_of(client) if self._has_template else TURN_MARK_TEMPLATE
 
@@ -97,11 +96,6 @@ class TracedBranch(Branch):
     run: TracedRun
     has_text = False
     """Whether there is text, so that a call has a prompt."""
-
-    def session(self) -> AnySession:
-        if self._session is None and not self.run.ended and self._close_reason is None:
-            self._session = cast("Session", _NullSession())
-        return super().session()
 
     def write(self, text: str, *, control: bool = False) -> None:
         self.session()
@@ -325,19 +319,14 @@ def _check_tool_call(name: str, variable: Segment) -> None:
         raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
 
 
-class _NullClient:
-    """The methods of a client that a branch needs, without a runtime."""
-
-    takes_following_text = takes_token_ids = False
+class _NullClient(ClientWithoutRuntime):
+    """What a branch needs of a client."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        self.tokenizer = RemoteTokenizer(template)
+        super().__init__(None, RemoteTokenizer(template))
 
-    def next_id(self) -> int:
-        return 0
-
-    def open_session(self, *, program: int | None = None) -> _NullSession:
-        return _NullSession()
+    def open_session(self, *, program: int | None = None) -> BackendSession:
+        return cast("BackendSession", _NullSession())
 
 
 class _NullSession:

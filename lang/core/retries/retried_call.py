@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from plait.lang.budget import BudgetExceeded
 from plait.lang.daemon_threads import DaemonThreads
@@ -21,19 +21,11 @@ from plait.runtime.messages import Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from plait.lang.core.run import AnySession
+    from plait.runtime.programs.backend import BackendClient, BackendSession
 
 UNKNOWN_TOKEN = -1  # in place of a token of an attempt, whose own call has its id
 MAX_CHECKS_AT_A_TIME = 16  # a validator may be slow, and those of other programs must not wait for it
 NOT_READ: Any = object()
-
-
-class RetryingClient(Protocol):
-    """What a retried call uses of its client."""
-
-    tokenizer: Any
-
-    def next_id(self) -> int: ...
 
 
 class RetriedCall(Call):
@@ -42,12 +34,12 @@ class RetriedCall(Call):
 
     def __init__(
         self,
-        client: RetryingClient,
+        client: BackendClient,
         timeout_s: float | None,
         max_attempts: int,
         start: Callable[[Sequence[Attempt]], Call],
         read: Callable[[CallResult], Any],
-        session: AnySession,
+        session: BackendSession,
         on_budget_spent: Callable[[BudgetExceeded], None],
     ) -> None:
         """`session`: that of the attempts, which is closed after the last one. `on_budget_spent`: called before the
