@@ -49,7 +49,7 @@ class Run:
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
         self.lanes: list[int | None] = []  # for each branch, the number of its parent branch
-        self._aborted = False
+        self.aborted = False  # by its reader, its budget, or after a failure
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
         self.chat_template = self._template_of(client)
         self._notify_run_listeners()
@@ -82,22 +82,23 @@ class Run:
         """
         while self._unreferenced_sessions:
             self.close(self._unreferenced_sessions.popleft())
-        if self._aborted:
+        if self.aborted:
             session.close()
             raise Aborted("the program was ended")
         self._sessions[id(session)] = session
         return session
 
     def deferred(self, session: BackendSession) -> DeferredSession:
-        """Replaces a session by one whose instructions can wait for the text of calls, unless it is one already."""
+        """Replaces a session by one whose instructions can wait for the text of calls, unless it is one already.
+
+        Raises Aborted once the program was aborted.
+        """
         from plait.runtime.client.deferred_session import DeferredSession  # lazy: it imports the tokenizer
 
         if isinstance(session, DeferredSession):
             return session
-        del self._sessions[id(session)]
-        deferred = DeferredSession(self.client, session)
-        self._sessions[id(deferred)] = deferred
-        return deferred
+        self._sessions.pop(id(session), None)
+        return self.register_session(DeferredSession(self.client, session))
 
     def close(self, session: BackendSession) -> None:
         """Closes one session; its calls run to their end."""
@@ -127,7 +128,7 @@ class Run:
         self._call_segments.append(call_segment)
         if self.budget_tracker is not None:
             self.budget_tracker.count_tokens(call_segment.call)
-        if self._aborted:  # meanwhile, by another thread
+        if self.aborted:  # meanwhile, by another thread
             call_segment.call.abort()
 
     def call_segments(self) -> list[CallSegment]:
@@ -227,7 +228,7 @@ class Run:
 
     def abort(self) -> None:
         """Aborts every call and session, and refuses new ones. May be called from any thread."""
-        self._aborted = True
+        self.aborted = True
         for call_segment in self.call_segments():
             call_segment.call.abort()
         for session in list(self._sessions.values()):

@@ -20,6 +20,7 @@ from plait.lang.execution.dropped_states import abort_when_dropped
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
 from plait.lang.states.state import ProgramState
+from plait.runtime.errors import Aborted, InputError
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
@@ -122,7 +123,11 @@ class Execution:
         self.run.ret_value = self.body(ProgramState(self.branch), *self.args, **self.kwargs)
 
     def fail(self, error: BaseException) -> None:
-        """Stores `error` as the error of the program."""
+        """Stores `error` as the error of the program; of one that was aborted, that it was, in place of what a session
+        said that was closed meanwhile."""
+        cause = error.__cause__ if isinstance(error, ProgramError) else error
+        if self.run.aborted and isinstance(cause, InputError):
+            error = Aborted("the program was ended")
         if not isinstance(error, ProgramError) or error.program != self.run.program:
             error = program_error(self.run.program, None, error, error_location(error))
         self.run.fail(error)
