@@ -8,10 +8,13 @@ from types import SimpleNamespace
 
 import httpx
 
+from plait.constrained.specs import Regex
 from plait.runtime.programs.branch import Turn
+from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.protocols.programs import branch as branch_module
 from plait.runtime.server.protocols.programs import program_run
 from plait.runtime.server.protocols.programs.branch import ProgramBranch
+from plait.runtime.server.protocols.programs.steps import GenStep, VariableStep
 
 
 def new_branch(monkeypatch) -> ProgramBranch:
@@ -72,3 +75,12 @@ def test_too_many_turns_are_refused(serve, monkeypatch) -> None:
     assert answer.status_code == 400 and "too many turns" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"].startswith("program[31]")
     assert state.in_flight.num_admitted == 0
+
+
+def test_the_text_behind_a_gen_has_no_value_of_the_gen_itself(monkeypatch) -> None:
+    """A variable of the request may have the name of the gen; behind the gen it is the gen's own text."""
+    branch, gen = new_branch(monkeypatch), GenStep("", "a", sampling_params(), False, Regex("x+"), None, 1, None)
+    branch.run.client = SimpleNamespace(tokenizer=None)
+    branch.variables = {"a": "old", "b": "known"}
+    for name, text in (("a", ""), ("b", "known")):
+        assert asyncio.run(gen.text_behind(branch, [VariableStep("", name, ())])) == text
