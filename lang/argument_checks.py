@@ -52,6 +52,25 @@ def checked_choices(where: str, choices: object, max_count: int | None = None) -
 _SPEC_OF_KEYWORD: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
 
 
+CONSTRAINT_KEYWORDS = ("regex", *_SPEC_OF_KEYWORD, "constraint")
+
+
+def keyword_of(spec: Spec) -> tuple[str, Any] | None:
+    """Returns the keyword of a gen with this constraint, and its value; None if only `constraint` can express it."""
+    match spec:
+        case Regex(pattern):
+            return "regex", pattern
+        case Choices(choices):
+            return "choices", list(choices)
+        case Ebnf(grammar):
+            return "ebnf", grammar
+        case Lark(grammar):
+            return "lark", grammar
+        case JsonSchema() if spec == JsonSchema(spec.text):
+            return "json_schema", spec.text
+    return None
+
+
 def checked_constraint(where: str, schemas: object = None, **constraints: object) -> Spec | None:
     """Returns the one of regex, json_schema, ebnf, lark and constraint that is not None, as a spec. `schemas`: the
     other documents of json_schema, by URI. Raises InputError if there are two, or if it is invalid."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TypedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypedDict
+
+from plait.constrained.specs import Spec
+from plait.lang.choices import ChoicesMethod
+from plait.lang.tools.make_tools import ToolSource
+from plait.lang.tools.tool import Tool
 
 Stop = str | Collection[str]
 
 
-class SampledKeywords(TypedDict, total=False):
-    """The sampling keywords that gens and `run` share, without max_tokens, min_tokens and n."""
+class UnstoppedKeywords(TypedDict, total=False):
+    """The sampling keywords that gens and `run` share, without those that may be given by position."""
 
     temperature: float | None
     top_p: float | None
@@ -19,9 +24,6 @@ class SampledKeywords(TypedDict, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     repetition_penalty: float | None
-    stop: Stop | None
-    stop_token_ids: Collection[int] | None
-    stop_regex: Stop | None
     logit_bias: Mapping[int, float] | None
     token_healing: bool | None
     ignore_eos: bool | None
@@ -36,6 +38,14 @@ class SampledKeywords(TypedDict, total=False):
     logprob_start_len: int | None
 
 
+class SampledKeywords(UnstoppedKeywords, total=False):
+    """The sampling keywords that gens and `run` share, without max_tokens, min_tokens and n."""
+
+    stop: Stop | None
+    stop_token_ids: Collection[int] | None
+    stop_regex: Stop | None
+
+
 class RunKeywords(SampledKeywords, total=False):
     """The sampling keywords of `run`: defaults of all gens of a program."""
 
@@ -46,8 +56,8 @@ class RunKeywords(SampledKeywords, total=False):
     sampling: Mapping[str, object] | None
 
 
-class TypedGenKeywords(SampledKeywords, total=False):
-    """The keywords of `gen(type=...)`, without name, max_tokens, min_tokens, n and type."""
+class ValueKeywords(TypedDict, total=False):
+    """The keywords of `gen` that typed and other values share."""
 
     complete: bool | None
     retries: int | None
@@ -57,6 +67,26 @@ class TypedGenKeywords(SampledKeywords, total=False):
     draft_tokens: int | None
 
 
+class TypedGenKeywords(SampledKeywords, ValueKeywords, total=False):
+    """The keywords of `gen(type=...)`, without name, max_tokens, min_tokens, n and type."""
+
+
+class GenKeywords(UnstoppedKeywords, ValueKeywords, total=False):
+    """The keywords of a `gen` without a type, but for those that may be given by position."""
+
+    regex: str | None
+    json_schema: str | dict[str, Any] | type | None
+    schemas: Mapping[str, str | dict[str, Any] | bool | type] | None
+    ebnf: str | None
+    lark: str | None
+    constraint: Spec | None
+    choices: Iterable[str] | None
+    choices_method: ChoicesMethod | None
+    dtype: object
+    tools: Iterable[ToolSource] | None
+    tool_choice: str | Callable[..., Any] | Tool | None
+
+
 class RegexGenKeywords(SampledKeywords, total=False):
     """The keywords of `gen_int` and `gen_string`."""
 
@@ -64,3 +94,7 @@ class RegexGenKeywords(SampledKeywords, total=False):
     min_tokens: int | None
     n: int | None
     complete: bool | None
+
+
+FORM_KEYWORDS = tuple(name for name in GenKeywords.__annotations__ if name not in UnstoppedKeywords.__annotations__)
+"""The keywords of `gen` that are no sampling parameters, without name and type."""

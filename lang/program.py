@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from plait.lang.aio.execution import (
+from plait.lang.backends.cluster import Cluster
+from plait.lang.backends.default_backend import Backend, resolve_client
+from plait.lang.budget import Budget, checked_budget
+from plait.lang.errors import unknown_keyword
+from plait.lang.execution.event_loop import (
     checked_concurrency,
     run_all_async,
-    run_all_in_new_loop,
     run_async,
     run_in_new_loop,
     start,
     start_loop_thread,
 )
-from plait.lang.aio.state import AsyncState
-from plait.lang.backends.cluster import Cluster
-from plait.lang.backends.default_backend import Backend, resolve_client
-from plait.lang.batch import iter_in_order, num_workers
-from plait.lang.budget import Budget, checked_budget
-from plait.lang.core.execution import Execution
-from plait.lang.core.state import ProgramState
-from plait.lang.errors import unknown_keyword
+from plait.lang.execution.execution import Execution
+from plait.lang.execution.threads import num_workers
 from plait.lang.keywords import RunKeywords
 from plait.lang.program_arguments import ProgramArguments
+from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options
+from plait.lang.states.async_state import AsyncState
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.control.item_log import ItemLog
     from plait.lang.tracing.graph import Graph
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -50,10 +49,17 @@ class Program(Generic[P]):
     >>> print(state["answer"])                                           # doctest: +SKIP
     """
 
-    def __init__(self, body: Callable[Concatenate[S, P], Any], bound: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        body: Callable[Concatenate[S, P], Any],
+        bound: Mapping[str, Any] | None = None,
+        async_body: Callable[..., Any] | None = None,
+    ) -> None:
+        """`bound`: arguments that `bind` has set. `async_body`: for the states of async programs, if it is another."""
         self.name = getattr(body, "__name__", "program")
         self._arguments = ProgramArguments(self.name, _checked_signature(self.name, body), bound or {})
         self._body: Callable[..., Any] = body
+        self._async_body = async_body
         functools.update_wrapper(self, body)
 
     @overload
@@ -64,7 +70,7 @@ class Program(Generic[P]):
         """Makes a program that is defined in a class a method: its body takes `self` first, then the state."""
         if instance is None:
             return self
-        return Program(self._body.__get__(instance, owner), self._arguments.bound)
+        return Program(self._body.__get__(instance, owner), self._arguments.bound, self._async_body)
 
     def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
         """Declares the types of the sampling keywords for `plait.mypy_plugin`; never called."""
@@ -179,60 +185,33 @@ class Program(Generic[P]):
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        given = self._arguments.only_sampling("run_batch", sampling)
-        options = run_options("run_batch", given)
-        checked_budget("run_batch", budget)
-        items = self._arguments.checked_items(batch_kwargs)
-        workers = num_workers(num_threads, len(items))
+        batch = self._batch("run_batch", batch_kwargs, sampling, budget, num_threads)
         if not isinstance(generator_style, bool):
             raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
-        if not items:
-            return iter(()) if generator_style else []
         if generator_style and resume is not None:
             raise InputError("run_batch: resume cannot be combined with generator_style")
-        log: ItemLog | None = None
+        if not batch.items:
+            return iter(()) if generator_style else []
         if resume is not None:
-            from plait.lang.control.batch_checkpoint import BatchCheckpoint
+            from plait.lang.batches.checkpoint import BatchCheckpoint
 
-            log = BatchCheckpoint(resume, self.name, self._body, dict(enumerate(items)), options)
-        if isinstance(backend, Cluster):
-            from plait.lang.cluster.batch import ClusterBatch, iter_on_cluster_in_order
+            batch = replace(batch, log=BatchCheckpoint(resume, self.name, self._body, batch.items, batch.options))
+        return batch.iter_states(backend, progress_bar) if generator_style else batch.run(backend, progress_bar)
 
-            batch = ClusterBatch(self, dict(enumerate(items)), backend, given, budget, num_threads, log=log)
-            ended = iter_on_cluster_in_order(batch, progress_bar)
-            return ended if generator_style else list(ended)
-        client = self._client("run_batch", backend, options)
-        states = {} if log is None else dict(log.begin(client))
-        left = {index: item for index, item in enumerate(items) if index not in states}
-        executions = self._executions(left, client, options, budget, log)
-        if generator_style:
-            return iter_in_order(executions, workers, progress_bar)
-        states |= zip(left, self._run_all(executions, num_threads, workers, progress_bar), strict=True)
-        return [states[index] for index in range(len(items))]
-
-    def _executions(
+    def _batch(
         self,
-        items: Mapping[int, Mapping[str, Any]],
-        client: Client,
-        options: Options,
+        where: str,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        sampling: Mapping[str, Any],
         budget: Budget | None,
-        log: ItemLog | None = None,
-    ) -> list[Execution]:
-        """Returns the runs of items by their numbers, each of which is kept in the log when it ends."""
-        executions = []
-        for index, item in items.items():
-            executions.append(Execution(self.name, self._body, (), item, client, options, budget, index))
-            if log is not None:
-                executions[-1].on_done = functools.partial(log.record, index)
-        return executions
-
-    def _run_all(
-        self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
-    ) -> list[ProgramState]:
-        if executions and executions[0].is_async:
-            return run_all_in_new_loop(executions, None if num_threads == "auto" else workers, progress_bar)
-        with contextlib.closing(iter_in_order(executions, workers, progress_bar)) as states:
-            return list(states)
+        num_threads: int | Literal["auto"] = "auto",
+    ) -> ProgramBatch:
+        """Returns a batch that did not begin. Raises InputError for a wrong argument."""
+        given = self._arguments.only_sampling(where, sampling)
+        options, budget = run_options(where, given), checked_budget(where, budget)
+        items = dict(enumerate(self._arguments.checked_items(batch_kwargs)))
+        num_workers(num_threads, len(items))
+        return ProgramBatch(self, items, given, options, budget, num_threads)
 
     @overload
     async def arun(
@@ -284,14 +263,10 @@ class Program(Generic[P]):
         **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
         """`run_batch` for an event loop. At most `max_concurrency` items run at a time (4,096 if it is None)."""
-        options = run_options("arun_batch", self._arguments.only_sampling("arun_batch", sampling))
-        checked_budget("arun_batch", budget)
-        items, concurrency = self._arguments.checked_items(batch_kwargs), checked_concurrency(max_concurrency)
-        executions = (
-            self._executions(dict(enumerate(items)), self._client("arun_batch", backend, options), options, budget)
-            if items
-            else []
-        )
+        batch = self._batch("arun_batch", batch_kwargs, sampling, budget)
+        concurrency = checked_concurrency(max_concurrency)
+        client = self._client("arun_batch", backend, batch.options) if batch.items else None
+        executions = [] if client is None else batch.executions(client, batch.items)
         return await run_all_async(executions, concurrency, progress_bar)
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
@@ -340,7 +315,7 @@ class Program(Generic[P]):
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
         self._arguments.check_bind(arguments)
-        return Program(self._body, {**self._arguments.bound, **arguments})
+        return Program(self._body, {**self._arguments.bound, **arguments}, self._async_body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`program(...)` is `program.run(...)`. `program(s, ...)` runs the body on the state of another program.
@@ -350,17 +325,17 @@ class Program(Generic[P]):
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._arguments.check(f"program {self.name!r}", args[1:], kwargs)
-            async_body = getattr(self._body, "async_body", None)  # an agent has a plain and an async body
-            body = async_body if async_body is not None and isinstance(args[0], AsyncState) else self._body
-            if body is self._body:
-                self._check_async_matches(args[0])
+            is_async, body = isinstance(args[0], AsyncState), self._body
+            if is_async and self._async_body is not None:
+                body = self._async_body
+            self._check_async_matches(body, is_async)
             return body(*args, **self._arguments.with_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<plait program {self.name!r}>"
 
-    def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
+    def _client(self, where: str, backend: Backend | None, options: Options) -> BackendClient:
         """Returns the client to use. Raises InputError if `options` are invalid for its model."""
         client = resolve_client(backend)
         try:
@@ -369,12 +344,11 @@ class Program(Generic[P]):
             raise InputError(f"{where}: {error}") from None
         return client
 
-    def _check_async_matches(self, state: ProgramState | AsyncState) -> None:
-        """Raises InputError unless body and state are both async or both plain."""
-        is_async = inspect.iscoroutinefunction(self._body)
-        if is_async and isinstance(state, ProgramState):
+    def _check_async_matches(self, body: Callable[..., Any], is_async: bool) -> None:
+        """Raises InputError unless body and state are both async or both plain. `is_async`: whether the state is."""
+        if inspect.iscoroutinefunction(body) and not is_async:
             raise InputError(f"program {self.name!r} is async def, so it needs the state of an async def program")
-        if not is_async and isinstance(state, AsyncState):
+        if is_async and not inspect.iscoroutinefunction(body):
             raise InputError(f"program {self.name!r} is a plain function, so it needs the state of a plain program")
 
 

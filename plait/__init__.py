@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the same names at run time
-    from plait.lang.aio.state import AsyncState
     from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.cluster import Cluster
     from plait.lang.backends.default_backend import flush_cache, get_server_info, set_default_backend
@@ -30,7 +29,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.beam_search import BeamHypothesis
     from plait.lang.control.combinators import best_of, vote
     from plait.lang.control.combinators import map as map
-    from plait.lang.control.race import race
+    from plait.lang.core.derived.reasoning import separate_reasoning
     from plait.lang.core.expressions import Expr, Typed
     from plait.lang.core.primitives import gen, gen_int, gen_string
     from plait.lang.core.roles import (
@@ -45,9 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         user_end,
     )
     from plait.lang.core.select import image, select, video
-    from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_use.tool_calls import ToolResult
-    from plait.lang.derived.reasoning import separate_reasoning
     from plait.lang.errors import (
         Attempt,
         CompileError,
@@ -60,6 +57,9 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
     from plait.lang.partial.values import partial_value
     from plait.lang.program import Program, function
+    from plait.lang.states.async_state import AsyncState
+    from plait.lang.states.race import race
+    from plait.lang.states.state import ProgramState, ProgramStateGroup
     from plait.lang.tools.mcp_client.server import MCPServer
     from plait.lang.tools.tool import Tool, ToolCall
     from plait.lang.tracing.graph import Graph
@@ -181,7 +181,7 @@ _UNSUPPORTED_NAMES = {
 }
 
 _NAMES_BY_MODULE = {
-    "plait.lang.aio.state": "AsyncState",
+    "plait.lang.states.async_state": "AsyncState",
     "plait.lang.backends.default_backend": "flush_cache get_server_info set_default_backend",
     "plait.lang.backends.anthropic": "Anthropic",
     "plait.lang.backends.runtime_endpoint": "RuntimeEndpoint",
@@ -191,7 +191,7 @@ _NAMES_BY_MODULE = {
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
     "plait.lang.backends.cluster": "Cluster",
-    "plait.lang.derived.reasoning": "separate_reasoning",
+    "plait.lang.core.derived.reasoning": "separate_reasoning",
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
     "plait.lang.budget": "Budget BudgetExceeded",
@@ -199,7 +199,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.control.beam": "beam",
     "plait.lang.control.beam_search": "BeamHypothesis",
     "plait.lang.control.combinators": "best_of map vote",
-    "plait.lang.control.race": "race",
+    "plait.lang.states.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string",
@@ -210,7 +210,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.core.roles": (
         "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
     ),
-    "plait.lang.core.state": "ProgramState ProgramStateGroup",
+    "plait.lang.states.state": "ProgramState ProgramStateGroup",
     "plait.lang.core.tool_use.tool_calls": "ToolResult",
     "plait.lang.tools.mcp_client.server": "MCPServer",
     "plait.lang.tools.tool": "Tool ToolCall",

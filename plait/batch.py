@@ -41,7 +41,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 def batch_command(options: argparse.Namespace) -> int:
     """Runs the program for each line of the input. Returns 0, or 1 if a line has an error."""
-    from plait.lang.control.batch_file import run_batch_file
+    from plait.lang.batch_file import run_batch_file
 
     program, target = load_program(options.program)
     num_lines, num_failed = run_batch_file(

@@ -62,10 +62,7 @@ SERVER_ORDER = (
     *("app_state", "rerun", "protocols", "app"),
 )
 # Siblings whose modules import each other, though no module imports itself that way: (package, its members).
-CIRCLES = (
-    ("plait.lang", "aio core derived retries spans"),
-    ("plait.lang", "cluster control program tracing"),
-)
+CIRCLES = ()
 MAX_FILES_IN_FOLDER = 16
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}

@@ -82,7 +82,7 @@ def test_every_folder_with_modules_is_installed() -> None:
 def test_a_script_beside_the_clone_imports_the_package(tmp_path: Path) -> None:
     """Python searches the folder of a script first, and there the clone `plait` looks like a namespace package."""
     (tmp_path / "plait").symlink_to(ROOT)
-    (tmp_path / "script.py").write_text("import plait.batch, plait.lang.core.state\nprint(plait.Engine)\n")
+    (tmp_path / "script.py").write_text("import plait.batch, plait.lang.states.state\nprint(plait.Engine)\n")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Engine" in done.stdout

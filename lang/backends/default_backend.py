@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import atexit
 import threading
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from plait.lang.backends.cluster import Cluster
 from plait.runtime.errors import InputError
 from plait.runtime.programs.backend import NEEDED_OF_CLIENT
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
     from plait.runtime.process.runtime import Runtime
     from plait.runtime.programs.backend import BackendClient
 
@@ -27,8 +28,8 @@ class HasClient(Protocol):
 Backend: TypeAlias = "HasClient | BackendClient"
 
 _lock = threading.Lock()
-_default: Client | None = None
-_embedded: Client | None = None
+_default: BackendClient | None = None
+_embedded: BackendClient | None = None
 _explicit_backend_used = False
 _embedded_settings: dict[str, Any] = {}
 
@@ -44,9 +45,32 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = None if backend is None else as_client(backend)
 
 
-def default_backend() -> Client | None:
+def default_backend() -> BackendClient | None:
     """Returns the client of the backend set by `set_default_backend`, or None."""
     return _default
+
+
+class BackendOfBlock(ABC):
+    """A backend that is its own client, and the default backend inside a `with` block."""
+
+    _previous_backend: Backend | None = None
+
+    @abstractmethod
+    def _end_block(self, succeeded: bool) -> None:
+        """Called at the end of the block; `succeeded`: without an exception."""
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    def __enter__(self) -> Self:
+        self._previous_backend = default_backend()
+        set_default_backend(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        set_default_backend(self._previous_backend)
+        self._end_block(kind is None)
 
 
 def flush_cache(backend: Backend | None = None) -> None:
@@ -59,7 +83,7 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     return resolve_client(backend).server_info()
 
 
-def resolve_client(backend: Backend | None = None) -> Client:
+def resolve_client(backend: Backend | None = None) -> BackendClient:
     """Returns the client to use. Starts the embedded model if no other backend is set; raises ModelNotFound if that is
     missing."""
     global _explicit_backend_used
@@ -74,7 +98,7 @@ def embedded_settings_ignored() -> bool:
     return _explicit_backend_used and _embedded is None
 
 
-def as_client(backend: Any) -> Client:
+def as_client(backend: Any) -> BackendClient:
     """Returns the client of a backend, or a client itself. Raises InputError for anything else, and for a client that
     lacks a member of `BackendClient`, such as one of the two capabilities."""
     client = getattr(backend, "client", backend)
@@ -86,7 +110,7 @@ def as_client(backend: Any) -> Client:
             f"the backend {client!r:.80} has no {', no '.join(missing)}; a backend has the members of "
             "plait.runtime.programs.backend.BackendClient"
         )
-    checked_client: Client = client
+    checked_client: BackendClient = client
     return checked_client
 
 
@@ -121,7 +145,7 @@ def _shutdown_at_exit(runtime: Runtime) -> None:
         runtime.shutdown(grace_s=0.0)
 
 
-def _start_embedded() -> Client:
+def _start_embedded() -> BackendClient:
     global _embedded
     with _lock:  # threads that need it at the same time start one only
         if _embedded is None or _embedded.is_closed:  # a new one is started if its process has died

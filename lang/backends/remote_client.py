@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plait.constrained.specs import Spec
 from plait.lang.backends.remote_session import Part, RemoteCall, RemoteSession
+from plait.lang.backends.without_runtime import ClientWithoutRuntime
 from plait.lang.daemon_threads import DaemonThreads
 from plait.runtime.errors import InputError
 from plait.runtime.messages import SelectMethod
@@ -53,29 +53,22 @@ def checked_model(backend: str, name: object) -> None:
         raise InputError(f"{backend} needs the name of a model, not {name!r:.80}")
 
 
-class RemoteClient(ABC):
+class RemoteClient(ClientWithoutRuntime):
     """A client of a service. `pool` runs its requests, at most `max_concurrency` at a time."""
 
     name = "this service"
-    takes_following_text = takes_token_ids = False
 
     def __init__(self, model: RemoteModel, template: ChatTemplate | None, max_concurrency: int) -> None:
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
             raise InputError(f"max_concurrency must be at least 1, not {max_concurrency!r:.40}")
-        self.model = model
-        self.tokenizer = RemoteTokenizer(template)
+        super().__init__(model, RemoteTokenizer(template))
         self.pool = DaemonThreads(max_concurrency, f"plait {type(self).__name__}")
-        self.is_closed = False
-        self._ids = itertools.count(1)
 
     def open_session(self, *, program: int | None = None) -> RemoteSession:
         return RemoteSession(self)
 
-    def next_id(self) -> int:
-        return next(self._ids)
-
     def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.tokenizer.vocabulary)  # type: ignore[arg-type]  # it never gets a token
+        return Detokenizer(self.tokenizer.vocabulary)  # it never gets a token
 
     def close(self) -> None:
         """Ends the threads after their current requests. Idempotent."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
+from plait.lang.backends.without_runtime import SessionWithoutRuntime
 from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.session import check_fork_size
@@ -52,19 +53,21 @@ class RemoteCall(Call):
                 self._notify()
 
 
-class RemoteSession:
+class RemoteSession(SessionWithoutRuntime):
     """The methods of a session that programs use. `waits`: the instructions wait until the parent runs its fork."""
 
     def __init__(self, client: RemoteClient, parts: Sequence[Part] = (), *, waits: bool = False) -> None:
+        super().__init__()
         self._client = client
         self._parts: list[Part] = list(parts)
         self._queue: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._is_busy = waits
         self._calls: list[RemoteCall] = []
-        self._failed: CallFailed | None = None
-        self._closed = False
         self._has_text = bool(parts) or waits
+
+    def _has_prompt(self) -> bool:
+        return self._has_text
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._require_open()
@@ -124,12 +127,9 @@ class RemoteSession:
 
     def abort(self) -> None:
         """Aborts the session and its calls."""
-        self._closed = True
+        super().abort()
         for call in self._calls:
             call.abort()
-
-    def close(self) -> None:
-        self._closed = True
 
     # -- order ------------------------------------------------------------------------------------
 
@@ -138,17 +138,13 @@ class RemoteSession:
         self._calls.append(call)
 
         def run() -> None:
-            if self._failed is not None:
-                call.on_failed(
-                    CallFailed(f"the session cannot continue after a failed call: {self._failed}", self._failed.kind)
-                )
-                return
             try:
+                self._raise_if_failed()
                 if not call.done():
                     run_call(call)
                 self._parts.append((call.result().text, False))
             except CallFailed as error:
-                self._failed = error
+                self._failed = self._failed or error
                 call.on_failed(error)
             except PlaitError as error:
                 self._failed = CallFailed(str(error))
@@ -180,12 +176,3 @@ class RemoteSession:
     def _start(self) -> None:
         """Runs the waiting instructions; called when the parent runs its fork."""
         self._client.pool.submit(self._run_queue)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise InputError("this session is closed")
-
-    def _require_text(self, needed_by: str) -> None:
-        self._require_open()
-        if not self._has_text:
-            raise InputError(f"the prompt is empty: add text before {needed_by}")

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import msgspec
 
 from plait.lang.backends.default_backend import as_client, set_default_backend
+from plait.lang.batches.saved_values import ValueCodec
 from plait.lang.budget import Budget
 from plait.lang.cluster.item_results import encode_result
 from plait.lang.cluster.program_reference import ProgramReference, import_program
-from plait.lang.control.saved_values import ValueCodec
-from plait.lang.core.execution import Execution
+from plait.lang.execution.execution import Execution
 from plait.lang.sampling_options import run_options
 from plait.runtime.errors import InputError, PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
@@ -96,7 +96,7 @@ class BatchActor:
         )
         state = execution.run_batch_item_any()
         if self._client.is_closed:
-            raise RuntimeGone(str(self._client.disconnect_reason))
+            raise RuntimeGone(str(self._engine.client.disconnect_reason))
         return encode_result(state, self._codec)
 
 

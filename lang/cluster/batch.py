@@ -6,65 +6,47 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.cluster import Cluster
-from plait.lang.batch import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.batches.item_log import is_json
 from plait.lang.cluster.actor import Work, encode_work
 from plait.lang.cluster.item_results import ClusterCodec, decode_result, failed_state
 from plait.lang.cluster.job import Finished, Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources, connected
-from plait.lang.control.item_log import ItemLog, is_json
-from plait.lang.core.state import ProgramState
 from plait.lang.errors import program_error
+from plait.lang.execution.threads import MAX_AUTO_THREADS, num_workers, progress
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError, PlaitError, RuntimeGone
 from plait.runtime.messages import Welcome
 
 if TYPE_CHECKING:
-    from plait.lang.budget import Budget
-    from plait.lang.program import Program
-    from plait.runtime.client.client import Client
+    from plait.lang.program_batch import ProgramBatch
+    from plait.runtime.programs.backend import BackendClient
 
 
-@dataclass(frozen=True)
-class ClusterBatch:
-    """What `run_batch` was asked for. `items`: index, which is part of the seed of an item -> its arguments.
-
-    target: the file that the program was loaded from, if it was not imported, and its name there. log: keeps the items.
-    """
-
-    program: Program[Any]
-    items: Mapping[int, Mapping[str, Any]]
-    cluster: Cluster
-    sampling: Mapping[str, Any]
-    budget: Budget | None = None
-    num_threads: Any = "auto"
-    target: tuple[Path, str] | None = None
-    log: ItemLog | None = None
-
-    def check(self) -> Work:
-        """Returns what the actors do. Raises InputError for what cannot be sent to them."""
-        for index, item in self.items.items():
-            for name, value in item.items():
-                if not is_json(value):
-                    text = f"item {index}: {name} is a {type(value).__name__} that cannot be sent to an actor"
-                    raise InputError(f"{text}; the arguments are JSON values: text, numbers, lists and dicts")
-        reference = reference_of(self.program, self.cluster.working_dir, self.target)
-        limits = (None, None) if self.budget is None else (self.budget.tokens, self.budget.seconds)
-        return Work(reference, self.cluster.model, self.cluster.settings, dict(self.sampling), *limits)
+def _work(batch: ProgramBatch, cluster: Cluster) -> Work:
+    """Returns what the actors do. Raises InputError for what cannot be sent to them."""
+    for index, item in batch.items.items():
+        for name, value in item.items():
+            if not is_json(value):
+                text = f"item {index}: {name} is a {type(value).__name__} that cannot be sent to an actor"
+                raise InputError(f"{text}; the arguments are JSON values: text, numbers, lists and dicts")
+    reference = reference_of(batch.program, cluster.working_dir, batch.target)
+    limits = (None, None) if batch.budget is None else (batch.budget.tokens, batch.budget.seconds)
+    return Work(reference, cluster.model, cluster.settings, dict(batch.sampling), *limits)
 
 
-def iter_on_cluster_in_order(batch: ClusterBatch, progress_bar: bool) -> Iterator[ProgramState]:
+def iter_on_cluster_in_order(batch: ProgramBatch, cluster: Cluster, progress_bar: bool) -> Iterator[ProgramState]:
     """Yields the states in the order of the items, each when it and those before it have ended."""
     states: dict[int, ProgramState] = {}
     waiting = iter(batch.items)
     upcoming = next(waiting)
-    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch)) as ended:
+    with progress(len(batch.items), progress_bar) as step, contextlib.closing(iter_on_cluster(batch, cluster)) as ended:
         for index, state in ended:
             states[index] = state
             step()
@@ -73,15 +55,15 @@ def iter_on_cluster_in_order(batch: ClusterBatch, progress_bar: bool) -> Iterato
                 upcoming = next(waiting, -1)
 
 
-def iter_on_cluster(batch: ClusterBatch) -> Generator[tuple[int, ProgramState], None, None]:
+def iter_on_cluster(batch: ProgramBatch, cluster: Cluster) -> Generator[tuple[int, ProgramState], None, None]:
     """Yields the index and the state of each item when it ends and is in the log. Closing the iterator ends the actors.
 
     Raises InputError, RuntimeGone or the error of the model if nothing can run. A failed item is no error here.
     """
-    encoded = encode_work(batch.check())
+    encoded = encode_work(_work(batch, cluster))
     threads = MAX_AUTO_THREADS if batch.num_threads == "auto" else num_workers(batch.num_threads, len(batch.items))
-    with connected(batch.cluster) as ray:
-        num_actors, cpus = actor_resources(ray, batch.cluster, len(batch.items))
+    with connected(cluster) as ray:
+        num_actors, cpus = actor_resources(ray, cluster, len(batch.items))
         capacity = min(threads, math.ceil(len(batch.items) / num_actors))
         actors = RayActors(
             ray,
@@ -89,23 +71,23 @@ def iter_on_cluster(batch: ClusterBatch) -> Generator[tuple[int, ProgramState], 
             lambda index: (index, json.dumps(batch.items[index])),
             capacity=capacity,
             num_cpus=cpus,
-            num_gpus=batch.cluster.gpus_per_actor,
+            num_gpus=cluster.gpus_per_actor,
         )
         try:
             job = Job(
                 actors,
                 num_actors=num_actors,
                 capacity=capacity,
-                max_attempts=batch.cluster.max_attempts,
-                start_timeout_s=batch.cluster.start_timeout_s,
+                max_attempts=cluster.max_attempts,
+                start_timeout_s=cluster.start_timeout_s,
             )
             model = job.wait_until_ready()
-            yield from _results(batch, job, finished_items_client(model, _tokenizer(batch.cluster.model, model)))
+            yield from _results(batch, job, finished_items_client(model, _tokenizer(cluster.model, model)))
         finally:
             actors.close()
 
 
-def _results(batch: ClusterBatch, job: Job, client: Client) -> Iterator[tuple[int, ProgramState]]:
+def _results(batch: ProgramBatch, job: Job, client: BackendClient) -> Iterator[tuple[int, ProgramState]]:
     program, log = batch.program, batch.log
     saved = {} if log is None else log.begin(client)
     yield from saved.items()
@@ -118,7 +100,7 @@ def _results(batch: ClusterBatch, job: Job, client: Client) -> Iterator[tuple[in
         yield finished.item, state
 
 
-def finished_state(name: str, client: Client, finished: Finished, codec: ClusterCodec) -> ProgramState:
+def finished_state(name: str, client: BackendClient, finished: Finished, codec: ClusterCodec) -> ProgramState:
     """Returns the state of an item of a job, with the error of one that failed."""
     if not finished.failure:
         return decode_result(name, client, finished.result, codec)
@@ -136,10 +118,10 @@ class FinishedItemsClient:
         return next(self._ids)
 
 
-def finished_items_client(model: Welcome, tokenizer: Any = None) -> Client:
+def finished_items_client(model: Welcome, tokenizer: Any = None) -> BackendClient:
     """Returns what states of finished items need of a client. tokenizer: None if the model's files are not here."""
     client: Any = FinishedItemsClient(model, tokenizer or AbsentTokenizer())
-    checked: Client = client
+    checked: BackendClient = client
     return checked
 
 

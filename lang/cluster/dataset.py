@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.lang.backends.cluster import Cluster
-from plait.lang.batch import MAX_AUTO_THREADS, num_workers
+from plait.lang.batches.item_log import is_json
+from plait.lang.batches.output import USAGE_FIELDS, as_json, failed_result, result_of
+from plait.lang.batches.table import as_text, import_pyarrow, result_columns
 from plait.lang.budget import checked_budget
 from plait.lang.cluster.actor import Work, encode_work
 from plait.lang.cluster.batch import finished_items_client, finished_state
@@ -29,9 +31,7 @@ from plait.lang.cluster.job import Job
 from plait.lang.cluster.prefix_groups import group_items
 from plait.lang.cluster.program_reference import import_program, reference_of
 from plait.lang.cluster.ray_actors import RayActors, actor_resources
-from plait.lang.control.batch_output import USAGE_FIELDS, as_json, failed_result, result_of
-from plait.lang.control.batch_table import as_text, import_pyarrow, result_columns
-from plait.lang.control.item_log import is_json
+from plait.lang.execution.threads import MAX_AUTO_THREADS, num_workers
 from plait.lang.sampling_options import run_options
 from plait.runtime.cluster.ray_package import import_ray
 from plait.runtime.errors import InputError

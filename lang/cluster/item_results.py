@@ -6,19 +6,19 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.batches.saved_runs import decode_run, encode_run
+from plait.lang.batches.saved_values import CannotSave, ValueCodec
 from plait.lang.cluster.item_errors import decode_error, encode_error
 from plait.lang.cluster.program_reference import FILE_MODULE
-from plait.lang.control.saved_runs import decode_run, encode_run
-from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.lang.core.branch import Branch
 from plait.lang.core.run import Run
-from plait.lang.core.state import ProgramState
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
 class ClusterCodec(ValueCodec):
@@ -44,7 +44,7 @@ def encode_result(state: ProgramState, codec: ValueCodec) -> str:
     return json.dumps({"error": encode_error(error)})
 
 
-def decode_result(program: str, client: Client, result: str, codec: ValueCodec) -> ProgramState:
+def decode_result(program: str, client: BackendClient, result: str, codec: ValueCodec) -> ProgramState:
     """Returns the state of a result. A class that is not here is an error of the item."""
     data = json.loads(result)
     if "error" in data:
@@ -56,7 +56,7 @@ def decode_result(program: str, client: Client, result: str, codec: ValueCodec) 
         return failed_state(program, client, program_error(program, None, InputError(text)))
 
 
-def failed_state(program: str, client: Client, error: ProgramError) -> ProgramState:
+def failed_state(program: str, client: BackendClient, error: ProgramError) -> ProgramState:
     """Returns the state of an item that failed with this error."""
     run = Run(program, client, Options())
     branch = Branch(run)

@@ -1,1 +1,1 @@
-"""Races, batch checkpoints, and patterns over forks."""
+"""Patterns over forks and programs: agents, beam search, trees, votes and maps."""

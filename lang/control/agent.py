@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.primitives import gen
 from plait.lang.core.roles import assistant, system, user
-from plait.lang.core.state import ProgramState
 from plait.lang.core.tool_use.tool_calls import ToolResult
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import UnreadableValue
 from plait.lang.program import Program
+from plait.lang.states.state import ProgramState
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import ToolSource, make_tools
 from plait.lang.tools.running import check_seconds
@@ -23,8 +23,8 @@ from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.aio.state import AsyncState
     from plait.lang.core.branch import Branch
+    from plait.lang.states.async_state import AsyncState
 
     AnyState = ProgramState | AsyncState
 
@@ -118,9 +118,8 @@ def agent(
     async def async_body(s: AsyncState, task: str) -> AgentRun:
         return await _run(s, settings, offered, task)
 
-    body.async_body = async_body  # type: ignore[attr-defined]
     body.settings_text = json.dumps(described)  # type: ignore[attr-defined]
-    return Program(body)
+    return Program(body, async_body=async_body)
 
 
 def _begin(branch: Branch, settings: _Settings, offered: tuple[Tool, ...], task: str) -> None:

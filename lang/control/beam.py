@@ -8,14 +8,14 @@ from typing import Any, overload
 
 import msgspec
 
-from plait.lang.aio.state import AsyncState
-from plait.lang.aio.waiting import finish, value_of
 from plait.lang.control.beam_search import BeamHypothesis, BeamSearch, Candidate
 from plait.lang.core.expressions import Expr, Gen
 from plait.lang.core.results import GenResult, TextSegment
-from plait.lang.core.state import ProgramState
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
+from plait.lang.states.async_state import AsyncState
+from plait.lang.states.state import ProgramState
 from plait.runtime.errors import DeadlineExceeded, InputError
 from plait.runtime.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, sampling_params
 

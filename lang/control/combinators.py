@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from plait.lang.aio.state import AsyncState, AsyncStateGroup
-from plait.lang.aio.waiting import finish, value_of
 from plait.lang.core.expressions import Expr
-from plait.lang.core.state import ProgramState, ProgramStateGroup
+from plait.lang.core.waiting import finish, value_of
+from plait.lang.states.async_state import AsyncState, AsyncStateGroup
+from plait.lang.states.state import ProgramState, ProgramStateGroup
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")

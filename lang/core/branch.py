@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from plait.lang.core import interpreter
-from plait.lang.core.expressions import Expr, GenToolCall, SystemWithTools
+from plait.lang.core import calls
+from plait.lang.core.expressions import CallExpr, Expr, GenToolCall, SystemWithTools
 from plait.lang.core.joined_values import CopiedText, JoinedValues
 from plait.lang.core.results import AssignedValue, CallSegment, Samples, Segment, SegmentRange, TextSegment
 from plait.lang.core.tool_use import tool_calls
@@ -21,9 +21,11 @@ from plait.runtime.programs.branch import BranchText, ForkPoint, Turn
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.fork_group import JoinMode
-    from plait.lang.core.run import AnySession, Run
+    from plait.lang.core.run import Run
+    from plait.lang.states.fork_group import JoinMode
     from plait.runtime.client.deferred_session import DeferredSession
+    from plait.runtime.programs.backend import BackendSession
+    from plait.runtime.programs.steps import Step
     from plait.runtime.seed_path import SeedPath
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -34,7 +36,7 @@ class Branch(BranchText[Segment, Segment]):
     def __init__(
         self,
         run: Run,
-        session: AnySession | None = None,
+        session: BackendSession | None = None,
         parent: Branch | None = None,
         seed_path: SeedPath | None = None,
     ) -> None:
@@ -72,8 +74,15 @@ class Branch(BranchText[Segment, Segment]):
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    append = interpreter.execute
-    begin_call = interpreter.begin_call
+    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
+        """Runs an expression. `behind`: what the same expression of the program appends next."""
+        expr._run_on(self, behind)
+
+    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
+        """Starts the call of an expression, and sets its variables. Raises ProgramError if it is refused at once."""
+        expr._begin(self, behind)
+
+    begin_own_call = calls.begin_own_call
     call_tool = tool_calls.call_tool
     call_tool_async = tool_calls.call_tool_async
     append_tool_result = tool_calls.append_tool_result
@@ -82,7 +91,7 @@ class Branch(BranchText[Segment, Segment]):
         """Appends a value that is known at run time only: of a program that is compiled. Raises InputError."""
         raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
-    def session(self) -> AnySession:
+    def session(self) -> BackendSession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
             raise InputError(f"{self._close_reason or 'the program has ended'}; its state can be read, not extended")
@@ -149,7 +158,7 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Begins a turn. `behind` as in `append`: a call of a tool can begin the turn in another way than a text."""
         if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
             from plait.lang.core.tool_use.tool_turns import (
@@ -198,7 +207,7 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- forks ------------------------------------------------------------------------------------
 
-    def child(self, session: AnySession, seed_path: SeedPath) -> Self:
+    def child(self, session: BackendSession, seed_path: SeedPath) -> Self:
         child = type(self)(self.run, self.run.register_session(session), self, seed_path)
         self._children.add(child)
         return child

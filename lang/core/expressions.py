@@ -1,8 +1,8 @@
-"""The expressions that a program can append, as frozen dataclasses. They run when `interpreter.execute` gets them."""
+"""The expressions that a program can append, as frozen dataclasses. They are steps, which run on a branch."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -13,9 +13,10 @@ from plait.lang.tools.call_format import ToolChoice
 from plait.lang.tools.tool import Tool
 from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
-from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
+from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, Step, TextStep
 
 if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
     from plait.runtime.messages import SelectMethod
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Expr:
+class Expr(Step):
     """Base of all that `s += ...` takes. Expressions and strings are concatenated with `+`."""
 
     def __add__(self, other: str | Expr) -> Expr:
@@ -62,9 +63,36 @@ class Concat(Expr):
 
     parts: tuple[Expr, ...]
 
+    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
+        for index, part in enumerate(self.parts):
+            part._run_on(branch, self.parts[index + 1 :])
+
 
 @dataclass(frozen=True)
-class Gen(Expr):
+class CallExpr(Expr):
+    """An expression with one call, whose text it appends."""
+
+    @property
+    def _call(self) -> Gen | Select | GenToolCall:
+        """The call itself, without what else the expression does with its text."""
+        assert isinstance(self, Gen | Select | GenToolCall)
+        return self
+
+    @property
+    def _variables(self) -> list[str]:
+        """The variables that it sets, that of the call first."""
+        return [] if self._call.name is None else [self._call.name]
+
+    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
+        branch.begin_call(self, behind)
+
+    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
+        """Starts the call, and sets its variables. `behind`: what the same expression of the program appends next."""
+        branch.begin_own_call(self._call, behind)
+
+
+@dataclass(frozen=True)
+class Gen(CallExpr):
     """Sampled text, optionally constrained."""
 
     name: str | None
@@ -85,7 +113,7 @@ class Typed(Gen, Generic[T]):
 
 
 @dataclass(frozen=True)
-class Select(Expr):
+class Select(CallExpr):
     """The best-scored of several texts, read as `value_format` says. `timeout_s` overrides the program's default."""
 
     name: str | None
@@ -97,7 +125,7 @@ class Select(Expr):
 
 
 @dataclass(frozen=True)
-class GenToolCall(Expr):
+class GenToolCall(CallExpr):
     """A call of one of several tools, in the model's own tool-call syntax; or a value of `value_format` instead."""
 
     name: str | None
@@ -120,6 +148,9 @@ class SystemWithTools(Expr):
 
     content: Expr
     tools: tuple[Tool, ...]
+
+    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
+        branch.write_system_turn(self)
 
 
 @dataclass(frozen=True)

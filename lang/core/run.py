@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
@@ -18,13 +18,10 @@ from plait.runtime.errors import Aborted, InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.results import CallSegment
-    from plait.runtime.client.client import Client
     from plait.runtime.client.deferred_session import DeferredSession
-    from plait.runtime.client.session import Session
-    from plait.runtime.programs.backend import BackendSession
+    from plait.runtime.programs.backend import BackendClient, BackendSession
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-AnySession: TypeAlias = "BackendSession"
 S = TypeVar("S", bound="BackendSession")
 
 
@@ -35,7 +32,7 @@ run_listeners: list[Callable[[Run], None]] = []
 class Run:
     """The sessions, calls and result of one `program.run(...)`."""
 
-    def __init__(self, program: str, client: Client, defaults: Options, budget: Budget | None = None) -> None:
+    def __init__(self, program: str, client: BackendClient, defaults: Options, budget: Budget | None = None) -> None:
         self.program = program
         self.client = client
         self.defaults = defaults
@@ -46,18 +43,18 @@ class Run:
         self._listeners: list[Callable[[], None]] = []
         self._call_segments: list[CallSegment] = []
         self._program_id = client.next_id()
-        self._sessions: dict[int, AnySession] = {}
-        self._unreferenced_sessions: deque[AnySession] = deque()
+        self._sessions: dict[int, BackendSession] = {}
+        self._unreferenced_sessions: deque[BackendSession] = deque()
         self._handled_causes: list[BaseException] = []
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
         self.lanes: list[int | None] = []  # for each branch, the number of its parent branch
-        self._aborted = False
+        self.aborted = False  # by its reader, its budget, or after a failure
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
         self.chat_template = self._template_of(client)
         self._notify_run_listeners()
 
-    def _template_of(self, client: Client) -> ChatTemplate | None:
+    def _template_of(self, client: BackendClient) -> ChatTemplate | None:
         """The chat template of this run's turns. Raises InputError for variables that it does not read."""
         template: ChatTemplate | None = client.tokenizer.chat_template
         variables = self.defaults.template_variables
@@ -74,7 +71,7 @@ class Run:
 
     # -- sessions and calls -----------------------------------------------------------------------
 
-    def open_session(self) -> Session:
+    def open_session(self) -> BackendSession:
         """Opens a session. The scheduler's fairness counts all sessions of this run as one program."""
         return self.register_session(self.client.open_session(program=self._program_id))
 
@@ -85,24 +82,25 @@ class Run:
         """
         while self._unreferenced_sessions:
             self.close(self._unreferenced_sessions.popleft())
-        if self._aborted:
+        if self.aborted:
             session.close()
             raise Aborted("the program was ended")
         self._sessions[id(session)] = session
         return session
 
-    def deferred(self, session: AnySession) -> DeferredSession:
-        """Replaces a session by one whose instructions can wait for the text of calls, unless it is one already."""
+    def deferred(self, session: BackendSession) -> DeferredSession:
+        """Replaces a session by one whose instructions can wait for the text of calls, unless it is one already.
+
+        Raises Aborted once the program was aborted.
+        """
         from plait.runtime.client.deferred_session import DeferredSession  # lazy: it imports the tokenizer
 
         if isinstance(session, DeferredSession):
             return session
-        del self._sessions[id(session)]
-        deferred = DeferredSession(self.client, session)
-        self._sessions[id(deferred)] = deferred
-        return deferred
+        self._sessions.pop(id(session), None)
+        return self.register_session(DeferredSession(self.client, session))
 
-    def close(self, session: AnySession) -> None:
+    def close(self, session: BackendSession) -> None:
         """Closes one session; its calls run to their end."""
         self._sessions.pop(id(session), None)
         session.close()
@@ -112,7 +110,7 @@ class Run:
         self.lanes.append(parent)
         return len(self.lanes) - 1
 
-    def abort_session(self, session: AnySession) -> None:
+    def abort_session(self, session: BackendSession) -> None:
         """Aborts one session and its calls."""
         self._sessions.pop(id(session), None)
         session.abort()
@@ -121,7 +119,7 @@ class Run:
         """Excludes these calls from the final wait. If they fail, the program does not."""
         self._detached.update(map(id, call_segments))
 
-    def close_later(self, session: AnySession) -> None:
+    def close_later(self, session: BackendSession) -> None:
         """Marks `session` as unreachable. It is closed later, since the garbage collector may be the caller."""
         self._unreferenced_sessions.append(session)
 
@@ -130,7 +128,7 @@ class Run:
         self._call_segments.append(call_segment)
         if self.budget_tracker is not None:
             self.budget_tracker.count_tokens(call_segment.call)
-        if self._aborted:  # meanwhile, by another thread
+        if self.aborted:  # meanwhile, by another thread
             call_segment.call.abort()
 
     def call_segments(self) -> list[CallSegment]:
@@ -230,7 +228,7 @@ class Run:
 
     def abort(self) -> None:
         """Aborts every call and session, and refuses new ones. May be called from any thread."""
-        self._aborted = True
+        self.aborted = True
         for call_segment in self.call_segments():
             call_segment.call.abort()
         for session in list(self._sessions.values()):

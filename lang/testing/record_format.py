@@ -31,7 +31,7 @@ def header(client: Any) -> dict[str, Any]:
     """Returns the first line: the model's name, context length, chat template and control texts."""
     template: ChatTemplate | None = client.tokenizer.chat_template
     template_fields = None if template is None else [template.source, template.bos_token, template.eos_token]
-    control = sorted(getattr(client.tokenizer, "control_texts", {}).values())
+    control = sorted(client.tokenizer.control_texts.values())
     name = str(client.model.model_path).rstrip("/").rpartition("/")[2]
     return {
         "plait_recording": VERSION,

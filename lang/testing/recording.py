@@ -7,11 +7,10 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from plait.constrained.specs import Spec
-from plait.lang.backends.default_backend import Backend, default_backend, resolve_client, set_default_backend
+from plait.lang.backends.default_backend import Backend, BackendOfBlock, resolve_client
 from plait.lang.meta_info import CallMeta, choice_meta, generation_meta
 from plait.lang.testing.record_format import call_record, failure_record, header, outcome_record
 from plait.lang.testing.text_client import Asked, Outcome
@@ -26,7 +25,7 @@ _USAGE = Usage.__struct_fields__  # the meta info contains these fields too; a r
 _Part = str | Call  # known text, or a call that adds its text
 
 
-class Recording:
+class Recording(BackendOfBlock):
     """A backend that forwards its calls to `backend` (None: the default backend) and writes them, with their results,
     to the file `path`.
 
@@ -44,12 +43,7 @@ class Recording:
         self._lock = threading.Lock()
         self._file: IO[str] | None = self._part.open("w", encoding="utf-8")
         self._calls: list[Call] = []
-        self._previous_backend: Backend | None = None
         self._write(header(self._inner))
-
-    @property
-    def client(self) -> Recording:
-        return self
 
     def open_session(self, *, program: int | None = None) -> RecordedSession:
         return RecordedSession(self, self._inner.open_session(program=program))
@@ -116,14 +110,8 @@ class Recording:
             file.close()
             self._part.replace(self._path) if keep else self._part.unlink()
 
-    def __enter__(self) -> Recording:
-        self._previous_backend = default_backend()
-        set_default_backend(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._previous_backend)
-        if kind is None:
+    def _end_block(self, succeeded: bool) -> None:
+        if succeeded:
             self.close()
         else:
             self._end(keep=False)

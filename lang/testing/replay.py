@@ -6,10 +6,9 @@ import json
 import threading
 from collections import defaultdict, deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from plait.lang.backends.default_backend import Backend, default_backend, set_default_backend
+from plait.lang.backends.default_backend import Backend, BackendOfBlock
 from plait.lang.testing.record_format import (
     VERSION,
     call_record,
@@ -30,7 +29,7 @@ class ReplayMismatch(ScriptError):
     a change of the program."""
 
 
-class Replay(TextClient):
+class Replay(BackendOfBlock, TextClient):
     """A backend that answers from the recording at `path`. Each call must have a recorded prompt and recorded
     parameters; it returns the recorded value, meta info and usage. Equal calls are answered in the order in which they
     were recorded.
@@ -52,11 +51,6 @@ class Replay(TextClient):
         for index, line in enumerate(self._lines):
             self._remaining[record_key(line)].append(index)
         self._errors: list[ScriptError] = []
-        self._previous_backend: Backend | None = None
-
-    @property
-    def client(self) -> Replay:
-        return self
 
     def answer(self, asked: Asked) -> Outcome:
         line = call_record(asked)
@@ -79,14 +73,8 @@ class Replay(TextClient):
             names = ", ".join(f"{self._lines[index]['name']!r} (line {index + 2})" for index in unused[:5])
             raise ScriptError(f"{self._path}: {len(unused)} recorded calls were not made: {names}")
 
-    def __enter__(self) -> Replay:
-        self._previous_backend = default_backend()
-        set_default_backend(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._previous_backend)
-        if kind is None:
+    def _end_block(self, succeeded: bool) -> None:
+        if succeeded:
             self.check()
 
     def _mismatch_message(self, asked: Asked, line: dict[str, Any]) -> str:

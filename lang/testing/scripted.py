@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from plait.lang.backends.default_backend import Backend, default_backend, set_default_backend
+from plait.lang.backends.default_backend import BackendOfBlock
 from plait.lang.testing.script_answers import ScriptError, describe_call, make_outcome
 from plait.lang.testing.text_client import Asked, Outcome, TextClient, byte_tokenizer
 from plait.runtime.errors import CallFailed, InputError
@@ -33,7 +32,7 @@ def always(value: Any) -> Always:
     return Always(value)
 
 
-class Scripted(TextClient):
+class Scripted(BackendOfBlock, TextClient):
     """A backend without a model, which answers from `answers`:
 
     - a dict: for each variable one answer, a list with one answer per call, a function of `Asked`, or
@@ -60,11 +59,6 @@ class Scripted(TextClient):
         self._lock = threading.Lock()
         self._errors: list[ScriptError] = []
         self._function, self._remaining, self._reusable = _parse_script(answers)
-        self._previous_backend: Backend | None = None
-
-    @property
-    def client(self) -> Scripted:
-        return self
 
     def answer(self, asked: Asked) -> Outcome:
         if asked.choices is None and asked.params.max_tokens == 0:  # the call only computes its prompt
@@ -86,14 +80,8 @@ class Scripted(TextClient):
         if unused:
             raise ScriptError(f"answers that no call used: {', '.join(unused)}; the calls were {self._calls()}")
 
-    def __enter__(self) -> Scripted:
-        self._previous_backend = default_backend()
-        set_default_backend(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._previous_backend)
-        if kind is None:
+    def _end_block(self, succeeded: bool) -> None:
+        if succeeded:
             self.check()
 
     def _answer_for(self, asked: Asked) -> Any:

@@ -6,9 +6,8 @@ answered in the order in which the program makes them, without a thread.
 
 from __future__ import annotations
 
-import itertools
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -16,6 +15,7 @@ from typing import Any, get_args
 import tokenizers
 
 from plait.constrained.specs import Spec
+from plait.lang.backends.without_runtime import ClientWithoutRuntime, SessionWithoutRuntime
 from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import server_info
@@ -87,16 +87,11 @@ class TextCall(Call):
             self._notify()
 
 
-class TextClient(ABC):
+class TextClient(ClientWithoutRuntime):
     """A client without a runtime. Subclasses implement `answer`, which returns the result of each call."""
 
-    takes_following_text = takes_token_ids = False
-
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
-        self.model = Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0)
-        self.tokenizer = tokenizer
-        self.is_closed = False
-        self._ids = itertools.count(1)
+        super().__init__(Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0), tokenizer)
 
     @abstractmethod
     def answer(self, asked: Asked) -> Outcome:
@@ -105,9 +100,6 @@ class TextClient(ABC):
 
     def open_session(self, *, program: int | None = None) -> TextSession:
         return TextSession(self)
-
-    def next_id(self) -> int:
-        return next(self._ids)
 
     def status(self) -> Status:
         """Returns the counters of a runtime, all 0."""
@@ -120,16 +112,19 @@ class TextClient(ABC):
         return server_info(self.model, self.status())
 
 
-class TextSession:
+class TextSession(SessionWithoutRuntime):
     """One growing text. `seen`: how many of its words an earlier call has read; they count as cached tokens."""
 
     def __init__(self, client: TextClient, text: str = "", seen: int = 0, failed: CallFailed | None = None) -> None:
+        super().__init__()
         self._client = client
         self._text = text
         self._num_words_seen = seen
         self._failed = failed
         self._name: str | None = None
-        self._closed = False
+
+    def _has_prompt(self) -> bool:
+        return bool(self._text)
 
     def set_next_call_name(self, name: str | None) -> None:
         """Sets the variable of the next call."""
@@ -167,24 +162,14 @@ class TextSession:
         self._require_open()
         return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
 
-    def abort(self) -> None:
-        self._closed = True
-
-    def close(self) -> None:
-        self._closed = True
-
     def _begin(self, asked: Asked, timeout_s: float | None) -> Call:
         self._name = None
         call = TextCall(self._client.next_id(), Detokenizer(self._client.tokenizer.vocabulary), timeout_s)
-        if self._failed is not None:
-            call.on_failed(
-                CallFailed(f"the session cannot continue after a failed call: {self._failed}", self._failed.kind)
-            )
-            return call
         try:
+            self._raise_if_failed()
             outcome = self._client.answer(asked)
         except CallFailed as error:
-            self._failed = error
+            self._failed = self._failed or error
             call.on_failed(error)
             return call
         call.answer(outcome, outcome.usage or self._usage(asked, outcome.text))
@@ -198,15 +183,6 @@ class TextSession:
         cached = min(self._num_words_seen, num_prompt)
         completion = 0 if asked.choices is not None else len(words(text))
         return Usage(num_prompt, cached, num_prompt - cached, 0, completion)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise InputError("this session is closed")
-
-    def _require_text(self, needed_by: str) -> None:
-        self._require_open()
-        if not self._text:
-            raise InputError(f"the prompt is empty: add text before {needed_by}")
 
 
 def words(text: str) -> list[str]:

@@ -82,13 +82,13 @@ def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Op
     if choice == "none":
         return make_options(where, **sampling)
     for keyword in NO_STOP:
-        if sampling[keyword] is not None:
+        if keyword in sampling:
             raise InputError(f"{where}: {keyword} has no effect with tools, since a call ends when it is complete")
     if choice == "auto":
-        if sampling["complete"]:
+        if sampling.get("complete"):
             raise InputError(f'{where}: complete needs tool_choice="required", since "auto" allows free text')
         return make_options(where, **sampling)
-    return make_options(where, **(sampling | NO_STOP | {"complete": sampling["complete"] is not False}))
+    return make_options(where, **(sampling | NO_STOP | {"complete": sampling.get("complete") is not False}))
 
 
 def value_or_call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:

@@ -13,7 +13,7 @@ from plait.lang.tracing.nodes import Append, BeginScope, Node
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
     from plait.lang.budget import Budget
-    from plait.lang.core.state import ProgramState
+    from plait.lang.states.state import ProgramState
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Graph:
 
         >>> state = await qa.compile().arun(question="Why?")     # doctest: +SKIP
         """
-        from plait.lang.aio.execution import run_async
+        from plait.lang.execution.event_loop import run_async
         from plait.lang.tracing.graph_executor import graph_execution
 
         return await run_async(graph_execution(self, arguments, backend, budget))

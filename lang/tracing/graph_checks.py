@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from plait.constrained.specs import Choices, Spec
-from plait.lang.core.expressions import Gen, GenToolCall
-from plait.lang.derived.captures import call_of
+from plait.lang.core.expressions import CallExpr, Gen, GenToolCall
 from plait.lang.errors import Problem
 from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tracing.nodes import Append, ForkInto, Node
@@ -41,9 +40,9 @@ def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
 
 
 def _constraint_of(node: Node) -> Spec | None:
-    if not isinstance(node, Append):
+    if not isinstance(node, Append) or not isinstance(node.expr, CallExpr):
         return None
-    expr = call_of(node.expr)
+    expr = node.expr._call
     if isinstance(expr, GenToolCall):
         return tool_call_format(expr.tools, expr.choice, value=expr.value_format).spec
     return expr.constraint if isinstance(expr, Gen) else None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.backends.default_backend import resolve_client
 from plait.lang.budget import checked_budget
-from plait.lang.core.execution import Execution
 from plait.lang.core.expressions import Concat, Expr, SystemWithTools, Text
 from plait.lang.core.results import Segment
+from plait.lang.execution.execution import Execution
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS
 from plait.lang.tracing.traced_value import TracedValue, resolve_text
 from plait.runtime.errors import InputError
@@ -17,7 +17,7 @@ from plait.runtime.similar_names import did_you_mean
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
     from plait.lang.budget import Budget
-    from plait.lang.core.state import ProgramState, ProgramStateGroup
+    from plait.lang.states.state import ProgramState, ProgramStateGroup
     from plait.lang.tracing.graph import Graph
 
 
@@ -48,15 +48,14 @@ def graph_execution(
 class GraphRun:
     """One run of a graph, which its steps do one after the other.
 
-    `states`: by branch number. `groups`: the forks, by the numbers of their branches. `scopes`: where the text of a
-    scope begins, by the step that begins it. `step_outputs`: of the steps that read a state or run a tool.
+    `states`: by branch number. `groups`: the forks, by the numbers of their branches. `step_outputs`: of the steps that
+    read a state or run a tool; of one that begins a scope, where its text begins.
     """
 
     def __init__(self, graph: Graph, arguments: dict[str, Any], state: ProgramState) -> None:
         self.nodes, self._arguments = graph.nodes, arguments
         self.states: dict[int, ProgramState] = {0: state}
         self.groups: dict[tuple[int, ...], ProgramStateGroup] = {}
-        self.scopes: dict[int, int] = {}
         self.step_outputs: dict[int, Any] = {}
         self._results: dict[tuple[int, str | None], Segment] = {}
 

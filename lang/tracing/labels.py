@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
+from plait.constrained.specs import JsonObject, JsonSchema, Spec
+from plait.lang.argument_checks import keyword_of
+from plait.lang.core.derived.captures import GenWithCaptures
+from plait.lang.core.derived.reasoning import SeparateReasoning
 from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
-from plait.lang.derived.captures import GenWithCaptures
-from plait.lang.derived.reasoning import SeparateReasoning
 from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.traced_value import TracedValue
 
@@ -50,18 +51,14 @@ def describe_value(value: Any) -> str:
 
 
 def _constraint_label(spec: Spec | None) -> str:
-    match spec:
-        case None:
-            return ""
-        case Regex(pattern):
-            return f"regex={json.dumps(pattern, ensure_ascii=False)}"
-        case Choices(choices):
-            return f"choices={json.dumps(choices, ensure_ascii=False)}"
-        case JsonSchema():
-            return f"json_schema={spec.text}"
-        case JsonObject():
-            return "a JSON object"
-    return f"{type(spec).__name__.lower()} grammar"
+    if spec is None:
+        return ""
+    keyword, value = keyword_of(spec) or ("", None)
+    if keyword in ("regex", "choices"):
+        return f"{keyword}={json.dumps(value, ensure_ascii=False)}"
+    if isinstance(spec, JsonSchema):
+        return f"json_schema={spec.text}"
+    return "a JSON object" if isinstance(spec, JsonObject) else f"{type(spec).__name__.lower()} grammar"
 
 
 def describe_options(options: Options) -> str:

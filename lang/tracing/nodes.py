@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from plait.lang.control.race import race
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, Text
-from plait.lang.core.fork_group import JoinMode
-from plait.lang.derived.captures import call_of, variables_of
+from plait.lang.core.branch import Branch
+from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, RoleBegin, RoleEnd, Text
 from plait.lang.source_location import SourceLocation
+from plait.lang.states.fork_group import JoinMode
+from plait.lang.states.race import race
 from plait.lang.tracing.labels import describe_expr, describe_value, short
 from plait.lang.tracing.traced_value import TracedValue, resolve_value
 
 if TYPE_CHECKING:
-    from plait.lang.core.state import ProgramState
+    from plait.lang.states.state import ProgramState
     from plait.lang.tracing.graph_executor import GraphRun
 
 
@@ -52,27 +52,26 @@ class Append(Node):
 
     @property
     def is_call(self) -> bool:
-        return isinstance(call_of(self.expr), Gen | Select | GenToolCall)
+        return isinstance(self.expr, CallExpr)
 
     @property
     def name(self) -> str | None:
         """The variable that the step sets, if any."""
-        expr = call_of(self.expr)
-        return expr.name if isinstance(expr, Gen | Select | GenToolCall) else None
+        return self.expr._call.name if isinstance(self.expr, CallExpr) else None
 
     @property
     def nesting(self) -> int:
         return isinstance(self.expr, RoleBegin) - isinstance(self.expr, RoleEnd)
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        branch, gen = s._branch, call_of(self.expr)
+        branch, gen = s._branch, self.expr._call if isinstance(self.expr, CallExpr) else None
         num_calls, behind = len(branch.call_segments()), list[Append]()
         if isinstance(self.expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None):
             behind = steps_behind(graph_run.nodes, number)
         branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
         for call_segment in branch.call_segments()[num_calls:]:
             call_segment.place = self.place or call_segment.place  # the program's line, not graph.run(...)
-        for name in variables_of(self.expr) if self.is_call else ():
+        for name in self.expr._variables if isinstance(self.expr, CallExpr) else ():
             graph_run.save_result(number, name, s)
 
     def describe(self) -> str:
@@ -105,7 +104,7 @@ class BeginScope(Node):
         return 1
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.scopes[number] = s._branch.begin_scope(self.name)
+        graph_run.step_outputs[number] = s._branch.begin_scope(self.name)
 
     def describe(self) -> str:
         return f"scope {self.name}"
@@ -123,7 +122,7 @@ class EndScope(Node):
         return -1
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        s._branch.end_scope(self.name, graph_run.scopes[self.begin])
+        s._branch.end_scope(self.name, graph_run.step_outputs[self.begin])
         graph_run.save_result(number, self.name, s)
 
     def describe(self) -> str:
@@ -184,7 +183,7 @@ class Read(Node):
     what: Literal["text", "messages", "usage"]
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
-        graph_run.step_outputs[number] = getattr(s._branch, f"read_{self.what}")()
+        graph_run.step_outputs[number] = _READS[self.what](s._branch)
 
     def describe(self) -> str:
         return f"read the {self.what}"
@@ -229,6 +228,13 @@ class Cancel(Node):
 
     def describe(self) -> str:
         return f"end {self.name or 'this text'}"
+
+
+_READS: dict[str, Callable[[Branch], Any]] = {
+    "text": Branch.read_text,
+    "messages": Branch.read_messages,
+    "usage": Branch.read_usage,
+}
 
 
 def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:

@@ -12,10 +12,10 @@ from plait.lang.tracing.nodes import Append
 from plait.runtime.sampling_params import sampling_params
 
 if TYPE_CHECKING:
-    from plait.runtime.client.client import Client
+    from plait.runtime.programs.backend import BackendClient
 
 
-def warm_prefix(prefix: Sequence[Append], client: Client) -> int:
+def warm_prefix(prefix: Sequence[Append], client: BackendClient) -> int:
     """Computes `prefix`. Returns how many of its tokens were not cached before. Raises the CallFailed of the
     runtime."""
     if not prefix:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from plait.constrained.specs import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
+from plait.constrained.specs import Spec
+from plait.lang.argument_checks import keyword_of
 from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.errors import CompileError, Problem
 from plait.lang.sampling_options import Options
@@ -216,17 +217,7 @@ def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any
 
 
 def _constraint(spec: Spec | None) -> dict[str, Any]:
-    match spec:
-        case None:
-            return {}
-        case Regex(pattern):
-            return {"regex": pattern}
-        case Choices(choices):
-            return {"choices": list(choices)}
-        case Ebnf(grammar):
-            return {"ebnf": grammar}
-        case Lark(grammar):
-            return {"lark": grammar}
-        case JsonSchema() if spec == JsonSchema(spec.text):
-            return {"json_schema": spec.text}
-    return {"constraint": msgspec.to_builtins(spec)}
+    if spec is None:
+        return {}
+    keyword, value = keyword_of(spec) or ("constraint", msgspec.to_builtins(spec))
+    return {keyword: value}

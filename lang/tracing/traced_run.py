@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.remote_client import RemoteTokenizer
+from plait.lang.backends.without_runtime import ClientWithoutRuntime
 from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
+    CallExpr,
     Concat,
     Expr,
     Gen,
@@ -24,7 +26,6 @@ from plait.lang.core.expressions import (
 )
 from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
-from plait.lang.derived.captures import call_of, variables_of
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import ToolCallFormat, tool_call_format
@@ -50,11 +51,9 @@ from plait.runtime.programs.branch import ForkPoint
 from plait.runtime.programs.variables import gather_variables
 
 if TYPE_CHECKING:
-    from plait.lang.core.fork_group import JoinMode
-    from plait.lang.core.run import AnySession
-    from plait.runtime.client.client import Client
-    from plait.runtime.client.session import Session
-    from plait.runtime.seed_path import SeedPath
+    from plait.lang.states.fork_group import JoinMode
+    from plait.runtime.programs.backend import BackendClient, BackendSession
+    from plait.runtime.programs.steps import Step
     from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
 
 
@@ -63,17 +62,19 @@ class TracedRun(Run):
 
     def __init__(self, program: str, defaults: Options, template: ChatTemplate | None) -> None:
         self._has_template = template is not None
-        super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
+        super().__init__(program, cast("BackendClient", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
         self.placeholders = Placeholders(program)
         self.nodes: list[Node] = []
         self.statement = 0
         """The number of the expression that is recorded now."""
+        self.scope_starts: dict[int, int] = {}
+        """By the step that begins a scope, its first segment."""
         self.read_lanes: set[int] = set()
         """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Branch]]]] = []
         """For each fork its step, and weak references to its branches, which their states and the group hold."""
 
-    def _template_of(self, client: Client) -> ChatTemplate | None:
+    def _template_of(self, client: BackendClient) -> ChatTemplate | None:
         """The backend's template; without a backend one that marks turns, whatever the variables are."""
         return super()._template_of(client) if self._has_template else TURN_MARK_TEMPLATE
 
@@ -93,22 +94,8 @@ class TracedBranch(Branch):
     """A branch whose calls are recorded and not made. Its text may contain traced values."""
 
     run: TracedRun
-
-    def __init__(
-        self,
-        run: TracedRun,
-        session: AnySession | None = None,
-        parent: Branch | None = None,
-        seed_path: SeedPath | None = None,
-    ) -> None:
-        super().__init__(run, session, parent, seed_path)
-        self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
-        self._scope_starts: dict[int, int] = {}  # by the step that begins a scope, its first segment
-
-    def session(self) -> AnySession:
-        if self._session is None and not self.run.ended and self._close_reason is None:
-            self._session = cast("Session", _NullSession())
-        return super().session()
+    has_text = False
+    """Whether there is text, so that a call has a prompt."""
 
     def write(self, text: str, *, control: bool = False) -> None:
         self.session()
@@ -121,12 +108,10 @@ class TracedBranch(Branch):
 
     def append_traced(self, expr: Expr) -> None:
         """Appends a traced value, which must be text."""
-        if not isinstance(expr, TracedValue):
-            super().append_traced(expr)
-        elif expr._value_format is not None and (type_name := expr._value_format.type_name) != "str":
+        assert isinstance(expr, TracedValue)
+        if expr._value_format is not None and (type_name := expr._value_format.type_name) != "str":
             raise InputError(f"only text and expressions can be appended, not {type_name}; write str(...)")
-        else:
-            self._append_value(expr)
+        self._append_value(expr)
 
     def _append_value(self, value: TracedValue) -> None:
         self.session()
@@ -138,11 +123,10 @@ class TracedBranch(Branch):
             number = self._add_step(piece)
             self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
-    def begin_call(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
-        gen = call_of(expr)
-        assert isinstance(gen, Gen | Select | GenToolCall)
+        gen = expr._call
         n, value_format = 1, gen.value_format if isinstance(gen, Gen | Select) else None
         if not self.has_text:
             raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
@@ -154,17 +138,17 @@ class TracedBranch(Branch):
         self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
-        for name in variables_of(expr):
+        for name in expr._variables:
             if name != gen.name:
                 self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
 
     # -- the methods of `Branch`, recorded --------------------------------------------------------
 
-    def append(self, expr: Expr, behind: Sequence[Expr] = ()) -> None:
+    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
         self.run.statement += 1
         super().append(expr, behind)
 
-    def begin_role(self, role: str, behind: Sequence[Expr]) -> None:
+    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Records the beginning of a turn. How the turn begins is found when the graph runs."""
         self.begin_turn(role)
 
@@ -197,11 +181,11 @@ class TracedBranch(Branch):
 
     def begin_scope(self, name: str) -> int:
         number = self._add_step(BeginScope, name)
-        self._scope_starts[number] = super().begin_scope(name)
+        self.run.scope_starts[number] = super().begin_scope(name)
         return number
 
     def end_scope(self, name: str, start: int) -> None:
-        number, inside = self._add_step(EndScope, name, start), self.segments[self._scope_starts[start] :]
+        number, inside = self._add_step(EndScope, name, start), self.segments[self.run.scope_starts[start] :]
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:
@@ -257,6 +241,8 @@ class TracedBranch(Branch):
 
     def fork(self, size: int) -> list[Self]:
         children = super().fork(size)
+        for child in children:
+            child.has_text = self.has_text
         number = self._add_step(ForkInto, tuple(child.lane for child in children))
         self.run.forks.append((number, [weakref.ref(child) for child in children]))
         return children
@@ -333,19 +319,14 @@ def _check_tool_call(name: str, variable: Segment) -> None:
         raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
 
 
-class _NullClient:
-    """The methods of a client that a branch needs, without a runtime."""
-
-    takes_following_text = takes_token_ids = False
+class _NullClient(ClientWithoutRuntime):
+    """What a branch needs of a client."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        self.tokenizer = RemoteTokenizer(template)
+        super().__init__(None, RemoteTokenizer(template))
 
-    def next_id(self) -> int:
-        return 0
-
-    def open_session(self, *, program: int | None = None) -> _NullSession:
-        return _NullSession()
+    def open_session(self, *, program: int | None = None) -> BackendSession:
+        return cast("BackendSession", _NullSession())
 
 
 class _NullSession:

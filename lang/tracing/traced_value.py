@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -20,6 +20,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.core.results import Segment
     from plait.lang.typed.value_format import ValueFormat
+    from plait.runtime.programs.steps import Step
 
 # The placeholder of a value inside a string. It has spaces, a capital, a digit and private-use characters, so that
 # cutting, stripping or changing the case of such a string most likely damages the placeholder, which is then detected.
@@ -136,6 +137,9 @@ class TracedValue(Expr):
         """Returns a value computed from this one and `others`."""
         sources = self._sources.union(*(other._sources for other in others if isinstance(other, TracedValue)))
         return TracedValue(self._placeholders, label, sources, evaluate, (), None, is_plain)
+
+    def _run_on(self, branch: Any, behind: Sequence[Step]) -> None:
+        branch.append_traced(self)
 
     # -- operations whose result is traced too ----------------------------------------------------
 

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.aio.execution import require_no_running_loop
-from plait.lang.aio.state import AsyncState
-from plait.lang.core.state import ProgramState
 from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
+from plait.lang.execution.event_loop import require_no_running_loop
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location, function_location
+from plait.lang.states.async_state import AsyncState
+from plait.lang.states.state import ProgramState
 from plait.lang.tracing.graph import Graph
 from plait.lang.tracing.graph_checks import find_problems
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun

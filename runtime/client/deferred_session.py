@@ -26,8 +26,8 @@ from plait.runtime.tokenizer.detokenizer import Detokenizer
 class DeferringClient(Protocol):
     """What a deferred session uses of its client."""
 
-    tokenizer: Any
-
+    @property
+    def tokenizer(self) -> Any: ...
     def next_id(self) -> int: ...
 
 

@@ -7,13 +7,13 @@ copies the three collections (not the text).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from plait.runtime.client.trailing_text import trailing_text
 from plait.runtime.errors import InputError
-from plait.runtime.programs.steps import RoleEndStep, TextStep
+from plait.runtime.programs.steps import RoleEndStep, Step, TextStep
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- turns ------------------------------------------------------------------------------------
 
+    def begin_role(self, role: str, behind: Sequence[Step]) -> Awaitable[None] | None:
+        """Begins a turn; what is returned is to be waited for. `behind`: the steps after this one."""
+        self.begin_turn(role)
+        return None
+
     def begin_turn(self, role: str, shape: TurnShape | None = None, without: str = "") -> None:
         """Writes the template's text before a turn, but not `without` at its end.
 
@@ -154,7 +159,7 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def text_behind(self, behind: Iterable[object], tokenizer: Tokenizer) -> str:
+    def text_behind(self, behind: Iterable[Step], tokenizer: Tokenizer) -> str:
         """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
         it, of which texts and the end of the open turn are known."""
         parts: list[tuple[str, bool]] = []

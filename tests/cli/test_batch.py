@@ -15,8 +15,8 @@ import pytest
 from program_files import write_program
 
 from plait.cli import main
-from plait.lang.control import item_log
-from plait.lang.control.batch_output import as_json
+from plait.lang.batches import item_log
+from plait.lang.batches.output import as_json
 from plait.runtime.results.result_file import ResultFile
 
 PROGRAM = """

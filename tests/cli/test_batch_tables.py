@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from program_files import write_program
 
 from plait.cli import main
-from plait.lang.control.batch_table import column, result_columns
+from plait.lang.batches.table import column, result_columns
 
 PROGRAM = """
     import os, signal

@@ -42,7 +42,7 @@ def test_chat_continues_with_a_new_conversation_after_a_failure(backend, monkeyp
 
 
 def test_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, capsys):
-    import plait.lang.core.state_reader as reading
+    import plait.lang.states.state_reader as reading
 
     backend.script(("slow<<|im_end|>>\n<<|im_start|>>assistant\n", Gate("never", early="on and")))
     stream = reading.StateReader.text_iter

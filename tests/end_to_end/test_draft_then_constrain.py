@@ -88,8 +88,8 @@ def test_a_resumed_item_has_its_draft(runtime, tmp_path):
     [
         ({}, "draft_then_constrain needs a constraint"),
         ({"regex": "a", "n": 2}, "cannot be combined with n"),
-        ({"type": int, "retries": 1}, "cannot be combined with tools, choices, retries, exact or particles"),
-        ({"regex": "a", "exact": True}, "cannot be combined with tools, choices, retries, exact or particles"),
+        ({"type": int, "retries": 1}, "draft_then_constrain cannot be combined with retries"),
+        ({"regex": "a", "exact": True}, "draft_then_constrain cannot be combined with exact"),
         ({"regex": "a", "think": True}, "think cannot be combined with"),
         ({"regex": "a", "draft_then_constrain": "yes"}, "draft_then_constrain must be True or False, not 'yes'"),
         ({"regex": "a", "draft_tokens": 0}, "draft_tokens must be a number of tokens from 1 to 1048576, not 0"),

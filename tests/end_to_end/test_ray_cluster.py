@@ -107,7 +107,7 @@ import os, signal, sys, time
 sys.path.insert(0, {support!r})
 import plait
 import cluster_programs
-from plait.lang.control.batch_checkpoint import BatchCheckpoint
+from plait.lang.batches.checkpoint import BatchCheckpoint
 
 kill_at, record = int(sys.argv[1]), BatchCheckpoint.record
 num_recorded = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.lang.core.results import GenResult, Segment
+from plait.lang.core.waiting import finish, value_of
 from plait.lang.errors import UnreadableValue
 from plait.lang.tools.call_format import ToolCallFormat
 from plait.lang.tools.running import check_seconds, run_tool, run_tool_async
@@ -31,23 +32,22 @@ class ToolResult:
 
 def call_tool(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
     """Runs the tool call in `variable` and appends its result. Returns None if the model made no call."""
-    result = _parse_call(name, variable, timeout)
-    if isinstance(result, ToolCall):
-        call, function = result, _function_of(name, result)
-        try:
-            result = _succeeded(call, run_tool(call.name, function, call.arguments, timeout))
-        except Exception as error:
-            result = _failed(call, error)
-    return None if result is None else _append_result(branch, name, variable, result)
+    return finish(_call_tool(branch, name, variable, timeout, run_tool))
 
 
 async def call_tool_async(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
     """`call_tool` for an event loop: awaits an async tool, runs a plain one in a thread. `variable` must be ready."""
+    return await _call_tool(branch, name, variable, timeout, run_tool_async)
+
+
+async def _call_tool(
+    branch: Branch, name: str, variable: Segment, timeout: float | None, run: Callable[..., Any]
+) -> ToolResult | None:
     result = _parse_call(name, variable, timeout)
     if isinstance(result, ToolCall):
         call, function = result, _function_of(name, result)
         try:
-            result = _succeeded(call, await run_tool_async(call.name, function, call.arguments, timeout))
+            result = _succeeded(call, await value_of(run(call.name, function, call.arguments, timeout)))
         except Exception as error:
             result = _failed(call, error)
     return None if result is None else _append_result(branch, name, variable, result)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import plait as sgl
-from plait.lang.derived.reasoning import REASONING_TAGS
+from plait.lang.core.derived.reasoning import REASONING_TAGS
 
 
 @pytest.mark.parametrize(

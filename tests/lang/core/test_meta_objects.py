@@ -12,7 +12,7 @@ from sample_programs import run_expression
 
 import plait
 from plait import gen, select
-from plait.lang.control.saved_values import ValueCodec
+from plait.lang.batches.saved_values import ValueCodec
 from plait.runtime.call_reports import Usage
 
 AGE = gen("x", type=int)

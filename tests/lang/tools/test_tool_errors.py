@@ -42,7 +42,7 @@ def type_without_schema(a: asyncio.Lock) -> None: ...
         (lambda: gen("x", tools=[add], type=int, tool_choice="required"), 'tool_choice must be "auto"'),
         (lambda: gen("x", tools=[add], type=int, tool_choice="none"), 'tool_choice must be "auto"'),
         (lambda: gen("x", tools=[add], type=int, stop="a"), "stop has no effect with tools"),
-        (lambda: gen("x", tools=[add], n=2), "cannot be combined with choices, n or retries"),
+        (lambda: gen("x", tools=[add], n=2), "tools cannot be combined with n; use forks"),
         (lambda: gen("x", tools=[add], stop="a"), "stop has no effect with tools"),
         (lambda: gen("x", tools=[add], tool_choice="auto", complete=True), "complete needs"),
         (lambda: system("x", tools=[untyped]), "system: parameter 'a'"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 from plait.runtime.programs.branch import BranchText
@@ -19,6 +18,10 @@ from plait.runtime.server.generation.submission import (
 )
 from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from plait.runtime.programs.steps import Step
+    from plait.runtime.server.protocols.programs.program_run import ProgramRun
 
 TURNS_AT_ONCE = 32
 TEXT_COST_CHARS = 20  # a text's own cost of being tokenized, in characters
@@ -38,21 +41,17 @@ class TextPiece:
 
 
 class ProgramBranch(BranchText[TextPiece, Value]):
-    """`template`: the chat template of its turns, if the model has one."""
+    """`run` has all sessions of the program. A fork adds its own at once, so that whoever ends it finds them."""
 
     def __init__(
         self,
-        client: Client,
+        run: ProgramRun,
         session: Session,
-        opened: list[Session],
-        template: ChatTemplate | None = None,
         parent: ProgramBranch | None = None,
         seed_path: SeedPath | None = None,
     ) -> None:
-        """`opened`: all sessions of the program. A fork adds its own at once, so that whoever ends it finds them."""
         super().__init__(TextPiece, parent, seed_path)
-        self.client = client
-        self._session, self._opened, self._template = session, opened, template
+        self.run, self._session = run, session
         self._num_unsent = 0  # characters that the next call or fork tokenizes
         self._num_unsent_texts = 0
 
@@ -60,22 +59,22 @@ class ProgramBranch(BranchText[TextPiece, Value]):
         return self._session
 
     def template(self) -> ChatTemplate:
-        if self._template is None:
+        if self.run.template is None:
             raise InputError("this model has no chat template, so it has no turns; use text")
-        return self._template
+        return self.run.template
 
     def write(self, text: str, *, control: bool = False) -> None:
         super().write(text, control=control)
         self._num_unsent += len(text)
         self._num_unsent_texts += 1
 
-    async def run_tokenizing(self, start: Callable[[], T], abandoned: Callable[[], None]) -> T:
+    async def run_tokenizing(self, start: Callable[[], T]) -> T:
         """`start()`, which tokenizes the text written since the last call; in a thread if that text is long.
 
-        A thread cannot be cancelled: after a cancellation `start` goes on, and `abandoned()` is called at its end.
+        A thread cannot be cancelled: after a cancellation `start` goes on, and at its end the sessions are aborted.
         Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
         """
-        check_fits_context(self.client, self._num_unsent)
+        check_fits_context(self.run.client, self._num_unsent)
         cost = self._num_unsent + TEXT_COST_CHARS * self._num_unsent_texts
         self._num_unsent = self._num_unsent_texts = 0
         if cost <= TOKENIZE_IN_THREAD_CHARS:
@@ -87,7 +86,7 @@ class ProgramBranch(BranchText[TextPiece, Value]):
         def end_abandoned(work: asyncio.Task[T]) -> None:
             if not work.cancelled():
                 work.exception()  # asyncio logs an exception that nobody retrieves
-            abandoned()
+            self.run.abort_sessions()
 
         try:
             await asyncio.wait([work])
@@ -96,24 +95,37 @@ class ProgramBranch(BranchText[TextPiece, Value]):
             raise
         return work.result()
 
-    async def begin_turn_aside(self, role: str) -> None:
+    async def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Begins a turn. Rendering many turns takes long, and has a thread."""
+        self.run.count_turns(len(self.turns) + 1)
         prefix = await run_in_thread_if(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
         await asyncio.sleep(0)  # a program may have many turns in a row
         self.open_turn_with(role, prefix)
 
     def fork_session(self, size: int) -> Sequence[Session]:
         sessions = super().fork_session(size)
-        self._opened += sessions
+        self.run.sessions += sessions
         return sessions
 
     def child(self, session: Session, seed_path: SeedPath) -> ProgramBranch:
-        return ProgramBranch(self.client, session, self._opened, self._template, self, seed_path)
+        return ProgramBranch(self.run, session, self, seed_path)
 
     def copy_segment(self, segment: TextPiece) -> None:
         """Appends the text of a piece of another branch, for which its calls were waited."""
         text = segment.text if isinstance(segment.text, str) else segment.text.result()
         self.write(text, control=segment.control)
+
+    async def write_variable(self, name: str, index: Sequence[int]) -> None:
+        """Writes the text of a variable, or of an item in it. Waits for its call."""
+        self.write(await self.text_of(name, index))
+
+    async def text_of(self, name: str, index: Sequence[int]) -> str:
+        """Returns the text of a variable, or of an item in it. Waits for its call."""
+        value = self.variables[name]
+        for number in index:
+            assert isinstance(value, list)
+            value = value[number]
+        return str(await resolve_value(value))
 
     async def text(self, first: int = 0, end: int | None = None) -> str:
         return "".join([str(await resolve_value(piece.text)) for piece in self.segments[first:end]])

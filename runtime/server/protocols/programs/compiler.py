@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
-from plait.runtime.messages import SelectMethod
 from plait.runtime.programs.sampling import gen_fields
-from plait.runtime.programs.steps import RoleBeginStep, RoleEndStep, TextStep
-from plait.runtime.sampling_params import NAMES, SamplingParams
+from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.protocols.programs.call_count import BranchCalls, CallCounter, VariableCalls
+from plait.runtime.server.protocols.programs.steps import (
+    ForkStep,
+    GenStep,
+    ProgramStep,
+    SelectStep,
+    TextNode,
+    TurnBegin,
+    TurnEnd,
+    VariableStep,
+)
 from plait.runtime.server.protocols.programs.types import Fork, Gen, Node, ProgramRequest, ProgramSamplingFields, Select
 from plait.runtime.server.protocols.shared import build_constraint
 
@@ -29,59 +37,10 @@ _CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf
 
 
 @dataclass(frozen=True)
-class VariableStep:
-    name: str
-    index: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GenStep:
-    path: str
-    name: str | None
-    sampling: SamplingParams
-    constraint: Spec | None
-    constraint_param: str | None
-    n: int
-    same_seed: bool
-    following_nodes: int | None
-
-
-@dataclass(frozen=True)
-class SelectStep:
-    path: str
-    name: str | None
-    choices: tuple[str, ...]
-    method: SelectMethod
-    timeout_s: float | None
-    sampling: SamplingParams  # its seed, of the method "exact"
-    same_seed: bool
-
-
-@dataclass(frozen=True)
-class TurnBegin(RoleBeginStep):
-    path: str
-
-
-@dataclass(frozen=True)
-class TurnEnd(RoleEndStep):
-    path: str
-
-
-@dataclass(frozen=True)
-class ForkStep:
-    path: str
-    branches: tuple[tuple[Step, ...], ...]
-    join: Literal["gather", "append"]
-
-
-Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | TurnBegin | TurnEnd | ForkStep
-
-
-@dataclass(frozen=True)
 class CompiledProgram:
     """`max_calls`: the greatest number of calls that it can have in flight at once; see `call_count`."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     max_calls: int
 
 
@@ -113,7 +72,7 @@ class _Compiler:
 
     def steps(
         self, nodes: Sequence[Node], path: str, branch: BranchCalls, *, in_role: bool, depth: int
-    ) -> tuple[Step, ...]:
+    ) -> tuple[ProgramStep, ...]:
         """The steps of `nodes`; adds the calls that they make and the variables that they set to `branch`."""
         self._num_nodes += len(nodes)
         if self._num_nodes > MAX_NODES:
@@ -123,10 +82,10 @@ class _Compiler:
         places = ((node, f"{path}[{index}]") for index, node in enumerate(nodes))
         return tuple(step for node, place in places for step in self._steps_of(node, place, branch, in_role, depth))
 
-    def _steps_of(self, node: Node, path: str, branch: BranchCalls, in_role: bool, depth: int) -> Sequence[Step]:
+    def _steps_of(self, node: Node, path: str, branch: BranchCalls, in_role: bool, depth: int) -> Sequence[ProgramStep]:
         kind = _kind_of(node, path)
         if kind == "text":
-            return (TextStep(str(node.text)),)
+            return (TextNode(str(node.text), path),)
         if kind == "var":
             return (self._variable(node, path, branch),)
         if kind == "gen":
@@ -158,7 +117,7 @@ class _Compiler:
         if gen.following_nodes and constraint is None:
             raise invalid(f"'{path}.following_nodes' needs a constraint", f"{path}.following_nodes")
         self.calls.add_call(branch, gen.name, n, sampling.max_rows)
-        return GenStep(path, gen.name, sampling, constraint, param, n, same_seed, gen.following_nodes)
+        return GenStep(path, gen.name, sampling, same_seed, constraint, param, n, gen.following_nodes)
 
     def _select(self, select: Select, path: str, branch: BranchCalls) -> SelectStep:
         try:
@@ -174,7 +133,7 @@ class _Compiler:
         sampling = checked_sampling_params("programs", path=path, timeout_s=timeout, seed=seed)
         self.calls.add_call(branch, select.name)
         same_seed = bool(self._defaults.same_seed)
-        return SelectStep(path, select.name, choices, select.choices_method, timeout, sampling, same_seed)
+        return SelectStep(path, select.name, sampling, same_seed, choices, select.choices_method, timeout)
 
     def _variable(self, node: Node, path: str, branch: BranchCalls) -> VariableStep:
         name = str(node.var)
@@ -190,7 +149,7 @@ class _Compiler:
         if isinstance(value, list):
             raise invalid(f"'{path}.var': '{name[:100]}' is a list; choose an item with index", f"{path}.var")
         self.calls.wait_for(branch, value)
-        return VariableStep(name, tuple(int(item) for item in index))
+        return VariableStep(f"{path}.var", name, tuple(int(item) for item in index))
 
     def _fork(self, fork: Fork, path: str, branch: BranchCalls, in_role: bool, depth: int) -> ForkStep:
         self._count_branches(len(fork.branches), f"{path}.branches")

@@ -18,29 +18,20 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
-from plait.runtime.errors import Aborted, PlaitError
-from plait.runtime.programs.steps import TextStep
+from plait.runtime.errors import Aborted, InputError, PlaitError
+from plait.runtime.programs.steps import Step
 from plait.runtime.programs.variables import gather_variables
-from plait.runtime.server.errors import ApiError, as_api_error, invalid
+from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.protocols.programs.compiler import (
-    CompiledProgram,
-    ForkStep,
-    GenStep,
-    SelectStep,
-    Step,
-    TurnBegin,
-    TurnEnd,
-    VariableStep,
-)
-from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
+from plait.runtime.server.protocols.programs.compiler import CompiledProgram
+from plait.runtime.server.protocols.programs.steps import CallStep, ForkStep, GenStep, ProgramStep
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
 MAX_RENDERED_TURNS = 50_000
 # Some milliseconds of work, after which the event loop serves other requests.
-TEXTS_AT_ONCE = 500
+STEPS_AT_ONCE = 500
 BRANCHES_AT_ONCE = 16
 
 
@@ -48,7 +39,7 @@ BRANCHES_AT_ONCE = 16
 class FinishedCall:
     """A finished call. `sample`: its number among a gen's n."""
 
-    step: GenStep | SelectStep
+    step: CallStep
     sample: int
     value: str
     result: CallResult
@@ -58,7 +49,7 @@ class FinishedCall:
 class TextDelta:
     """New text of a running call."""
 
-    step: GenStep | SelectStep
+    step: CallStep
     sample: int
     delta: str
 
@@ -75,8 +66,8 @@ class ProgramRun:
         on_event: Callable[[TextDelta | FinishedCall], None] | None = None,
         template: ChatTemplate | None = None,
     ) -> None:
-        self._client, self._on_event = client, on_event
-        self._template = template or client.tokenizer.chat_template
+        self.client, self._on_event = client, on_event
+        self.template = template or client.tokenizer.chat_template
         self._tasks: asyncio.TaskGroup | None = None
         self._abort_reason = ""
         self._num_rendered_turns = 0
@@ -87,9 +78,10 @@ class ProgramRun:
     def abort(self, reason: str = "the program was aborted") -> None:
         """Ends the program, which raises ApiError 503, code "aborted", unless all its calls have ended."""
         self._abort_reason = self._abort_reason or reason
-        self._abort_sessions()
+        self.abort_sessions()
 
-    def _abort_sessions(self) -> None:
+    def abort_sessions(self) -> None:
+        """Ends all sessions of the program, with the calls in them."""
         for session in self.sessions:
             session.abort()
 
@@ -102,14 +94,14 @@ class ProgramRun:
             record.reserve_program(program.max_calls)
             record.handles.append(self)
         await asyncio.sleep(0)  # checking a long program took some milliseconds
-        session = self._client.open_session(
+        session = self.client.open_session(
             tenant=tenant,
             cache_salt=cache_salt,
             priority=priority,
             adapter="" if record is None else record.adapter,
         )
         self.sessions.append(session)
-        main = ProgramBranch(self._client, session, self.sessions, self._template)
+        main = ProgramBranch(self, session)
         main.variables = variables
         finished = False
         try:
@@ -124,43 +116,31 @@ class ProgramRun:
             yield main
         finally:
             if not finished:
-                self._abort_sessions()
+                self.abort_sessions()
             for open_session in self.sessions:
                 open_session.close()
 
-    async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
+    async def _run(self, steps: Sequence[ProgramStep], program_branch: ProgramBranch) -> None:
         for index, step in enumerate(steps):
-            if isinstance(step, TextStep):
-                program_branch.write(step.text)
-                if index % TEXTS_AT_ONCE == TEXTS_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-            elif isinstance(step, VariableStep):
-                program_branch.write(await text_of(program_branch, step))
-            elif isinstance(step, TurnBegin):
-                with _errors_named(step.path):
-                    self._count_turns(step, len(program_branch.turns) + 1)
-                    await program_branch.begin_turn_aside(step.role)
-            elif isinstance(step, TurnEnd):
-                with _errors_named(step.path):
-                    program_branch.end_turn(step.role)
-            elif isinstance(step, ForkStep):
-                await self._fork(step, program_branch)
-            else:
-                await self._call(step, program_branch, await text_behind(steps, index, program_branch))
+            with _errors_named(step.path):
+                waiting = step._run_on(program_branch, steps[index + 1 :])
+                if waiting is not None:
+                    await waiting
+            if index % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
+                await asyncio.sleep(0)
 
-    def _count_turns(self, step: TurnBegin, count: int) -> None:
-        """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
+    def count_turns(self, count: int) -> None:
+        """Counts turns that the template renders for a new one. Raises InputError if there are too many."""
         self._num_rendered_turns += count
         if self._num_rendered_turns > MAX_RENDERED_TURNS:
-            text = f"the program has too many turns: the chat template would render more than {MAX_RENDERED_TURNS}"
-            raise invalid(text, step.path)
-
-    async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> None:
-        """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
-        with _errors_named(step.path):
-            calls = await program_branch.run_tokenizing(
-                lambda: _submit(step, program_branch, followed_by), self._abort_sessions
+            raise InputError(
+                f"the program has too many turns: the chat template would render more than {MAX_RENDERED_TURNS}"
             )
+
+    async def call(self, step: CallStep, program_branch: ProgramBranch, behind: Sequence[Step]) -> None:
+        """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
+        followed_by = await step.text_behind(program_branch, behind)
+        calls = await program_branch.run_tokenizing(lambda: step.start(program_branch, followed_by))
         self.calls += calls
         texts = [self._start(self._follow(step, i, call)) for i, call in enumerate(calls)]
         program_branch.add_segment(TextPiece(texts[0]))
@@ -180,7 +160,7 @@ class ProgramRun:
             following.close()
             raise asyncio.CancelledError from None
 
-    async def _follow(self, step: GenStep | SelectStep, sample: int, call: Call) -> str:
+    async def _follow(self, step: CallStep, sample: int, call: Call) -> str:
         """Follows a call to its end and returns its text."""
         param = step.constraint_param if isinstance(step, GenStep) else None
         with _errors_named(step.path, param):
@@ -196,11 +176,9 @@ class ProgramRun:
             self._on_event(done)
         return result.text
 
-    async def _fork(self, step: ForkStep, program_branch: ProgramBranch) -> None:
-        with _errors_named(step.path):
-            children = await program_branch.run_tokenizing(
-                lambda: program_branch.fork(len(step.branches)), self._abort_sessions
-            )
+    async def fork(self, step: ForkStep, program_branch: ProgramBranch) -> None:
+        """Runs the branches of a fork side by side, and joins them."""
+        children = await program_branch.run_tokenizing(lambda: program_branch.fork(len(step.branches)))
         point = program_branch.fork_point()
         async with asyncio.TaskGroup() as tasks:
             for number, (branch, child) in enumerate(zip(step.branches, children, strict=True), 1):
@@ -215,14 +193,6 @@ class ProgramRun:
         for child in children:
             await child.text(point.num_segments)  # its calls end
             program_branch.append_from_child(child, point)
-
-
-def _submit(step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
-    if isinstance(step, SelectStep):
-        draw = step.sampling if step.method == "exact" else None
-        return [program_branch.start_select(step.name, step.choices, step.method, step.timeout_s, draw, step.same_seed)]
-    sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
-    return program_branch.start_gen(step.name, sampling, step.constraint, step.n, followed_by)
 
 
 @contextlib.contextmanager

@@ -8,15 +8,19 @@ from types import SimpleNamespace
 
 import httpx
 
+from plait.constrained.specs import Regex
 from plait.runtime.programs.branch import Turn
+from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.protocols.programs import branch as branch_module
 from plait.runtime.server.protocols.programs import program_run
 from plait.runtime.server.protocols.programs.branch import ProgramBranch
+from plait.runtime.server.protocols.programs.steps import GenStep, VariableStep
 
 
 def new_branch(monkeypatch) -> ProgramBranch:
     monkeypatch.setattr(branch_module, "check_fits_context", lambda client, num_chars: None)
-    return ProgramBranch(None, SimpleNamespace(append=lambda text, control: None), [])
+    run = SimpleNamespace(client=None, count_turns=lambda count: None, abort_sessions=lambda: None)
+    return ProgramBranch(run, SimpleNamespace(append=lambda text, control: None))
 
 
 def test_others_are_served_between_calls(monkeypatch) -> None:
@@ -26,7 +30,7 @@ def test_others_are_served_between_calls(monkeypatch) -> None:
         for number in range(3):
             asyncio.get_running_loop().call_soon(order.append, "other")
             branch.write("x" * 5000)
-            await branch.run_tokenizing(lambda number=number: order.append(number), lambda: None)
+            await branch.run_tokenizing(lambda number=number: order.append(number))
 
     asyncio.run(run())
     assert order == ["other", 0, "other", 1, "other", 2]
@@ -38,7 +42,7 @@ def test_many_short_texts_are_tokenized_in_a_thread(monkeypatch) -> None:
     async def run(num_texts: int) -> int:
         for _ in range(num_texts):
             branch.write("a")
-        return await branch.run_tokenizing(threading.get_ident, lambda: None)
+        return await branch.run_tokenizing(threading.get_ident)
 
     assert asyncio.run(run(10)) == threading.get_ident()
     assert asyncio.run(run(2000)) != threading.get_ident()
@@ -55,7 +59,7 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
 
     async def run() -> None:
         for _ in range(40):
-            await branch.begin_turn_aside("user")
+            await branch.begin_role("user", ())
             branch.turns.append(Turn("user", 0, 0))
 
     asyncio.run(run())
@@ -71,3 +75,12 @@ def test_too_many_turns_are_refused(serve, monkeypatch) -> None:
     assert answer.status_code == 400 and "too many turns" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"].startswith("program[31]")
     assert state.in_flight.num_admitted == 0
+
+
+def test_the_text_behind_a_gen_has_no_value_of_the_gen_itself(monkeypatch) -> None:
+    """A variable of the request may have the name of the gen; behind the gen it is the gen's own text."""
+    branch, gen = new_branch(monkeypatch), GenStep("", "a", sampling_params(), False, Regex("x+"), None, 1, None)
+    branch.run.client = SimpleNamespace(tokenizer=None)
+    branch.variables = {"a": "old", "b": "known"}
+    for name, text in (("a", ""), ("b", "known")):
+        assert asyncio.run(gen.text_behind(branch, [VariableStep("", name, ())])) == text

@@ -1,1 +1,0 @@
-"""Async programs: the state of an `async def` body, and how bodies run on an event loop."""

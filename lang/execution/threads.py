@@ -1,0 +1,64 @@
+"""Runs the items of a batch in a thread pool, and returns their states in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from plait.lang.daemon_threads import DaemonThreads
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.execution.execution import Execution
+    from plait.lang.states.state import ProgramState
+
+MAX_AUTO_THREADS = 64
+MAX_THREADS = 4096
+
+
+def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
+    """Returns how many items run at a time. Threads mostly wait, so "auto" does not depend on the number of CPUs."""
+    if num_threads == "auto":
+        return max(1, min(MAX_AUTO_THREADS, num_items))
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or not 1 <= num_threads <= MAX_THREADS:
+        raise InputError(f'num_threads must be "auto" or from 1 to {MAX_THREADS}, not {num_threads!r}')
+    return min(num_threads, max(1, num_items))
+
+
+def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Generator[ProgramState]:
+    """Yields the states one by one, in order. The rest is aborted by closing the iterator early, and by Ctrl-C."""
+    pool = DaemonThreads(workers, "plait batch")
+    unfinished = set(range(len(executions)))
+    with progress(len(executions), progress_bar) as step:
+        try:
+            futures = [pool.submit(execution.run_batch_item_any) for execution in executions]
+            for future in futures:
+                future.add_done_callback(step)
+            for index, future in enumerate(futures):
+                state = future.result()
+                unfinished.discard(index)
+                yield state
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for index in unfinished:
+                executions[index].abort()
+
+
+@contextmanager
+def progress(total: int, enabled: bool) -> Iterator[Callable[..., None]]:
+    """Shows a progress bar for `total` items, if enabled. Yields what to call after each item, in any thread."""
+    if not enabled:
+        yield lambda *_: None
+        return
+    from tqdm import tqdm
+
+    lock = threading.Lock()
+    with tqdm(total=total, unit="item") as bar:
+
+        def step(*_: object) -> None:
+            with lock:
+                bar.update(1)
+
+        yield step
