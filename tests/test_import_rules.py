@@ -61,8 +61,6 @@ SERVER_ORDER = (
     *("fields", "http", "generation", "chat", "engines", "ops", "batches"),
     *("app_state", "rerun", "protocols", "app"),
 )
-# Siblings whose modules import each other, though no module imports itself that way: (package, its members).
-CIRCLES = ()
 MAX_FILES_IN_FOLDER = 16
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -207,13 +205,11 @@ def package_circles(imports: dict[str, set[str]]) -> set[frozenset[str]]:
     return {frozenset(circle) for edges in siblings.values() for circle in import_cycles(edges)}
 
 
-def test_packages_import_each_other_only_where_they_did() -> None:
-    """No further package joins a circle, and a circle that was opened stays open."""
+def test_no_packages_import_each_other() -> None:
+    """Of siblings, modules or packages, one imports the other: also by way of others."""
     modules = {module_name(path) for path in FILES}
     circles = package_circles({module_name(path): imported_modules(path, modules) for path in FILES})
-    known = [{f"{parent}.{name}" for name in names.split()} for parent, names in CIRCLES]
-    assert [sorted(circle) for circle in circles if not any(circle <= names for names in known)] == []
-    assert len(known) == len(circles), "a circle is open now: remove it from CIRCLES"
+    assert [sorted(circle) for circle in circles] == []
 
 
 def test_circles_of_packages_are_found() -> None:

@@ -505,7 +505,7 @@ def test_a_worker_stops_for_another_tenant_and_goes_on(real: CompilePool) -> Non
     other = real.submit(large(77), "b")
     while process.status() != psutil.STATUS_STOPPED:
         assert monotonic() < give_up
-    answers = collect_until(real, {other})
+    answers = results_of(real, {other})
     assert isinstance(answers[other], Grammar) and expensive not in answers
     while process.status() == psutil.STATUS_STOPPED:
         assert monotonic() < give_up
