@@ -12,6 +12,7 @@ from plait.constrained.json_schema.rewrite.patterns import matches_whole
 MAX_DEPTH = 6
 MAX_LISTED = 60
 MAX_ITEMS = 16
+MAX_QUESTIONS = 1000  # about inner conjunctions, to answer one
 KINDS = ("null", "boolean", "object", "array", "string", "number")
 _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
@@ -82,17 +83,22 @@ class Emptiness:
         self._admitted: dict[tuple[int, type, Any], tuple[Schema, bool]] = {}  # by the id of a schema, which is kept
 
     def is_empty_conjunction(self, parts: list[Any], depth: int = 0) -> bool:
-        """Returns whether it is found that no value matches all of `parts`."""
+        """Returns whether it is found that no value matches all of `parts`, in a bounded number of steps."""
+        if not depth:
+            self._num_left = MAX_QUESTIONS
         flat, alternatives = self._flattened(parts)
-        if flat is None:
-            return True
+        return flat is None or self._is_empty(flat, alternatives, depth)
+
+    def _is_empty(self, flat: list[dict[str, Any]], alternatives: list[list[Schema]], depth: int) -> bool:
+        """Answers for schemas whose references and `allOf` are among them, and one branch of each of `alternatives`."""
         kinds = kinds_of(flat)
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
-            return not any(all(self._admits_listed(part, value) for part in parts) for value in listed)
+            return not any(all(self._admits_listed(part, value) for part in flat) for value in listed)
         if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
             return True
-        if depth >= MAX_DEPTH:
+        self._num_left -= 1
+        if depth >= MAX_DEPTH or self._num_left < 0:
             return False
         if kinds == ["object"] and self._lacks_names(flat, depth):
             return True
@@ -101,11 +107,24 @@ class Emptiness:
             for at in range(min(count, MAX_ITEMS)):
                 if self.is_empty_conjunction([item_schema(part, at) for part in flat], depth + 1):
                     return True
-        return any(
-            all(self.is_empty_conjunction([*flat, branch], depth + 2) for branch in branches)
-            for branches in alternatives
-            if depth and len(branches) <= 8
+        return depth > 0 and any(
+            all(
+                self._is_empty_with(branch, flat, alternatives[:at] + alternatives[at + 1 :], depth + 2)
+                for branch in branches
+            )
+            for at, branches in enumerate(alternatives)
+            if len(branches) <= 8
         )
+
+    def _is_empty_with(
+        self, branch: Schema, flat: list[dict[str, Any]], alternatives: list[list[Schema]], depth: int
+    ) -> bool:
+        """Answers for `flat` and one branch more."""
+        more, inner = self._flattened([branch])
+        if more is None:
+            return True
+        known = set(map(id, flat))
+        return self._is_empty([*flat, *(part for part in more if id(part) not in known)], alternatives + inner, depth)
 
     def _lacks_names(self, flat: list[dict[str, Any]], depth: int) -> bool:
         """Returns whether it is found that a required name, or a name that the minimum needs, has no value."""
@@ -124,23 +143,21 @@ class Emptiness:
 
     def _flattened(self, parts: list[Any]) -> tuple[list[dict[str, Any]] | None, list[list[Schema]]]:
         """Returns (the schemas without references, `allOf` and `anyOf`, or None if one is false; the alternatives)."""
-        flat, alternatives = list[dict[str, Any]](), list[list[Schema]]()
-        todo, seen = list(parts), set[str]()
+        flat, alternatives = dict[int, dict[str, Any]](), list[list[Schema]]()  # the schemas by their ids
+        todo = list(parts)
         while todo:
             part = todo.pop()
             if part is False:
                 return None, []
-            if part is True:
+            if part is True or id(part) in flat:
                 continue
-            name = part["$ref"].removeprefix(_PREFIX) if "$ref" in part else None
-            if name is not None and name not in seen:
-                seen.add(name)
-                todo.append(self._definitions.get(name, True))
+            flat[id(part)] = part
+            if "$ref" in part:
+                todo.append(self._definitions.get(part["$ref"].removeprefix(_PREFIX), True))
             todo += part.get("allOf", ())
             if "anyOf" in part:
                 alternatives.append(part["anyOf"])
-            flat.append(part)
-        return flat, alternatives
+        return list(flat.values()), alternatives
 
     def _admits_listed(self, schema: Schema, value: Any) -> bool:
         """Returns what `admits` does, which is asked of the same schema and value in many conjunctions."""
