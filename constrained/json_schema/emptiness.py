@@ -8,6 +8,7 @@ from typing import Any
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
 from plait.constrained.json_schema.rewrite.patterns import matches_whole
+from plait.constrained.json_schema.rewritten_parts import with_inner
 
 MAX_DEPTH = 6
 MAX_LISTED = 60
@@ -242,17 +243,6 @@ def _without(schema: Schema, having: set[str]) -> Schema:
     """Returns a schema with false in place of the schemas that have no value."""
     if isinstance(schema, bool) or not _has_value(schema, having):
         return schema is True
-    out = dict(schema)
-    for name in ("properties", "patternProperties"):
-        if name in out:
-            out[name] = {key: _without(inner, having) for key, inner in out[name].items()}
-    for name in ("items", "additionalProperties"):
-        if name in out:
-            out[name] = _without(out[name], having)
-    if "prefixItems" in out:
-        out["prefixItems"] = [_without(inner, having) for inner in out["prefixItems"]]
-    if "allOf" in out:
-        out["allOf"] = [_without(inner, having) for inner in out["allOf"]]
-    if "anyOf" in out:
-        out["anyOf"] = [_without(inner, having) for inner in out["anyOf"] if _has_value(inner, having)]
-    return out
+    if "anyOf" in schema:
+        schema = {**schema, "anyOf": [inner for inner in schema["anyOf"] if _has_value(inner, having)]}
+    return with_inner(schema, lambda inner: _without(inner, having))

@@ -8,7 +8,7 @@ schema in them stays a JSON schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -27,6 +27,7 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
+from plait.constrained.json_schema.rewritten_parts import parts_of, with_inner
 from plait.constrained.json_schema.spelling import Spelling
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
@@ -88,29 +89,7 @@ def with_closed_bounds(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    out = closed_bounds(schema)
-    for name in schema.keys() & ("items", "additionalProperties"):
-        out[name] = with_closed_bounds(schema[name])
-    for name in schema.keys() & ("allOf", "anyOf", "prefixItems"):
-        out[name] = list(map(with_closed_bounds, schema[name]))
-    for name in schema.keys() & ("properties", "patternProperties", "$defs"):
-        out[name] = {key: with_closed_bounds(inner) for key, inner in schema[name].items()}
-    return out
-
-
-def _parts(schema: Schema) -> Iterator[dict[str, Any]]:
-    """Yields a rewritten schema and every schema in it, references not followed."""
-    todo: list[Any] = [schema]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, dict):
-            yield part
-            for name in part.keys() & ("items", "additionalProperties"):
-                todo.append(part[name])
-            for name in part.keys() & ("allOf", "anyOf", "prefixItems"):
-                todo += part[name]
-            for name in part.keys() & ("properties", "patternProperties"):
-                todo += part[name].values()
+    return with_inner(closed_bounds(schema), with_closed_bounds)
 
 
 class _Writer:
@@ -141,7 +120,7 @@ class _Writer:
 
     def _follow_references(self) -> None:
         for name, body in (*self._definitions.items(), ("", self._root)):
-            found = list(_parts(body))
+            found = list(parts_of(body))
             needing = [part for part in found if self._is_wide(part) or _has_own_pattern(part)]
             self._needing |= {id(part) for part in needing}
             self._references[name] = {part["$ref"].removeprefix(_PREFIX) for part in found if "$ref" in part}
@@ -168,7 +147,7 @@ class _Writer:
             return not self._spelling.is_json(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
-            for part in _parts(schema)
+            for part in parts_of(schema)
         )
 
     def _rule(self, body: str, prefix: str = "r") -> str:
@@ -308,7 +287,7 @@ class _Writer:
         if key not in self._written:
             needed, todo = (
                 dict[str, Schema](),
-                {part["$ref"].removeprefix(_PREFIX) for part in _parts(body) if "$ref" in part},
+                {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part},
             )
             while todo:
                 name = todo.pop()
