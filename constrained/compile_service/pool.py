@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from threading import Thread
 from time import monotonic
 
+from plait.constrained.compile_service import failures
 from plait.constrained.compile_service.answer_cache import AnswerCache
 from plait.constrained.compile_service.grammar_builds import GrammarBuilds, grammar_of
 from plait.constrained.compile_service.in_place import compile_in_place
@@ -22,7 +23,7 @@ from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.spec_file import KeptSpecs, SpecFile
-from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
+from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
@@ -145,9 +146,7 @@ class CompilePool:
         )
         if pending is None:
             count = self._pending.num_specs_of(tenant)
-            self._answers[ticket] = CompileQueueFull(
-                f"the queue of grammars is full: {count} of this tenant are in it; try again later"
-            )
+            self._answers[ticket] = failures.queue_full(count)
             return ticket
         is_new = not pending.tickets
         pending.tickets[ticket] = tenant
@@ -273,9 +272,7 @@ class CompilePool:
             pending = self._waiting.get(ticket)
             if pending is not None and pending in self._queue:
                 self._drop_ticket(pending, ticket)
-                self._answers[ticket] = CompileQueueFull(
-                    f"the queue of grammars is full: this one waited for {MAX_WAIT_S:g} s; try again later"
-                )
+                self._answers[ticket] = failures.waited_in_queue(MAX_WAIT_S)
 
     def _dispatch(self) -> None:
         """Starts missing workers and gives jobs to idle ones."""
@@ -322,12 +319,11 @@ class CompilePool:
                 return
             self._workers.end(pending)
             if cpu_s < self._job_limit_s:
-                self._finish(pending, self._starved_error(cpu_s))
+                self._finish(pending, failures.starved(cpu_s, self._wall_limit_s))
             else:
-                self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
+                self._cache_and_finish(pending, failures.too_long(pending.spec, self._job_limit_s), RETRY_S)
         elif isinstance(outcome, JobFailure):
-            reason = "the compiler process died; the constraint may need too much memory, or be nested too deeply"
-            self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
+            self._cache_and_finish(pending, failures.died(), RETRY_S)
         else:
             self.compile_s.append(outcome.spent_s)
             self._take_result(pending, outcome)
@@ -336,24 +332,12 @@ class CompilePool:
         """Lets a job that has used `cpu_s` of CPU time go on for the rest of `limit_s`, at least by the clock."""
         self._workers.extend(pending, min(pending.answer_by, monotonic() + max(EXTENSION_S, limit_s - cpu_s)))
 
-    def _starved_error(self, cpu_s: float) -> CompileQueueFull:
-        got = f"{cpu_s:.2g} s of processor time in {self._wall_limit_s:g} s"
-        return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
-
-    def _too_long_error(self, spec: Spec) -> GrammarError:
-        return GrammarError(
-            f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s of processor time to compile"
-        )
-
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
         for pending in [pending for pending in self._builds.running if pending.answer_by <= now]:
             self._builds.running.discard(pending)
-            limit = f"{self._wall_limit_s:g} s"
-            self._finish(
-                pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
-            )
+            self._finish(pending, failures.not_built(pending.spec, self._wall_limit_s))
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
         """Makes a spec large that was estimated to be small and has used up the time of a small one.
