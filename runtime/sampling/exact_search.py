@@ -146,7 +146,7 @@ class ExactSearch:
         return [entry for entry in self.pending.values() if entry is not None]
 
     def _name_probes(self) -> list[Path]:
-        """Returns the prefixes that probes need, as far as there is room. Raises SearchLimitReached if they are lost."""
+        """Returns the prefixes that probes need, as far as there is room. Raises SearchLimitReached."""
         if self._probes is None:
             if self.num_model_steps < PROBED_FROM:
                 return []
