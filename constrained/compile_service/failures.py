@@ -26,7 +26,7 @@ def not_built(spec: Spec, wall_s: float) -> CompileQueueFull:
 
 
 def too_long(spec: Spec, limit_s: float) -> GrammarError:
-    return GrammarError(f"the {kind_of(spec)} took too long: more than {limit_s:g} s of processor time to compile")
+    return GrammarError(f"the {kind_of(spec)} took too long: more than {limit_s:.2g} s of processor time to compile")
 
 
 def died() -> GrammarError:
