@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from plait.constrained.json_schema.emptiness import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewritten_parts import with_inner
 
 _PREFIX = "#/$defs/"
 

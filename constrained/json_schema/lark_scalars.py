@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.emptiness import kinds_of, with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, closed_bounds, needs_pattern, number_range
-from plait.constrained.json_schema.rewritten_parts import with_inner
 
 OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
 _NUMERIC = frozenset(("type", *BOUNDS))

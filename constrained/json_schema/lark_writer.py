@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.emptiness import kinds_of, parts_of, property_schema
 from plait.constrained.json_schema.lark_scalars import (
     OF_SCALARS,
     PLAIN_BYTE,
@@ -37,7 +37,6 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
-from plait.constrained.json_schema.rewritten_parts import parts_of
 from plait.constrained.json_schema.spelling import Spelling
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
