@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from threading import Thread
 from time import monotonic
 
+from plait.constrained.compile_service import failures
 from plait.constrained.compile_service.answer_cache import AnswerCache
 from plait.constrained.compile_service.grammar_builds import GrammarBuilds, grammar_of
 from plait.constrained.compile_service.in_place import compile_in_place
@@ -22,12 +23,13 @@ from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.reasoning import ReasoningGrammar
 from plait.constrained.spec_file import KeptSpecs, SpecFile
-from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec, kind_of
+from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
 RETRY_S = 30.0  # how long the failure of a spec that was too slow or too large stays cached
 JOB_SHARE = 0.9  # of the deadline: the CPU time that a job may use
+LONG_BYTES = 512 << 10  # of a spec, which may take twice the time then
 MAX_WALL_FACTOR = 10.0  # times the deadline: how long the callers of a job wait on a busy machine
 EXTENSION_S = 0.02  # the least time after which a late job is looked at again
 SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as large
@@ -43,9 +45,10 @@ class CompilePool:
     - Concurrency: at most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants
       share the workers' time by their `tenant_weights` (1 by default). With two workers or more, one is reserved for
       small specs: those that `spec_cost` estimates to be small and that compile within 0.1 s of CPU time.
-    - Time: a job that uses more than 0.9 of `deadline_s` of CPU time fails, and its worker is killed, so a busy machine
-      does not change which specs are taken. One that has got less after ten times `deadline_s` of wall time fails with
-      CompileQueueFull instead.
+    - Time: a job that uses more than 0.9 of `deadline_s` of CPU time fails, and its worker is killed; a spec of 512 KiB
+      or more may use twice that, shorter ones in proportion to their length. Waiting for a processor does not count, so
+      a busy machine hardly changes which specs are taken. A job that has got less after ten times `deadline_s` of wall
+      time fails with CompileQueueFull instead.
     - Queue: a spec that waits for 30 s fails with CompileQueueFull, and so does a spec of a tenant that has 1,024
       others, or 16 MiB of them, waiting.
     - Memory: a worker may use `memory_bytes` in addition to what it needs itself. It is replaced if it retains 128 MiB
@@ -145,9 +148,7 @@ class CompilePool:
         )
         if pending is None:
             count = self._pending.num_specs_of(tenant)
-            self._answers[ticket] = CompileQueueFull(
-                f"the queue of grammars is full: {count} of this tenant are in it; try again later"
-            )
+            self._answers[ticket] = failures.queue_full(count)
             return ticket
         is_new = not pending.tickets
         pending.tickets[ticket] = tenant
@@ -273,9 +274,7 @@ class CompilePool:
             pending = self._waiting.get(ticket)
             if pending is not None and pending in self._queue:
                 self._drop_ticket(pending, ticket)
-                self._answers[ticket] = CompileQueueFull(
-                    f"the queue of grammars is full: this one waited for {MAX_WAIT_S:g} s; try again later"
-                )
+                self._answers[ticket] = failures.waited_in_queue(MAX_WAIT_S)
 
     def _dispatch(self) -> None:
         """Starts missing workers and gives jobs to idle ones."""
@@ -290,9 +289,13 @@ class CompilePool:
             pending = self._queue.pop(monotonic(), may_be_large=self._may_run_large())
             if pending is None:
                 return
-            limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._job_limit_s
+            limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._limit_s(pending)
             pending.answer_by = monotonic() + self._wall_limit_s
             self._workers.begin(pending, pending.spec, limit_s, self._wall_limit_s)
+
+    def _limit_s(self, pending: PendingSpec) -> float:
+        """Returns the CPU time that a spec may use, in seconds."""
+        return self._job_limit_s * (1 + min(1.0, pending.num_bytes / LONG_BYTES))
 
     def _may_run_large(self) -> bool:
         """Returns whether one more large job may run. Of several workers, one is reserved for small jobs."""
@@ -316,18 +319,17 @@ class CompilePool:
         if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
             self._move_to_large_lane(pending)
         elif outcome is JobFailure.LATE:
-            cpu_s = self._workers.cpu_seconds(pending)
-            if cpu_s < self._job_limit_s and monotonic() < pending.answer_by:
-                self._continue_until(pending, self._job_limit_s, cpu_s)
+            cpu_s, limit_s = self._workers.cpu_seconds(pending), self._limit_s(pending)
+            if cpu_s < limit_s and monotonic() < pending.answer_by:
+                self._continue_until(pending, limit_s, cpu_s)
                 return
             self._workers.end(pending)
-            if cpu_s < self._job_limit_s:
-                self._finish(pending, self._starved_error(cpu_s))
+            if cpu_s < limit_s:
+                self._finish(pending, failures.starved(cpu_s, self._wall_limit_s))
             else:
-                self._cache_and_finish(pending, self._too_long_error(pending.spec), RETRY_S)
+                self._cache_and_finish(pending, failures.too_long(pending.spec, limit_s), RETRY_S)
         elif isinstance(outcome, JobFailure):
-            reason = "the compiler process died; the constraint may need too much memory, or be nested too deeply"
-            self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
+            self._cache_and_finish(pending, failures.died(), RETRY_S)
         else:
             self.compile_s.append(outcome.spent_s)
             self._take_result(pending, outcome)
@@ -336,24 +338,12 @@ class CompilePool:
         """Lets a job that has used `cpu_s` of CPU time go on for the rest of `limit_s`, at least by the clock."""
         self._workers.extend(pending, min(pending.answer_by, monotonic() + max(EXTENSION_S, limit_s - cpu_s)))
 
-    def _starved_error(self, cpu_s: float) -> CompileQueueFull:
-        got = f"{cpu_s:.2g} s of processor time in {self._wall_limit_s:g} s"
-        return CompileQueueFull(f"the machine is too busy: the compiler got {got}; try again later")
-
-    def _too_long_error(self, spec: Spec) -> GrammarError:
-        return GrammarError(
-            f"the {kind_of(spec)} took too long: more than {self._job_limit_s:g} s of processor time to compile"
-        )
-
     def _fail_long_builds(self) -> None:
         """Fails the specs whose grammar is still being built in a thread at the deadline; it is cached once built."""
         now = monotonic()
         for pending in [pending for pending in self._builds.running if pending.answer_by <= now]:
             self._builds.running.discard(pending)
-            limit = f"{self._wall_limit_s:g} s"
-            self._finish(
-                pending, CompileQueueFull(f"the {kind_of(pending.spec)} was not ready after {limit}; try again later")
-            )
+            self._finish(pending, failures.not_built(pending.spec, self._wall_limit_s))
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
         """Makes a spec large that was estimated to be small and has used up the time of a small one.
@@ -368,7 +358,7 @@ class CompilePool:
         may_continue = self._may_run_large() and not self._queue.has_large
         pending.is_small = False
         if may_continue:
-            self._continue_until(pending, self._job_limit_s, cpu_s)
+            self._continue_until(pending, self._limit_s(pending), cpu_s)
             return
         self._workers.end(pending)
         until = monotonic() + MAX_WAIT_S

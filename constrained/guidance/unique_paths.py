@@ -9,6 +9,9 @@ import json
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from plait.constrained.json_schema.emptiness import with_inner
+from plait.constrained.json_schema.rewrite.document import Schema
+
 Nodes: TypeAlias = tuple[int, ...]
 """The subschemas that may apply to a value, as indices into `UniquePaths.nodes`."""
 
@@ -25,7 +28,8 @@ def separate_unique_items(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[
     """
     if '"uniqueItems"' not in json.dumps(schema):
         return schema, None
-    rest: dict[str, Any] = _without(schema)
+    rest = _without(schema)
+    assert isinstance(rest, dict)
     return rest, _unique_parts(schema)
 
 
@@ -129,17 +133,10 @@ def _part(schema: Any, leading: set[str]) -> dict[str, Any]:
     return part
 
 
-def _without(schema: Any) -> Any:
+def _without(schema: Schema) -> Schema:
     if not isinstance(schema, dict):
         return schema
-    out = {name: value for name, value in schema.items() if name != "uniqueItems"}
-    for name in out.keys() & ("items", "additionalProperties"):
-        out[name] = _without(out[name])
-    for name in out.keys() & ("allOf", "anyOf", "prefixItems"):
-        out[name] = list(map(_without, out[name]))
-    for name in out.keys() & ("patternProperties", "properties", "$defs"):
-        out[name] = {key: _without(inner) for key, inner in out[name].items()}
-    return out
+    return with_inner({name: value for name, value in schema.items() if name != "uniqueItems"}, _without)
 
 
 class UniquePaths:

@@ -21,7 +21,8 @@ from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
-from plait.constrained.json_schema.lark_writer import NotWritten, with_closed_bounds, write_lark
+from plait.constrained.json_schema.lark_scalars import with_closed_bounds
+from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema

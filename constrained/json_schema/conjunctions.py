@@ -21,6 +21,7 @@ from plait.constrained.json_schema.emptiness import (
     property_schema,
     scalar_keywords,
 )
+from plait.constrained.json_schema.equal_definitions import merge_equal_definitions
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint, literal, matches_whole
 from plait.constrained.regex.automaton_writer import MAX_STATES, NO_TEXT
@@ -107,7 +108,7 @@ class _Combiner:
         if root is False:
             raise GrammarError("no value satisfies this schema", "")
         result: dict[str, Any] = {} if isinstance(root, bool) else dict(root)
-        return {**result, "$defs": possible} if possible else result
+        return merge_equal_definitions({**result, "$defs": possible}) if possible else result
 
     def _child(self, parts: Iterable[Schema]) -> Schema:
         """Returns the combination of schemas: a reference to it unless it is about scalars only."""

@@ -1,8 +1,8 @@
-"""Finds rewritten schemas that no value matches. A schema that is not found to be empty may be empty nevertheless."""
+"""What rewritten schemas say, and which of them no value matches. One that is not found to be empty may be empty."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -12,6 +12,7 @@ from plait.constrained.json_schema.rewrite.patterns import matches_whole
 MAX_DEPTH = 6
 MAX_LISTED = 60
 MAX_ITEMS = 16
+MAX_QUESTIONS = 1000  # about inner conjunctions, to answer one
 KINDS = ("null", "boolean", "object", "array", "string", "number")
 _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
@@ -20,6 +21,9 @@ _PREFIX = "#/$defs/"
 _OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
 _OF_LENGTH = ("minLength", "maxLength")
+_ALONE = frozenset(("items", "additionalProperties"))
+_LISTED = frozenset(("allOf", "anyOf", "prefixItems"))
+_NAMED = frozenset(("properties", "patternProperties"))
 _COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
 
 
@@ -74,6 +78,40 @@ def item_schema(part: dict[str, Any], at: int) -> Schema:
     return found
 
 
+def parts_of(schema: Schema) -> Iterator[dict[str, Any]]:
+    """Yields a rewritten schema and every schema in it, references not followed.
+
+    >>> list(parts_of({"items": {"type": "null"}}))
+    [{'items': {'type': 'null'}}, {'type': 'null'}]
+    """
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            yield part
+            todo += [part[name] for name in part.keys() & _ALONE]
+            for name in part.keys() & _LISTED:
+                todo += part[name]
+            for name in part.keys() & _NAMED:
+                todo += part[name].values()
+
+
+def with_inner(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
+    """Returns a rewritten schema with `change` applied to each schema that stands directly in it.
+
+    >>> with_inner({"type": "array", "items": {"minimum": 1}}, lambda inner: False)
+    {'type': 'array', 'items': False}
+    """
+    out = dict(schema)
+    for name in out.keys() & _ALONE:
+        out[name] = change(out[name])
+    for name in out.keys() & _LISTED:
+        out[name] = list(map(change, out[name]))
+    for name in out.keys() & (_NAMED | {"$defs"}):
+        out[name] = {key: change(inner) for key, inner in out[name].items()}
+    return out
+
+
 class Emptiness:
     """What is known to be empty among schemas that refer to these definitions."""
 
@@ -82,17 +120,22 @@ class Emptiness:
         self._admitted: dict[tuple[int, type, Any], tuple[Schema, bool]] = {}  # by the id of a schema, which is kept
 
     def is_empty_conjunction(self, parts: list[Any], depth: int = 0) -> bool:
-        """Returns whether it is found that no value matches all of `parts`."""
+        """Returns whether it is found that no value matches all of `parts`, in a bounded number of steps."""
+        if not depth:
+            self._num_left = MAX_QUESTIONS
         flat, alternatives = self._flattened(parts)
-        if flat is None:
-            return True
+        return flat is None or self._is_empty(flat, alternatives, depth)
+
+    def _is_empty(self, flat: list[dict[str, Any]], alternatives: list[list[Schema]], depth: int) -> bool:
+        """Answers for schemas whose references and `allOf` are among them, and one branch of each of `alternatives`."""
         kinds = kinds_of(flat)
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
-            return not any(all(self._admits_listed(part, value) for part in parts) for value in listed)
+            return not any(all(self._admits_listed(part, value) for part in flat) for value in listed)
         if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
             return True
-        if depth >= MAX_DEPTH:
+        self._num_left -= 1
+        if depth >= MAX_DEPTH or self._num_left < 0:
             return False
         if kinds == ["object"] and self._lacks_names(flat, depth):
             return True
@@ -101,11 +144,24 @@ class Emptiness:
             for at in range(min(count, MAX_ITEMS)):
                 if self.is_empty_conjunction([item_schema(part, at) for part in flat], depth + 1):
                     return True
-        return any(
-            all(self.is_empty_conjunction([*flat, branch], depth + 2) for branch in branches)
-            for branches in alternatives
-            if depth and len(branches) <= 8
+        return depth > 0 and any(
+            all(
+                self._is_empty_with(branch, flat, alternatives[:at] + alternatives[at + 1 :], depth + 2)
+                for branch in branches
+            )
+            for at, branches in enumerate(alternatives)
+            if len(branches) <= 8
         )
+
+    def _is_empty_with(
+        self, branch: Schema, flat: list[dict[str, Any]], alternatives: list[list[Schema]], depth: int
+    ) -> bool:
+        """Answers for `flat` and one branch more."""
+        more, inner = self._flattened([branch])
+        if more is None:
+            return True
+        known = set(map(id, flat))
+        return self._is_empty([*flat, *(part for part in more if id(part) not in known)], alternatives + inner, depth)
 
     def _lacks_names(self, flat: list[dict[str, Any]], depth: int) -> bool:
         """Returns whether it is found that a required name, or a name that the minimum needs, has no value."""
@@ -124,23 +180,21 @@ class Emptiness:
 
     def _flattened(self, parts: list[Any]) -> tuple[list[dict[str, Any]] | None, list[list[Schema]]]:
         """Returns (the schemas without references, `allOf` and `anyOf`, or None if one is false; the alternatives)."""
-        flat, alternatives = list[dict[str, Any]](), list[list[Schema]]()
-        todo, seen = list(parts), set[str]()
+        flat, alternatives = dict[int, dict[str, Any]](), list[list[Schema]]()  # the schemas by their ids
+        todo = list(parts)
         while todo:
             part = todo.pop()
             if part is False:
                 return None, []
-            if part is True:
+            if part is True or id(part) in flat:
                 continue
-            name = part["$ref"].removeprefix(_PREFIX) if "$ref" in part else None
-            if name is not None and name not in seen:
-                seen.add(name)
-                todo.append(self._definitions.get(name, True))
+            flat[id(part)] = part
+            if "$ref" in part:
+                todo.append(self._definitions.get(part["$ref"].removeprefix(_PREFIX), True))
             todo += part.get("allOf", ())
             if "anyOf" in part:
                 alternatives.append(part["anyOf"])
-            flat.append(part)
-        return flat, alternatives
+        return list(flat.values()), alternatives
 
     def _admits_listed(self, schema: Schema, value: Any) -> bool:
         """Returns what `admits` does, which is asked of the same schema and value in many conjunctions."""
@@ -225,17 +279,6 @@ def _without(schema: Schema, having: set[str]) -> Schema:
     """Returns a schema with false in place of the schemas that have no value."""
     if isinstance(schema, bool) or not _has_value(schema, having):
         return schema is True
-    out = dict(schema)
-    for name in ("properties", "patternProperties"):
-        if name in out:
-            out[name] = {key: _without(inner, having) for key, inner in out[name].items()}
-    for name in ("items", "additionalProperties"):
-        if name in out:
-            out[name] = _without(out[name], having)
-    if "prefixItems" in out:
-        out["prefixItems"] = [_without(inner, having) for inner in out["prefixItems"]]
-    if "allOf" in out:
-        out["allOf"] = [_without(inner, having) for inner in out["allOf"]]
-    if "anyOf" in out:
-        out["anyOf"] = [_without(inner, having) for inner in out["anyOf"] if _has_value(inner, having)]
-    return out
+    if "anyOf" in schema:
+        schema = {**schema, "anyOf": [inner for inner in schema["anyOf"] if _has_value(inner, having)]}
+    return with_inner(schema, lambda inner: _without(inner, having))

@@ -16,6 +16,7 @@ from plait.constrained.json_schema.rewrite.document import (
 from plait.constrained.specs import GrammarError
 
 SEARCH_LIMIT_S = 0.3
+MAX_CHARS = 100_000  # of a schema; in a longer one the time is over after a few attempts
 _TRIED_LAST = frozenset(("type", "required"))  # without them many schemas are accepted, so they are tried last
 IsRejected: TypeAlias = Callable[[Schema], bool]
 """Whether the compiler refuses this (rewritten) schema."""
@@ -25,12 +26,12 @@ def locate_rejected_keyword(text: str, rejects: IsRejected) -> str:
     """Returns the JSON pointer of the innermost keyword of schema `text` without which it would be accepted.
 
     If no single keyword is the cause, it is the pointer of the subschema that contains all causes; after 0.3 s, the
-    best pointer found so far.
+    best pointer found so far. That of a schema of more than 100,000 characters is not searched for: it is "".
 
     >>> locate_rejected_keyword('{"items": {"enum": [1]}}', lambda schema: "enum" in str(schema))
     '/items/enum'
     """
-    return _ErrorLocator(SchemaDocument(text), rejects).locate()
+    return _ErrorLocator(SchemaDocument(text), rejects).locate() if len(text) <= MAX_CHARS else ""
 
 
 class _ErrorLocator:

@@ -8,19 +8,29 @@ schema in them stays a JSON schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.emptiness import kinds_of, parts_of, property_schema
+from plait.constrained.json_schema.lark_scalars import (
+    OF_SCALARS,
+    PLAIN_BYTE,
+    STRING_BYTE,
+    has_own_pattern,
+    is_bounded_number,
+    listed_within_bounds,
+    quoted,
+    regex_literal,
+    simple_terminal,
+)
 from plait.constrained.json_schema.lark_sequences import Member, Sequences, within_counts
 from plait.constrained.json_schema.number_patterns import multiples_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import (
     BOUNDS,
-    closed_bounds,
     common_multiple,
     decimal_of,
     multiples_within,
@@ -33,22 +43,11 @@ WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 MAX_CHARS = 4 << 20  # of a grammar
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems")
-_OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
-_NUMERIC = frozenset(("type", *BOUNDS))
 _PREFIX = "#/$defs/"
 _ANY = ""  # the name of the rule of any value of Python
-_STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 _SPACE = r"SPACE: /[\x20\x0A\x0D\x09]+/"
 _LITERALS = frozenset(("null", "boolean"))
 _ZEROS = r"/\.0+/"  # behind an integer
-_PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
-_SIMPLE = {
-    "null": '"null"',
-    "boolean": "/true|false/",
-    "integer": "/-?(0|[1-9][0-9]*)/",
-    "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
-    "string": f'/"{_STRING_BYTE}*"/',
-}
 
 
 class NotWritten(Exception):
@@ -80,39 +79,6 @@ def write_lark(
     return writer.rules() if writer.is_needed or spelling else None
 
 
-def with_closed_bounds(schema: Any) -> Any:
-    """Returns a rewritten schema whose bounds llguidance reads right, though it leaves out some numbers within them.
-
-    >>> with_closed_bounds({"items": {"exclusiveMinimum": 0}})
-    {'items': {'minimum': 1e-22}}
-    """
-    if not isinstance(schema, dict):
-        return schema
-    out = closed_bounds(schema)
-    for name in schema.keys() & ("items", "additionalProperties"):
-        out[name] = with_closed_bounds(schema[name])
-    for name in schema.keys() & ("allOf", "anyOf", "prefixItems"):
-        out[name] = list(map(with_closed_bounds, schema[name]))
-    for name in schema.keys() & ("properties", "patternProperties", "$defs"):
-        out[name] = {key: with_closed_bounds(inner) for key, inner in schema[name].items()}
-    return out
-
-
-def _parts(schema: Schema) -> Iterator[dict[str, Any]]:
-    """Yields a rewritten schema and every schema in it, references not followed."""
-    todo: list[Any] = [schema]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, dict):
-            yield part
-            for name in part.keys() & ("items", "additionalProperties"):
-                todo.append(part[name])
-            for name in part.keys() & ("allOf", "anyOf", "prefixItems"):
-                todo += part[name]
-            for name in part.keys() & ("properties", "patternProperties"):
-                todo += part[name].values()
-
-
 class _Writer:
     def __init__(
         self,
@@ -127,7 +93,7 @@ class _Writer:
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
         self._with_options, self._wide_from, self._spelling = with_options, wide_from, spelling
         self._gap = " SPACE? " if has_space else ""
-        self._separator, self._colon = (f"{self._gap}{_text(text)}{self._gap}" for text in separators)
+        self._separator, self._colon = (f"{self._gap}{quoted(text)}{self._gap}" for text in separators)
         self._sequences = Sequences(self._separator, self._rule)
         self._rules = [_SPACE] if has_space else []
         self._num_chars = 0
@@ -141,8 +107,8 @@ class _Writer:
 
     def _follow_references(self) -> None:
         for name, body in (*self._definitions.items(), ("", self._root)):
-            found = list(_parts(body))
-            needing = [part for part in found if self._is_wide(part) or _has_own_pattern(part)]
+            found = list(parts_of(body))
+            needing = [part for part in found if self._is_wide(part) or has_own_pattern(part)]
             self._needing |= {id(part) for part in needing}
             self._references[name] = {part["$ref"].removeprefix(_PREFIX) for part in found if "$ref" in part}
             self._leading |= {name} if needing else set()
@@ -168,7 +134,7 @@ class _Writer:
             return not self._spelling.is_json(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
-            for part in _parts(schema)
+            for part in parts_of(schema)
         )
 
     def _rule(self, body: str, prefix: str = "r") -> str:
@@ -189,7 +155,7 @@ class _Writer:
         """Returns the Lark expression of a schema, or None if it is found that no value matches it."""
         if schema is False:
             return None
-        if isinstance(schema, dict) and _is_bounded_number(schema):
+        if isinstance(schema, dict) and is_bounded_number(schema):
             key = repr(schema)
             if key not in self._numbers:
                 self._numbers[key] = self._number([schema], is_integer=schema["type"] in ("integer", ["integer"]))
@@ -206,7 +172,7 @@ class _Writer:
             return self._schema(schema["allOf"][0])
         if not schema.keys().isdisjoint(("$ref", "anyOf")):
             raise NotWritten
-        if any(not isinstance(part, dict) or not part.keys() <= _OF_SCALARS for part in schema.get("allOf", ())):
+        if any(not isinstance(part, dict) or not part.keys() <= OF_SCALARS for part in schema.get("allOf", ())):
             raise NotWritten
         return self._by_kind(schema)
 
@@ -235,7 +201,7 @@ class _Writer:
         parts, rest = [schema, *schema.get("allOf", ())], kinds_of([schema])
         options: list[str | None] = []
         if any("enum" in part for part in parts):
-            listed = _listed(schema, parts)
+            listed = listed_within_bounds(schema, parts)
             return self._leaf(listed) if self._spelling is None else self._literals(listed, self._spelling)
         number = next((kind for kind in rest if kind in ("integer", "number")), None)
         if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
@@ -294,21 +260,21 @@ class _Writer:
 
     def _name(self, name: str) -> str | None:
         """Returns the expression of a member's name; None if it cannot be written."""
-        return _text(_text(name)) if self._spelling is None else self._spelling.name(name)
+        return quoted(quoted(name)) if self._spelling is None else self._spelling.name(name)
 
     def _leaf(self, schema: Schema) -> str | None:
         """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
         if schema is False:
             return None
         body: dict[str, Any] = {} if schema is True else schema
-        simple = _simple_terminal(body)
+        simple = simple_terminal(body)
         if simple is not None:
             return self._terminal(simple)
         key = json.dumps(body)
         if key not in self._written:
             needed, todo = (
                 dict[str, Schema](),
-                {part["$ref"].removeprefix(_PREFIX) for part in _parts(body) if "$ref" in part},
+                {part["$ref"].removeprefix(_PREFIX) for part in parts_of(body) if "$ref" in part},
             )
             while todo:
                 name = todo.pop()
@@ -401,8 +367,8 @@ class _Writer:
         patterns: dict[str, Schema] = schema.get("patternProperties", {})
         if not patterns and schema.get("additionalProperties") is False:
             return None
-        listed = "|".join(_regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
-        any_name = f'/"{_STRING_BYTE if not patterns else _PLAIN_BYTE}*"/ & ~/({listed})/'
+        listed = "|".join(regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
+        any_name = f'/"{STRING_BYTE if not patterns else PLAIN_BYTE}*"/ & ~/({listed})/'
         matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
         other = self._spelling and self._spelling.other_name(names, list(patterns))
         if other:
@@ -414,48 +380,3 @@ class _Writer:
         return self._choice(
             [f"{self._terminal(terminal)} {self._colon} {value}" for terminal, value in values if value is not None]
         )
-
-
-def _simple_terminal(schema: dict[str, Any]) -> str | None:
-    """Returns the terminal of a schema that is about one scalar type, or lists texts; None for any other."""
-    if schema.keys() == {"enum"} and all(isinstance(value, str) for value in schema["enum"]):
-        return f"/{'|'.join(_regex_literal(json.dumps(text, ensure_ascii=False)) for text in schema['enum'])}/"
-    kinds = kinds_of([schema])
-    return _SIMPLE.get(kinds[0]) if schema.keys() == {"type"} and len(kinds) == 1 else None
-
-
-def _is_bounded_number(schema: dict[str, Any]) -> bool:
-    is_number = schema.get("type") in ("integer", "number", ["integer"], ["number"])
-    return is_number and len(schema) > 1 and schema.keys() <= _NUMERIC
-
-
-def _has_own_pattern(schema: dict[str, Any]) -> bool:
-    if schema.keys().isdisjoint((*BOUNDS, "multipleOf")):
-        return False
-    kinds = ["number"] if schema.get("type") == "number" else kinds_of([schema])
-    return any(kind in kinds and needs_pattern(schema, is_integer=kind == "integer") for kind in ("integer", "number"))
-
-
-def _listed(schema: dict[str, Any], parts: list[dict[str, Any]]) -> Schema:
-    """Returns a schema with listed values without its bounds, and without the values that violate them."""
-    numbers = number_range(parts)
-    listed = next(part["enum"] for part in parts if "enum" in part)
-    kept = [
-        value
-        for value in listed
-        if isinstance(value, bool) or not isinstance(value, int | float) or numbers.contains(value)
-    ]
-    if not kept:
-        return False
-    without = [
-        {name: value for name, value in part.items() if name not in BOUNDS and name != "allOf"} for part in parts
-    ]
-    return {**without[0], "enum": kept, "allOf": without[1:]}
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _regex_literal(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)

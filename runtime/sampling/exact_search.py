@@ -146,23 +146,23 @@ class ExactSearch:
         return [entry for entry in self.pending.values() if entry is not None]
 
     def _name_probes(self) -> list[Path]:
-        """Returns the prefixes that probes need, as far as there is room. Raises SearchLimitReached if all are lost."""
+        """Returns the prefixes that probes need, as far as there is room. Raises SearchLimitReached."""
         if self._probes is None:
             if self.num_model_steps < PROBED_FROM:
                 return []
-            self._probes = MassProbes(self._seed, -math.log(MAX_MODEL_STEPS))
-        if self._probes.are_all_lost:
+            self._probes = MassProbes(self._seed, MAX_MODEL_STEPS, self._constraint.is_end)
+        if self._probes.are_lost:
             raise SearchLimitReached
         room = max(2, self._max_pending) - len(self.pending)
-        new = [path for path in dict.fromkeys(self._probes.paths()) if path not in self.pending][: max(0, room)]
+        new = [path for path in self._probes.paths() if path not in self.pending][: max(0, room)]
         self.pending |= dict.fromkeys(new)
         return new
 
     def _feed_probes(self, path: Path, allowed: AllowedTokens) -> None:
-        if self._probes is None or not any(map(self._constraint.is_end, self._probes.feed(path, allowed))):
-            return
-        self._probes.stop()
-        self.pending = {path: entry for path, entry in self.pending.items() if entry is not None}
+        if self._probes is not None:
+            self._probes.feed(path, allowed)
+            wanted = self._probes.paths()
+            self.pending = {path: entry for path, entry in self.pending.items() if entry is not None or path in wanted}
 
     def feed(self, path: Path, allowed: AllowedTokens) -> None:
         """Takes the probabilities after a prefix, of the tokens that the constraint allows, if it is still pending."""

@@ -1,56 +1,101 @@
 """Probe texts, drawn under the mask: they stop a search for an exact sample early if it would hardly ever end.
 
-The product of the allowed probabilities along a text that is drawn among the allowed tokens is an unbiased estimate of
-p(admissible) (importance sampling), and a search takes about 1 / p(admissible) steps. Where a few such products have
-fallen far below what the search may take before their texts are complete, it is given up.
+The search computes the probabilities after each allowed prefix that is likelier than all admissible texts together. So
+those of `d` tokens count whose probability among the allowed ones exceeds what is lost behind them: for a typical
+text of surprise h(d) = -log q(first d tokens) and of loss r(d) = -log(allowed mass behind them), some exp(min(h, r)).
+Early losses cost nothing, nor do losses behind tokens that are certain; many open tokens before many losses do.
+
+The texts grow together by sequential Monte Carlo: those that may go on with little are replaced by copies of others.
+The sum over d only grows with a text, so the search is given up as soon as it is far beyond the limit for all of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
 
 from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.sampling.prefix_tree import AllowedTokens
 
+Path: TypeAlias = tuple[int, ...]
+
 NUM_PROBES = 3  # with the best prefix of the search they are as many rows as it may have
-MARGIN = 12.0  # how far below the limit of the search a product is, as a logarithm: single products vary widely
+MARGIN = 3.0  # how far beyond the limit the estimate must be, as a logarithm
 
 
-@dataclass
-class _Probe:
-    path: tuple[int, ...]
-    seed: int
-    log_mass: float = 0.0
+@dataclass(frozen=True)
+class _Text:
+    """A text; for each of its prefixes, the empty one first, the surprise of its tokens and the loss before it."""
+
+    path: Path = ()
+    surprises: tuple[float, ...] = (0.0,)
+    losses: tuple[float, ...] = (0.0,)
+
+    def log_steps(self, mass: float) -> float:
+        """Returns the logarithm of the estimated steps, where `mass` is allowed after the text."""
+        loss = self.losses[-1] - math.log(mass) if mass > 0.0 else math.inf
+        return float(np.logaddexp.reduce(np.minimum(self.surprises, loss - np.array(self.losses))))
 
 
 class MassProbes:
-    """The probes of one search. `least`: the logarithm of the least p(admissible) for which it may search."""
+    """The probes of one search. `max_steps`: those that it may take. `is_end`: whether a text is complete.
 
-    def __init__(self, seed: int, least: float) -> None:
-        self._least = least - MARGIN
-        self._probes = [_Probe((), -2 - seed - index) for index in range(NUM_PROBES)]
-        self.are_all_lost = False
+    `are_lost`: whether the search is to be given up.
+    """
 
-    def paths(self) -> list[tuple[int, ...]]:
+    def __init__(self, seed: int, max_steps: int, is_end: Callable[[Path], bool]) -> None:
+        self._most, self._is_end = math.log(max_steps) + MARGIN, is_end
+        self._seed, self._num_draws = -2 - seed, 0
+        self._texts = [_Text()] * NUM_PROBES  # none once all are complete, or lost
+        self._allowed: dict[Path, AllowedTokens] = {}  # after those of them that were fed
+        self._ended = set[Path]()
+        self.are_lost = False
+
+    def paths(self) -> list[Path]:
         """Returns the prefixes at which the probabilities are needed next."""
-        return [probe.path for probe in self._probes]
+        paths = dict.fromkeys(text.path for text in self._texts)
+        return [path for path in paths if path not in self._allowed and path not in self._ended]
 
-    def feed(self, path: tuple[int, ...], allowed: AllowedTokens) -> list[tuple[int, ...]]:
-        """Takes the probabilities after a prefix. Returns the longer prefixes to which probes went on."""
-        moved = [probe for probe in self._probes if probe.path == path]
-        mass = float(allowed.weights.sum())
-        for probe in moved:
-            probe.log_mass += math.log(mass) if mass > 0.0 else -math.inf
-            if probe.log_mass < self._least:
-                self._probes.remove(probe)
-                self.are_all_lost = not self._probes
-                continue
-            target = hash_uniform(probe.seed, len(path)) * mass
-            index = int(allowed.weights.cumsum().searchsorted(target, side="right"))
-            probe.path += (int(allowed.ids[min(index, len(allowed.ids) - 1)]),)
-        return [probe.path for probe in moved if len(probe.path) > len(path)]
+    def feed(self, path: Path, allowed: AllowedTokens) -> None:
+        """Takes the probabilities after a prefix; with the last one that is needed, each text grows by a token."""
+        if path not in self.paths():
+            return
+        self._allowed[path] = allowed
+        if self.paths():
+            return
+        masses = [self._mass_after(text.path) for text in self._texts]
+        self.are_lost = all(text.log_steps(m) > self._most for text, m in zip(self._texts, masses, strict=True))
+        self._texts = [] if self.are_lost else [self._grown(text) for text in self._resampled(masses)]
+        self._allowed.clear()
+        self._ended = {text.path for text in self._texts if self._is_end(text.path)}
+        if all(text.path in self._ended for text in self._texts):
+            self._texts.clear()
 
-    def stop(self) -> None:
-        """Ends all probes: one was complete, so a value may be found."""
-        self._probes.clear()
+    def _mass_after(self, path: Path) -> float:
+        return 1.0 if path in self._ended else float(self._allowed[path].weights.sum())
+
+    def _resampled(self, masses: list[float]) -> list[_Text]:
+        """Returns texts drawn in proportion to `masses`, at equal distances (systematic resampling)."""
+        start, chosen, end = self._uniform(), list[_Text](), 0.0
+        for text, mass in zip(self._texts, masses, strict=True):
+            end += NUM_PROBES * mass / sum(masses)
+            chosen += [text] * (math.ceil(end - start) - len(chosen))
+        return chosen
+
+    def _grown(self, text: _Text) -> _Text:
+        if text.path in self._ended:
+            return text
+        allowed, mass = self._allowed[text.path], self._mass_after(text.path)
+        found = allowed.weights.cumsum().searchsorted(self._uniform() * mass, side="right")
+        index = min(int(found), len(allowed.ids) - 1)
+        surprise = text.surprises[-1] - math.log(float(allowed.weights[index]) / mass)
+        path = (*text.path, int(allowed.ids[index]))
+        return _Text(path, (*text.surprises, surprise), (*text.losses, text.losses[-1] - math.log(mass)))
+
+    def _uniform(self) -> float:
+        self._num_draws += 1
+        return hash_uniform(self._seed, self._num_draws)

@@ -12,7 +12,7 @@ from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocumen
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.numbers import number_range
 from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, is_narrowed, literal, matches
+from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_patterns, is_narrowed, literal, matches
 from plait.constrained.specs import GrammarError
 
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
@@ -236,7 +236,7 @@ def _plain_patterns(parts: list[dict[str, Any]]) -> Iterator[str]:
     for part in parts:
         if "pattern" in part and not is_narrowed(part["pattern"]):
             try:
-                yield ecma_to_plain_pattern(part["pattern"]).pattern
+                yield from (plain.pattern for plain in ecma_to_plain_patterns(part["pattern"]))
             except GrammarError:
                 continue
         listed = [part["const"]] if "const" in part else part.get("enum", [])

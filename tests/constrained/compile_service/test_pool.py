@@ -87,9 +87,26 @@ def test_a_job_ends_before_its_answer_is_due(small: Vocabulary) -> None:
             sleep(0.01)
         (job,) = pool._workers.jobs
         (worker,) = (worker for worker, running in pool._workers._jobs.items() if running is job)
-        assert worker.deadline <= monotonic() + 900, "its processor time is looked at"
+        assert worker.deadline <= monotonic() + 901, "its processor time is looked at"
         assert job.answer_by <= monotonic() + 10_000, "on a busy machine"
         pool.cancel(ticket)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(("num_chars", "limit_s"), [(100, 900), (256 << 10, 1350), (900 << 10, 1800)])
+def test_a_long_spec_may_use_up_to_twice_the_processor_time(small: Vocabulary, num_chars: int, limit_s: float) -> None:
+    pool = CompilePool(small, deadline_s=1000)
+    pool.start()
+    try:
+        begun = list[tuple[float, float]]()
+        pool._workers.begin = lambda job, spec, limit_s, max_limit_s: begun.append((limit_s, max_limit_s))
+        pool.submit(JsonSchema({"title": "a" * num_chars, "type": "integer"}, annotations=True))
+        give_up = monotonic() + PATIENCE_S
+        while not begun and monotonic() < give_up:
+            pool.collect()
+            sleep(0.01)
+        assert begun[0] == (pytest.approx(limit_s, rel=1e-3), 10_000)
     finally:
         pool.close()
 

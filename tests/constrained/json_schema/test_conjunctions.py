@@ -25,9 +25,10 @@ from schema_strategies import (
 
 from plait.constrained import Grammar, GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
+from plait.constrained.json_schema import emptiness
 from plait.constrained.json_schema.compiler import _grammars
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
-from plait.constrained.json_schema.emptiness import Emptiness
+from plait.constrained.json_schema.emptiness import Emptiness, kinds_of
 from plait.constrained.json_schema.rewrite import rewrite_schema
 
 OBJECTS = [
@@ -144,6 +145,17 @@ def test_a_range_of_one_number_is_not_empty() -> None:
     assert not found.is_empty_conjunction([closed, shut])
     assert found.is_empty_conjunction([closed, {**shut, "exclusiveMaximum": 1}])
     assert found.is_empty_conjunction([{"minimum": 2, "type": "integer"}, shut])
+
+
+def test_alternatives_beside_each_other_take_a_bounded_number_of_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    monkeypatch.setattr(emptiness, "kinds_of", lambda parts: asked.append(len(parts)) or kinds_of(parts))
+    names = [f"n{at}" for at in range(12)]
+    branches = [{"required": [name], "properties": {name: {"type": "object"}}} for name in names]
+    inner = {"type": "object", "allOf": [{"anyOf": [branch, {"maxProperties": 9}]} for branch in branches]}
+    outer = {"type": "object", "required": ["a"], "properties": {"a": {"allOf": [inner, {"anyOf": branches[:8]}]}}}
+    assert not Emptiness({}).is_empty_conjunction([outer, {"required": names[:6]}])
+    assert len(asked) <= 2 * emptiness.MAX_QUESTIONS and max(asked) < 40
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -17,7 +17,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, refe
 
 from plait.constrained import Grammar, GrammarError, JsonSchema, Matcher, Structural
 from plait.constrained.json_schema.compiler import compile_json
-from plait.constrained.json_schema.lark_writer import with_closed_bounds
+from plait.constrained.json_schema.lark_scalars import with_closed_bounds
 from plait.constrained.json_schema.rewrite.numbers import decimal_of
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -15,6 +15,7 @@ from schema_strategies import (
 )
 
 from plait.constrained import GrammarError, JsonObject, JsonSchema
+from plait.constrained.json_schema.error_locator import locate_rejected_keyword
 
 
 def test_free_white_space_needs_the_whitespace_option() -> None:
@@ -71,3 +72,11 @@ def test_a_pydantic_model_is_accepted_as_schema() -> None:
     grammar = compile_in_process(JsonSchema(model), BYTE_VOCABULARY)
     assert accepts(grammar, '{"x": 1, "y": null}')
     assert not accepts(grammar, '{"y": 1}')
+
+
+def test_the_keyword_that_is_refused_is_searched_for_in_schemas_that_are_not_long() -> None:
+    def rejects(schema: Any) -> bool:
+        return "enum" in json.dumps(schema)
+
+    texts = [json.dumps({"title": "a" * num_chars, "items": {"enum": [1]}}) for num_chars in (10, 100_000)]
+    assert [locate_rejected_keyword(text, rejects) for text in texts] == ["/items/enum", ""]

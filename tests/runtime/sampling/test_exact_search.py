@@ -147,7 +147,29 @@ def test_a_search_that_would_hardly_end_is_given_up_early(max_pending):
 
     with pytest.raises(SearchLimitReached):
         language.sample(Recorded(), 1, max_pending, order)
-    assert len(steps) < exact_search.PROBED_FROM + 60 and max(sizes) == max(3, max_pending)
+    assert len(steps) < exact_search.PROBED_FROM + 100 and max(sizes) == max(3, max_pending)
+
+
+class Unlikely(Language):
+    """Texts of 12 tokens that begin with ten of a probability of 0.01 each; the last two are 1 or 2."""
+
+    def is_end(self, path):
+        return len(path) == 12
+
+    def allowed(self, path):
+        return np.array([False, True, len(path) >= 10, False])
+
+    def probabilities(self, path):
+        return np.array([0.0, 0.01, 0.01, 0.98]) if len(path) < 10 else np.array([0.0, 0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("max_pending", [1, 4])
+def test_a_search_for_unlikely_texts_that_ends_soon_is_not_given_up(monkeypatch, max_pending):
+    monkeypatch.setattr(exact_search, "PROBED_FROM", 1)
+    for seed in range(20):
+        search = Unlikely([(1,)], 4).sample(PrefixTree(), seed, max_pending)
+        assert search.value[:10] == (1,) * 10 and search.logprob < -45
+        assert search.num_model_steps < 80
 
 
 def test_probes_change_no_value(monkeypatch):

@@ -20,21 +20,33 @@ from plait.constrained.specs import GrammarError
 MAX_LENGTH = 100_000  # characters of a plain pattern, with repeats written out
 MAX_ALTERNATIVES = 64
 MAX_TO_INTERSECT = 400  # characters of a pattern with lookaround that is converted by intersection: this is slow
+MAX_SEPARATED = 16  # alternatives of a negative lookahead that become patterns of their own
 MAX_SINGLE = 1_000  # characters of a plain pattern above which several simpler ones replace it
 ANY = "[\\U00000000-\\U0010ffff]"
 _ANY_TEXT = PlainPattern(f"{ANY}*", 1, 1)
 _ASSERTION = re.compile(r"\(\?<?[=!]|\^|\\[ZbB]")
 
 
-@lru_cache(maxsize=512)
 def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
     """Returns a plain pattern of all texts in which `pattern` is found. Raises GrammarError if that is unsupported.
 
     >>> ecma_to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
     """
-    source = to_python_syntax(pattern)
-    return _plain(_parse(source), source)
+    found = _converted(pattern)
+    if isinstance(found, GrammarError):
+        raise GrammarError(found.reason, found.where)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _converted(pattern: str) -> PlainPattern | GrammarError:
+    """Returns what `ecma_to_plain_pattern` does, or its error, which may take as long to find."""
+    try:
+        source = to_python_syntax(pattern)
+        return _plain(_parse(source), source)
+    except GrammarError as error:
+        return GrammarError(error.reason, error.where)  # without the frames of the one that was raised
 
 
 @lru_cache(maxsize=512)
@@ -42,25 +54,48 @@ def ecma_to_plain_patterns(pattern: str) -> tuple[PlainPattern, ...]:
     """Returns plain patterns all of which match a text if and only if `pattern` is found in it.
 
     There is one of them, unless it would be large and `pattern` begins with lookahead: a text matches ^(?=A)B if and
-    only if it matches ^(?=A) and ^B.
+    only if it matches ^(?=A) and ^B, and it matches ^(?!A|B) if and only if it matches ^(?!A) and ^(?!B).
 
-    >>> [len(ecma_to_plain_patterns(pattern)) for pattern in ("^(?=a).b$", "^(?!.*ab).{1,99}$")]
-    [1, 2]
+    >>> [len(ecma_to_plain_patterns(pattern)) for pattern in ("^(?=a).b$", "^(?!.*(ab|ba)).{1,99}$")]
+    [1, 3]
     """
     source = to_python_syntax(pattern)
     items = _inline_lookaround_groups(_parse(source))
     is_lookahead = [str(op).startswith("ASSERT") and value[0] > 0 for op, value in items[1:]]
     num_lookaheads = [*is_lookahead, False].index(False)
-    can_split = bool(num_lookaheads) and _is_anchor(items[0], "AT_BEGINNING")
+    if not num_lookaheads or not _is_anchor(items[0], "AT_BEGINNING"):
+        return (ecma_to_plain_pattern(pattern),)
     try:
-        plain = ecma_to_plain_pattern(pattern)
-        if not can_split or len(plain.pattern) <= MAX_SINGLE:
+        plain = with_lookaround(items, source)
+        if len(plain.pattern) <= MAX_SINGLE:
             return (plain,)
     except GrammarError as error:
-        if error.reason not in (TOO_LARGE, TOO_MANY_STATES) or not can_split:
+        if error.reason not in (TOO_LARGE, TOO_MANY_STATES):
             raise
-    anchor, lookaheads, rest = items[0], items[1 : num_lookaheads + 1], items[num_lookaheads + 1 :]
+    anchor, rest = items[0], items[num_lookaheads + 1 :]
+    lookaheads = [part for one in items[1 : num_lookaheads + 1] for part in _separated(one)]
     return tuple(_plain(part, source) for part in [*([anchor, one] for one in lookaheads), [anchor, *rest]])
+
+
+def _separated(lookahead: Any) -> list[Any]:
+    """Returns a lookahead, or one for each alternative of a negative one: all of them must hold."""
+    op, (direction, items) = str(lookahead[0]), lookahead[1]
+    arms = _branches(list(items)) if op == "ASSERT_NOT" else []
+    return [(lookahead[0], (direction, arm)) for arm in arms] if 1 < len(arms) <= MAX_SEPARATED else [lookahead]
+
+
+def _branches(items: list[Any]) -> list[list[Any]]:
+    """Returns the alternatives of `items`, those of a group without flags within them written out."""
+    for at, (op, value) in enumerate(items):
+        before, after = items[:at], items[at + 1 :]
+        if str(op) == "SUBPATTERN" and not value[1] and not value[2]:
+            inner = _branches(list(value[3]))
+            if len(inner) > 1:
+                return [arm for one in inner for arm in _branches([*before, *one, *after])][: MAX_SEPARATED + 1]
+        if str(op) == "BRANCH":
+            arms = ([*before, *one, *after] for one in value[1])
+            return [arm for one in arms for arm in _branches(one)][: MAX_SEPARATED + 1]
+    return [items]
 
 
 def _parse(source: str) -> list[Any]:

@@ -8,6 +8,7 @@ referred to become definitions of the document.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
@@ -95,6 +96,7 @@ class Resources:
         self.anchors: dict[str, str] = {}  # pointers of the schemas with an anchor, by URI#anchor
         self._dynamic: dict[str, list[str]] = {}  # URI#anchor of the schemas with this dynamic anchor
         self._recursive: list[str] = []  # URIs of resources with a recursive anchor
+        self._reference_to = cache(self._reference)  # for `rewrite`, once all parts are added
 
     def add(self, parts: list[tuple[str, dict[str, Any]]]) -> Iterator[Part]:
         """Yields the parts with the resource that each belongs to."""
@@ -130,7 +132,18 @@ class Resources:
             self._recursive.append(base)
 
     def rewrite(self, part: dict[str, Any], keyword: str, base: str) -> None:
-        address, fragment = urldefrag(join_reference(base, part[keyword]))
+        reference = self._reference_to(keyword, base, part[keyword])
+        if reference is None:
+            return
+        if keyword == "$ref":
+            part["$ref"] = reference
+        else:
+            del part[keyword]
+            part["allOf"] = [*part.get("allOf", []), {"$ref": reference}]
+
+    def _reference(self, keyword: str, base: str, written: str) -> str | None:
+        """Returns what a reference is replaced by, or None if it stays."""
+        address, fragment = urldefrag(join_reference(base, written))
         fragment = unquote(fragment)
         having = [uri.partition("#")[0] for uri in self._dynamic.get(fragment, ())]
         if keyword == "$recursiveRef":
@@ -138,21 +151,14 @@ class Resources:
         if keyword != "$ref" and address in having:
             address = self._outermost(having)
         pointer = self.pointers.get(address)
-        if pointer is None:
-            if keyword == "$ref" and not base.startswith(ROOT):
-                part["$ref"] = f"{address}#{fragment}"  # the base is not known afterwards
-            return
+        if pointer is None:  # the base is not known afterwards
+            return f"{address}#{fragment}" if keyword == "$ref" and not base.startswith(ROOT) else None
         if fragment and not fragment.startswith("/"):
             pointer = self.anchors.get(f"{address}#{fragment}")
             if pointer is None:
-                return
+                return None
             fragment = ""
-        reference = f"{ROOT}#{quote(pointer + fragment, safe=_SAFE)}"
-        if keyword == "$ref":
-            part["$ref"] = reference
-        else:
-            del part[keyword]
-            part["allOf"] = [*part.get("allOf", []), {"$ref": reference}]
+        return f"{ROOT}#{quote(pointer + fragment, safe=_SAFE)}"
 
     def targets(self, parts: list[tuple[str, dict[str, Any]]]) -> set[str]:
         """Returns the pointers to which the `$ref` of these parts lead, but for those to anchors."""
