@@ -65,6 +65,7 @@ class ValueKeywords(TypedDict, total=False):
     think_tokens: int | None
     draft_then_constrain: bool | None
     draft_tokens: int | None
+    adapter: str | None
 
 
 class TypedGenKeywords(SampledKeywords, ValueKeywords, total=False):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.adapters import adapter_of_block
 from plait.runtime.errors import InputError
 from plait.runtime.programs.sampling import gen_fields
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES, SamplingParams, check_sampling, sampling_params
@@ -39,13 +40,14 @@ class Options:
 
     `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples. `same_seed`:
     whether the seed is used as it is, and not mixed with the place of the gen. `template_variables`: of a run only, the
-    further variables of the chat template.
+    further variables of the chat template. `adapter`: of a run only, that of calls that name none.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     n: int | None = None
     same_seed: bool | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
 
     def merged_over(self, defaults: Options, constraint: Spec | None = None) -> tuple[SamplingParams, int]:
         """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
@@ -91,7 +93,9 @@ def run_options(where: str, given: Mapping[str, Any]) -> Options:
     ):
         raise InputError(f"{where}: chat_template_kwargs must be a dict of variables, not {variables!r:.80}")
     check_text_in_logprobs(where, keywords.pop("return_text_in_logprobs", None))
-    return replace(make_options(where, **keywords), template_variables=dict(variables or {}))
+    return replace(
+        make_options(where, **keywords), template_variables=dict(variables or {}), adapter=adapter_of_block() or ""
+    )
 
 
 def check_text_in_logprobs(where: str, value: object) -> None:

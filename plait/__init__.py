@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the same names at run time
+    from plait.lang.adapters import adapter
     from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.cluster import Cluster
     from plait.lang.backends.default_backend import flush_cache, get_server_info, set_default_backend
@@ -139,6 +140,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Typed",
     "UnreadableValue",
     "UnsupportedModel",
+    "adapter",
     "agent",
     "assistant",
     "assistant_begin",
@@ -182,6 +184,7 @@ _UNSUPPORTED_NAMES = {
 
 _NAMES_BY_MODULE = {
     "plait.lang.states.async_state": "AsyncState",
+    "plait.lang.adapters": "adapter",
     "plait.lang.backends.default_backend": "flush_cache get_server_info set_default_backend",
     "plait.lang.backends.anthropic": "Anthropic",
     "plait.lang.backends.runtime_endpoint": "RuntimeEndpoint",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
-from plait.lang.backends.without_runtime import SessionWithoutRuntime
+from plait.lang.backends.without_runtime import SessionWithoutRuntime, refuse_adapter
 from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.session import check_fork_size
@@ -110,8 +110,9 @@ class RemoteSession(SessionWithoutRuntime):
 
         return self._begin(timeout_s, run_call)
 
-    def fork(self, size: int) -> list[RemoteSession]:
+    def fork(self, size: int, adapter: str | None = None) -> list[RemoteSession]:
         check_fork_size(size)
+        refuse_adapter(adapter)
         self._require_open()
         children = [RemoteSession(self._client, waits=True) for _ in range(size)]
         for child in children:

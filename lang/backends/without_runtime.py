@@ -10,6 +10,12 @@ from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.programs.backend import BackendSession
 
 
+def refuse_adapter(name: str | None) -> None:
+    """Raises InputError for an adapter: a service names each by a model of its own."""
+    if name:
+        raise InputError(f"this backend has no adapters, and so no {name!r:.100}; name it as the backend's model")
+
+
 class ClientWithoutRuntime(ABC):
     """A `BackendClient` without token ids, whose sessions do not take the text behind a value."""
 

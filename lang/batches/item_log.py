@@ -72,7 +72,8 @@ def _digest(value: Any) -> str:
 def _sampling(options: Options) -> list[Any]:
     values: list[Any] = [sorted(options.fields.items(), key=lambda field: field[0]), options.n]
     values += [] if options.same_seed is None else [options.same_seed]
-    return values + ([options.template_variables] if options.template_variables else [])
+    values += [options.template_variables] if options.template_variables else []
+    return values + ([options.adapter] if options.adapter else [])
 
 
 def _source(body: Callable[..., Any]) -> str:

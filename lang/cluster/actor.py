@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
+from plait.lang.adapters import adapter_of_block
 from plait.lang.backends.default_backend import as_client, set_default_backend
 from plait.lang.batches.saved_values import ValueCodec
 from plait.lang.budget import Budget
@@ -33,6 +35,7 @@ class Work(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
     budget_seconds: float | None = None
     environment: dict[str, str] = {}  # variables of the engine's process
+    adapter: str = msgspec.field(default_factory=lambda: adapter_of_block() or "")  # of the whole program
 
 
 def encode_work(work: Work) -> bytes:
@@ -73,7 +76,7 @@ class BatchActor:
             self._program = import_program(work.program)
             self._engine = self._start_engine(work.model, work.settings)  # kept, since it ends with the object
             self._client = as_client(self._engine)
-            self._options = run_options("run_batch", work.sampling)
+            self._options = replace(run_options("run_batch", work.sampling), adapter=work.adapter)
             self._options.check_as_defaults(self._client.model.vocab_size)
         except PlaitError as error:
             return json.dumps({"error": [type(error).__name__, str(error)]})

@@ -44,6 +44,7 @@ class Branch(BranchText[Segment, Segment]):
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
         self._session = session
+        self._adapter = run.adapter if parent is None else parent._adapter  # of the session
         self._close_reason: str | None = None
         self._num_inherited_segments = len(self.segments)  # those of the parent
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
@@ -80,7 +81,17 @@ class Branch(BranchText[Segment, Segment]):
 
     def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
         """Starts the call of an expression, and sets its variables. Raises ProgramError if it is refused at once."""
+        self._use_adapter(self.run.adapter if expr.adapter is None else expr.adapter)
         expr._begin(self, behind)
+
+    def _use_adapter(self, name: str) -> None:
+        """Continues on a session of the same text that the adapter `name` computes. Raises InputError."""
+        if name == self._adapter:
+            return
+        session = self.session()
+        (adapted,) = session.fork(1, name)
+        self._session, self._adapter = self.run.register_session(adapted), name
+        self.run.close(session)
 
     begin_own_call = calls.begin_own_call
     call_tool = tool_calls.call_tool

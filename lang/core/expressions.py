@@ -70,7 +70,9 @@ class Concat(Expr):
 
 @dataclass(frozen=True)
 class CallExpr(Expr):
-    """An expression with one call, whose text it appends."""
+    """An expression with one call, whose text it appends. `adapter`: what computes it; None: that of its program."""
+
+    adapter: str | None = field(default=None, kw_only=True)
 
     @property
     def _call(self) -> Gen | Select | GenToolCall:

@@ -102,6 +102,7 @@ def gen(
     draft_tokens: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
+    adapter: str | None = None,
     **unknown: object,
 ) -> Expr:
     """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
@@ -162,6 +163,8 @@ def gen(
     - `draft_then_constrain`: the model first writes a free draft of at most `draft_tokens` tokens (256), then the
       constrained value, which follows the draft. The text of the state has the value only,
       `get_meta_info(name)["draft"]` the draft, and the usage counts both.
+    - `adapter`: the name of the adapter that computes it, "" for the model alone; None: that of the block
+      `with plait.adapter(...)`, or of the program.
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the

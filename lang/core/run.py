@@ -36,6 +36,7 @@ class Run:
         self.program = program
         self.client = client
         self.defaults = defaults
+        self.adapter = defaults.adapter  # of calls that name none
         self.ended = False  # the body has returned or raised
         self.error: ProgramError | None = None
         self.ret_value: Any = None
@@ -73,7 +74,11 @@ class Run:
 
     def open_session(self) -> BackendSession:
         """Opens a session. The scheduler's fairness counts all sessions of this run as one program."""
-        return self.register_session(self.client.open_session(program=self._program_id))
+        session = self.client.open_session(program=self._program_id)
+        if self.adapter:
+            session, empty = session.fork(1, self.adapter)[0], session
+            empty.close()
+        return self.register_session(session)
 
     def register_session(self, session: S) -> S:
         """Registers `session` to be closed at the end, and closes those whose states were garbage-collected.

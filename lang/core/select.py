@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_origin, overload
 
 from plait.constrained.specs import Choices
+from plait.lang.adapters import with_adapter
 from plait.lang.argument_checks import call_label, checked_choices
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.core.expressions import Expr, Select
@@ -29,6 +30,7 @@ def select(
     timeout: float | None = None,
     exact: bool | None = None,
     seed: int | None = None,
+    adapter: str | None = None,
 ) -> Expr: ...
 @overload
 def select(
@@ -40,6 +42,7 @@ def select(
     timeout: float | None = None,
     exact: bool | None = None,
     seed: int | None = None,
+    adapter: str | None = None,
 ) -> Expr: ...
 def select(
     name: str | None = None,
@@ -50,6 +53,7 @@ def select(
     timeout: float | None = None,
     exact: bool | None = None,
     seed: int | None = None,
+    adapter: str | None = None,
     **unknown: object,
 ) -> Expr:
     """The most likely one of `choices`, stored as variable `name` and appended to the text.
@@ -61,6 +65,7 @@ def select(
       is the product of the probabilities of its tokens, divided by the sum of these products over all choices. `seed`
       as in `gen`.
     - `timeout`: in seconds.
+    - `adapter`: as in `gen`.
 
     A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
     start of each choice with the same result, unless a fork or another call comes between the two.
@@ -72,7 +77,7 @@ def select(
     where = call_label("select", name)
     for keyword in unknown:
         raise unknown_keyword(
-            where, keyword, ("name", "choices", "temperature", "choices_method", "timeout", "exact", "seed")
+            where, keyword, ("name", "choices", "temperature", "choices_method", "timeout", "exact", "seed", "adapter")
         )
     if choices is None:
         raise InputError(f"{where} needs choices: a list of texts, an Enum or a Literal")
@@ -87,10 +92,11 @@ def select(
     if not exact:
         if seed is not None:
             raise InputError(f"{where}: seed has no effect without exact=True, since nothing is drawn")
-        return Select(name, texts, method, timeout_s, value_format)
+        return with_adapter(where, Select(name, texts, method, timeout_s, value_format), adapter)
     if method != token_length_normalized.name:
         raise InputError(f"{where}: exact draws a choice by its probability, so choices_method has no effect")
-    return Select(name, texts, "exact", timeout_s, value_format, make_options(where, seed=seed))
+    drawn = Select(name, texts, "exact", timeout_s, value_format, make_options(where, seed=seed))
+    return with_adapter(where, drawn, adapter)
 
 
 def image(path: object, *_: object, **__: object) -> Expr:

@@ -154,7 +154,9 @@ class RecordedSession:
         call = self._inner.select(choices, method, timeout_s, seed)
         return self._record(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
 
-    def fork(self, size: int) -> list[RecordedSession]:
+    def fork(self, size: int, adapter: str | None = None) -> list[RecordedSession]:
+        if adapter is not None:
+            raise InputError("a recording does not store which adapter computed a call")
         return [RecordedSession(self._recording, child, self._parts) for child in self._inner.fork(size)]
 
     def abort(self) -> None:

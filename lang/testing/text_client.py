@@ -15,7 +15,7 @@ from typing import Any, get_args
 import tokenizers
 
 from plait.constrained.specs import Spec
-from plait.lang.backends.without_runtime import ClientWithoutRuntime, SessionWithoutRuntime
+from plait.lang.backends.without_runtime import ClientWithoutRuntime, SessionWithoutRuntime, refuse_adapter
 from plait.runtime.call_reports import Usage
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import server_info
@@ -157,8 +157,9 @@ class TextSession(SessionWithoutRuntime):
         self._require_text("select")
         return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
 
-    def fork(self, size: int) -> list[TextSession]:
+    def fork(self, size: int, adapter: str | None = None) -> list[TextSession]:
         check_fork_size(size)
+        refuse_adapter(adapter)
         self._require_open()
         return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
 from plait.lang.argument_checks import keyword_of
 from plait.lang.core.derived.captures import GenWithCaptures
 from plait.lang.core.derived.reasoning import SeparateReasoning
-from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
+from plait.lang.core.expressions import CallExpr, Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
 from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.traced_value import TracedValue
 
@@ -22,6 +23,8 @@ def describe_expr(expr: Any) -> str:
             return short(json.dumps(expr.text, ensure_ascii=False))
         case TracedValue():
             return short(expr._label)
+        case CallExpr() if expr.adapter is not None:
+            return f"{describe_expr(replace(expr, adapter=None))} adapter={expr.adapter}"
         case Gen():
             rule = (
                 f"type={expr.value_format.type_name}"
@@ -67,6 +70,8 @@ def describe_options(options: Options) -> str:
         keywords["n"] = options.n
     if options.same_seed is not None:
         keywords["same_seed"] = options.same_seed
+    if options.adapter:
+        keywords["adapter"] = options.adapter
     if options.template_variables:
         keywords["chat_template_kwargs"] = options.template_variables
     shown = {

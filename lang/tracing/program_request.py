@@ -43,6 +43,8 @@ def build_request(graph: Graph, arguments: Mapping[str, str]) -> dict[str, Any]:
     request: dict[str, Any] = {"program": build_program(graph, arguments)}
     if defaults := _options(graph, graph.defaults, None):
         request["defaults"] = defaults
+    if graph.defaults.adapter:
+        request["model"] = graph.defaults.adapter
     if graph.defaults.template_variables:
         request["chat_template_kwargs"] = dict(graph.defaults.template_variables)
     return request
@@ -117,6 +119,8 @@ class _Writer:
     def _call(self, number: int, node: Append, writer: _BranchWriter) -> dict[str, Any]:
         expr, n = node.expr, 1
         assert isinstance(expr, Gen | Select)
+        if expr.adapter is not None:
+            self._refuse(node, "an adapter is the model of the whole request")
         if isinstance(expr, Gen):
             n = expr.options.n or self._graph.defaults.n or 1
         if expr.name is not None:

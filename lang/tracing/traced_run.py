@@ -335,7 +335,7 @@ class _NullSession:
     def append(self, text: str, *, control: bool = False) -> None:
         """Does nothing: the branch keeps the text."""
 
-    def fork(self, size: int) -> list[_NullSession]:
+    def fork(self, size: int, adapter: str | None = None) -> list[_NullSession]:
         check_fork_size(size)
         return [_NullSession() for _ in range(size)]
 

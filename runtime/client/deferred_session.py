@@ -126,12 +126,12 @@ class DeferredSession:
     ) -> Call:
         return self._begin(timeout_s, lambda: self._session.select(choices, method, timeout_s, seed))
 
-    def fork(self, size: int) -> list[DeferredSession]:
+    def fork(self, size: int, adapter: str | None = None) -> list[DeferredSession]:
         check_fork_size(size)
         children = [DeferredSession(self._client) for _ in range(size)]
 
         def open_children() -> None:
-            for child, session in zip(children, self._session.fork(size), strict=True):
+            for child, session in zip(children, self._session.fork(size, adapter), strict=True):
                 child._open(session)
 
         def fail_children(error: CallFailed) -> None:

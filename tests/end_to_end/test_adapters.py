@@ -133,6 +133,38 @@ def test_a_fork_may_have_another_adapter(folders):
             parent.fork(1, adapter="three")
 
 
+@plait.function
+def compared(s):
+    s += PROMPT
+    branches = s.fork(3)
+    for branch, name in zip(branches, ["", "one", "two"], strict=True):
+        branch += plait.gen("text", max_tokens=12, adapter=name)
+    branches.join()
+    s += "." + plait.gen("last", max_tokens=12, adapter="two")
+
+
+def test_a_program_compares_adapters_in_forks(folders):
+    with plait.Engine(adapters=folders, deterministic=True) as engine:
+
+        def alone(name, text):
+            session = engine.client.open_session(adapter=name)
+            session.append(text)
+            return session.generate(sampling_params(temperature=0, max_tokens=12)).result().text
+
+        state = compared.run(backend=engine, temperature=0)
+        assert state["text"] == [alone(name, PROMPT) for name in ("", "one", "two")]
+        assert state["last"] == alone("two", PROMPT + ".")
+        with plait.adapter("one"):
+            (text,) = plait.function(_one_call).run_batch([{}], backend=engine, temperature=0)
+        assert text["x"] == alone("one", PROMPT)
+        with plait.adapter("three"), pytest.raises(plait.ProgramError, match="there is no adapter 'three'"):
+            plait.function(_one_call).run(backend=engine)
+
+
+def _one_call(s):
+    s += PROMPT + plait.gen("x", max_tokens=12)
+
+
 @pytest.mark.parametrize("options", [["--lora", "one"], ["--lora", "base=x", "--model-name", "base"]])
 def test_options_that_name_no_adapter(options, capsys):
     from plait.cli import main
