@@ -44,7 +44,7 @@ class Branch(BranchText[Segment, Segment]):
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
         self._session = session
-        self._adapter = run.adapter if parent is None else parent._adapter  # of the session
+        self._adapter: str = run.adapter if parent is None else parent._adapter  # of the session
         self._close_reason: str | None = None
         self._num_inherited_segments = len(self.segments)  # those of the parent
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()

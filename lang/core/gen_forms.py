@@ -14,7 +14,7 @@ from plait.lang.adapters import with_adapter
 from plait.lang.argument_checks import CONSTRAINT_KEYWORDS, call_label, checked_choices, checked_constraint
 from plait.lang.choices import token_length_normalized
 from plait.lang.core.derived.captures import with_captures
-from plait.lang.core.expressions import CallExpr, Expr, Gen, GenToolCall, Typed
+from plait.lang.core.expressions import Expr, Gen, GenToolCall, Typed
 from plait.lang.core.select import select
 from plait.lang.sampling_options import GEN_SAMPLING_KEYWORDS, NO_STOP, Options, check_text_in_logprobs, make_options
 from plait.lang.tools.call_format import call_options, checked_tools, value_or_call_options
@@ -33,7 +33,7 @@ class _Form:
 
     keywords: tuple[str, ...]
     excludes: tuple[str, ...]
-    build: Callable[[_Asked], CallExpr]
+    build: Callable[[_Asked], Expr]
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ def build_gen(where: str, name: str | None, arguments: Mapping[str, Any]) -> Exp
     return with_adapter(where, _build(where, name, arguments), arguments.get("adapter"))
 
 
-def _build(where: str, name: str | None, arguments: Mapping[str, Any]) -> CallExpr:
+def _build(where: str, name: str | None, arguments: Mapping[str, Any]) -> Expr:
     given = {keyword: value for keyword, value in arguments.items() if value is not None}
     check_text_in_logprobs(where, given.get("return_text_in_logprobs"))
     if "dtype" in given:
