@@ -1,4 +1,4 @@
-"""The interface between `decoder` and the compiled `decoder_kernels`: which entry of the arguments holds what.
+"""The interface between `decoder` and its compiled kernels: which entry of the arguments holds what.
 
 The kernels take one int64 matrix (`kernel_args.KernelArgs`); each entry describes one array. Sizes are named as in
 `kernel_types`.
@@ -6,7 +6,12 @@ The kernels take one int64 matrix (`kernel_args.KernelArgs`); each entry describ
 
 from __future__ import annotations
 
+from typing import Any
+
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
+from plait.kernels.cpu.kernel_args import float32_matrix, int8_matrix, int32_matrix, uint16_matrix
+from plait.kernels.cpu.kernel_types import QuantizedActivations
+from plait.kernels.cpu.threads import ThreadContext
 
 # Entries of `forward`. The step's tokens and sequences:
 TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITE_SLOTS, TILES, SEGMENTS = range(9)
@@ -88,3 +93,22 @@ NUM_HEAD_SETTINGS = HEAD_OUTPUTS + 1
 def num_phases(layers: int) -> int:
     """Phases of one row partition: the embedding, those of each layer, and the final norm."""
     return 2 + PHASES_PER_LAYER * layers
+
+
+def thread_context(thread_id: int, threads: int, args: Any, counters: int, scratch: int) -> ThreadContext:
+    """A thread's part in a kernel, whose counters and AMX scratch are these entries of its arguments."""
+    address = args[scratch, 0]
+    return ThreadContext(
+        thread_id, threads, args[counters, 0], address + thread_id * args[scratch, 2] if address else 0
+    )
+
+
+def activations_at(args: Any, entry: int) -> Any:
+    """The `QuantizedActivations` in the five entries from `entry` on."""
+    return QuantizedActivations(
+        int8_matrix(args, entry),
+        float32_matrix(args, entry + 1),
+        float32_matrix(args, entry + 2),
+        int32_matrix(args, entry + 3),
+        uint16_matrix(args, entry + BF16_TILES),
+    )

@@ -1,4 +1,4 @@
-"""A decoder step, and the output head, as parallel kernels: the order of their phases.
+"""A decoder step as a parallel kernel: the order of its phases.
 
 Every thread runs all phases of all layers. The items of a phase are shared among the threads (`threads.py`).
 """
@@ -11,25 +11,21 @@ import numpy as np
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import decoder_args as arg
-from plait.kernels.cpu.attention import online_softmax
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
 from plait.kernels.cpu.compiler.library import KernelLibrary
-from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
+from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, activations_at, num_phases, thread_context
 from plait.kernels.cpu.gemm import experts as moe
 from plait.kernels.cpu.gemm.layouts import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import dequantize_row, gate_up_linear, linear
-from plait.kernels.cpu.gemm.row_argmax import row_argmax
+from plait.kernels.cpu.head_kernels import run_compute_logits
 from plait.kernels.cpu.kernel_args import (
     args_at,
     float32_matrix,
-    float64_matrix,
-    int8_matrix,
     int32_matrix,
     int32_vector,
     int64_matrix,
     scalar,
-    uint16_matrix,
 )
 from plait.kernels.cpu.kernel_types import (
     AttentionBatch,
@@ -41,7 +37,7 @@ from plait.kernels.cpu.kernel_types import (
     StepBuffers,
 )
 from plait.kernels.cpu.low_rank import row_updates
-from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
+from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.row_partition import (
     partition_activations,
@@ -62,23 +58,6 @@ from plait.kernels.cpu.threads import (
 from plait.kernels.cpu.vector_ops import address_of
 
 GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up
-
-
-def _thread_context(thread_id: int, threads: int, args: Any, counters: int, scratch: int) -> ThreadContext:
-    address = args[scratch, 0]
-    return ThreadContext(
-        thread_id, threads, args[counters, 0], address + thread_id * args[scratch, 2] if address else 0
-    )
-
-
-def _activations(args: Any, entry: int) -> Any:
-    return QuantizedActivations(
-        int8_matrix(args, entry),
-        float32_matrix(args, entry + 1),
-        float32_matrix(args, entry + 2),
-        int32_matrix(args, entry + 3),
-        uint16_matrix(args, entry + arg.BF16_TILES),
-    )
 
 
 def _heads(args: Any, settings: Any) -> HeadLayout:
@@ -122,9 +101,9 @@ def _run_thread(ctx: ThreadContext, args: Any) -> None:
         float32_matrix(args, arg.BLOCK_OUT),
         float32_matrix(args, arg.NORMED),
         float32_matrix(args, arg.QKV_OUT),
-        _activations(args, arg.HIDDEN),
-        _activations(args, arg.ATTENTION_OUT),
-        _activations(args, arg.MLP_INNER),
+        activations_at(args, arg.HIDDEN),
+        activations_at(args, arg.ATTENTION_OUT),
+        activations_at(args, arg.MLP_INNER),
     )
     batch = AttentionBatch(
         int32_vector(args, arg.POSITIONS),
@@ -307,8 +286,8 @@ def _run_experts(
         int32_matrix(args, arg.PLACES)[begin:end],
         groups[:num_experts],
         groups[num_experts:],
-        partition_activations(_activations(args, arg.EXPERT_INPUTS), begin * per_token, end * per_token),
-        partition_activations(_activations(args, arg.EXPERT_INNER), begin * per_token, end * per_token),
+        partition_activations(activations_at(args, arg.EXPERT_INPUTS), begin * per_token, end * per_token),
+        partition_activations(activations_at(args, arg.EXPERT_INNER), begin * per_token, end * per_token),
         float32_matrix(args, arg.EXPERT_OUT)[begin * per_token : end * per_token],
     )
     moe.score_experts(expert_ctx, layer[arg.ROUTER], num_experts, buffers.normed, experts)
@@ -341,58 +320,12 @@ def _embed(ctx: ThreadContext, args: Any, weight: Any, tokens: Any, buffers: Ste
     barrier_wait(ctx.counters, 0, items)
 
 
-def _compute_logits(ctx: ThreadContext, args: Any) -> None:
-    """Quantizes the hidden states, multiplies them by the head's weight, and finds the maximum of each row."""
-    hidden, quantized = float32_matrix(args, arg.HEAD_IN), _activations(args, arg.HEAD_ACTIVATIONS)
-    settings = int64_matrix(args, arg.HEAD_SETTINGS)[0]
-    items, channels = hidden.shape
-    while True:
-        row = claim_work(ctx.counters, 0, 1)
-        if row >= items:
-            break
-        blocks = channels // 32
-        quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
-        mark_done(ctx.counters, 0, 1)
-    barrier_wait(ctx.counters, 0, items)
-    no_updates = RowUpdates(
-        int32_vector(args, arg.HEAD_NO_SLOTS),
-        int64_matrix(args, arg.HEAD_NO_SLOTS),
-        0,
-        0,
-        float32_matrix(args, arg.HEAD_NO_SLOTS),
-        float32_matrix(args, arg.HEAD_NO_SLOTS),
-    )
-    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT), no_updates)
-    _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
-
-
-def _finish_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
-    """Caps all logits, if there is a cap, and writes the largest one of each row of HEAD_ARGMAX and its index to it."""
-    logits, argmax_out = float32_matrix(args, arg.HEAD_OUT), float64_matrix(args, arg.HEAD_ARGMAX)
-    cap, items = scalar(args, arg.HEAD_SOFT_CAP), len(argmax_out)
-    if cap > 0:
-        items = len(logits)
-    while True:
-        row = claim_work(ctx.counters, 2, 1)
-        if row >= items:
-            break
-        if cap > 0:
-            address, vectors = address_of(logits) + 4 * row * logits.shape[1], logits.shape[1] // 16
-            online_softmax.soft_cap(address, np.float32(1.0 / cap), np.float32(cap), vectors)
-        if row < len(argmax_out):
-            highest, index = row_argmax(logits[row, :outputs])
-            argmax_out[row, 0] = highest
-            argmax_out[row, 1] = index
-        mark_done(ctx.counters, 2, 1)
-    barrier_wait(ctx.counters, 2, items)
-
-
 def _run_step(thread_id: int, threads: int, args: Any) -> None:
     """Runs one thread's part of `forward`."""
     if thread_id == SERIAL_PART:
         _schedule_attention(args, threads)
         return
-    ctx = _thread_context(thread_id, threads, args, arg.COUNTERS, arg.AMX_SCRATCH)
+    ctx = thread_context(thread_id, threads, args, arg.COUNTERS, arg.AMX_SCRATCH)
     if ctx.scratch:
         amx.load_tile_config(ctx.scratch)
     _run_thread(ctx, args)
@@ -400,29 +333,9 @@ def _run_step(thread_id: int, threads: int, args: Any) -> None:
         amx.release_tiles()
 
 
-def _run_head(thread_id: int, threads: int, args: Any) -> None:
-    """Runs one thread's part of `compute_logits`."""
-    if thread_id == SERIAL_PART:
-        return
-    ctx = _thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
-    if ctx.scratch:
-        amx.load_tile_config(ctx.scratch)
-    _compute_logits(ctx, args)
-    if ctx.scratch:
-        amx.release_tiles()
-
-
 def run_forward(thread_id: int, threads: int, address: int) -> None:
     """Runs the step that the arguments describe and writes the hidden states to NORMED."""
     _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
-
-
-def run_compute_logits(thread_id: int, threads: int, address: int) -> None:
-    """Multiplies hidden states, float32 [n, C], by a packed weight, and finds each row's largest output.
-
-    Padding is not searched. The product is in bfloat16 if HEAD_ACTIVATIONS has memory for it.
-    """
-    _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
 
 
 # The kernels that Python calls. The caller sets their counters to zero.

@@ -11,7 +11,7 @@ import torch
 from plait.runtime.adapters.adapter import GROUPS, Adapter
 from plait.runtime.arrays import IntArray
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import ProductPlace
+from plait.runtime.models.layers import ProductPlace
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 
@@ -69,7 +69,7 @@ class TorchAdapters:
 
 
 class TorchStepUpdates:
-    """Implements `decoder.StepUpdates`: the tokens of each adapter, and its updates."""
+    """Implements `layers.StepUpdates`: the tokens of each adapter, and its updates."""
 
     def __init__(self, groups: Sequence[tuple[torch.Tensor, dict[ProductPlace, list[_Update]]]]) -> None:
         self._groups = groups

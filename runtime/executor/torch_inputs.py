@@ -13,7 +13,7 @@ from plait.runtime.arrays import IntArray
 from plait.runtime.batch.batch import Batch
 from plait.runtime.executor.batch_arrays import BatchArrays, batch_arrays
 from plait.runtime.executor.torch_device import upload
-from plait.runtime.models.decoder import StepUpdates
+from plait.runtime.models.layers import StepUpdates
 
 
 class ForwardInputs(NamedTuple):

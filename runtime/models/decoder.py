@@ -12,20 +12,20 @@ linear layer behind split ones is called by `row_parallel`. With pipeline parall
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar
 
 import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.operators import AttentionLayer, Kernels
-from plait.kernels.quantized_weights import LinearWeight, SimpleWeight
+from plait.kernels.quantized_weights import SimpleWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.communicator import SINGLE, Communicator
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.layers import MLP, Attention, Layer, MoE, Projection, StepUpdates, place_of
 from plait.runtime.models.loading.rope_tables import build_rope_tables
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
 from plait.runtime.models.pipeline_stages import Stage
@@ -33,73 +33,6 @@ from plait.runtime.models.registry import FAMILIES_BY_NAME
 from plait.runtime.models.weight_split import vocabulary_range
 
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
-
-
-class ProductPlace(NamedTuple):
-    """Which product of a model: that of q, k and v, of the attention output, of gate and up, or of down of a layer."""
-
-    layer: int
-    group: Literal["qkv", "output", "gate_up", "down"]
-
-
-class StepUpdates(Protocol):
-    """What adapters add to the products of one step."""
-
-    def add_to(self, out: torch.Tensor, x: torch.Tensor, place: ProductPlace) -> None:
-        """Adds the updates of all tokens' adapters for the inputs x [T, K] to the outputs [T, N] of a product."""
-
-
-class Projection(NamedTuple):
-    """A linear layer, or several over the same inputs, as one product."""
-
-    weight: LinearWeight  # [out, in]
-    bias: torch.Tensor | None  # [out]
-    place: ProductPlace
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The weights of one attention block; q, k and v are one projection.
-
-    `head_norm` [H + G, D]: the norm weights of every query and key head, or None. `joint_norms` [H D] and [G D]: those
-    of all queries and of all keys of a token, or None. `window`: see `ModelConfig.window`.
-    """
-
-    qkv: Projection
-    output: Projection
-    head_norm: torch.Tensor | None
-    joint_norms: tuple[torch.Tensor, torch.Tensor] | None
-    window: int | None
-    rope_table: int  # index into Decoder.rope_tables
-
-
-@dataclass(frozen=True)
-class MLP:
-    """The weights of one MLP; gate and up are one projection."""
-
-    gate_up: Projection
-    down: Projection
-
-
-@dataclass(frozen=True)
-class MoE:
-    """The weights of E experts and of their router."""
-
-    router: torch.Tensor  # [E, C]
-    gate_up: torch.Tensor  # [E, 2 F, C]
-    down: torch.Tensor  # [E, C, F]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer. The `post` norms are on the outputs of attention and MLP; None: there is no such norm."""
-
-    attention_norm: torch.Tensor | None
-    attention: Attention
-    post_attention_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor | None
-    mlp: MLP | MoE
-    post_mlp_norm: torch.Tensor | None
 
 
 class Decoder:
@@ -418,7 +351,7 @@ class Decoder:
         """The named linear layers as one, concatenated along the outputs."""
         biases = [self.load_tensor(f"{name}.bias") for name in names if f"{name}.bias" in self._names]
         weight = self._loader.load_matrix(*(f"{name}.weight" for name in names))
-        return Projection(weight, torch.cat(biases) if biases else None, _place_of(names[0]))
+        return Projection(weight, torch.cat(biases) if biases else None, place_of(names[0]))
 
     def _qk_norms(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The weights of the norms on queries and keys; None if the model has none."""
@@ -429,10 +362,3 @@ class Decoder:
     def _repeated_norms(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """The weights [D] of a query and of a key head for all heads: [H + G, D]."""
         return torch.stack([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
-
-
-def _place_of(name: str) -> ProductPlace:
-    """The place of a product by the name of its first module, such as "model.layers.0.mlp.gate_proj"."""
-    layer, module = name.removeprefix("model.layers.").split(".", 1)
-    groups: dict[str, Literal["qkv", "output", "gate_up", "down"]] = {"q": "qkv", "o": "output", "d": "down"}
-    return ProductPlace(int(layer), groups.get(module.rpartition(".")[2][0], "gate_up"))

@@ -9,7 +9,6 @@ from collections import Counter
 import msgspec
 
 from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Reasoning, Structural, Vocabulary
-from plait.runtime.batch.healing import Healing
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
@@ -20,7 +19,6 @@ from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import (
     MAX_FORK_CHILDREN,
     MAX_NAME_CHARS,
-    MAX_REPLACED,
     Abort,
     Append,
     ClientMessage,
@@ -41,10 +39,10 @@ from plait.runtime.scheduler.sequence_sampling.particle_sampling import Particle
 from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequests
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
+from plait.runtime.scheduler.sessions.healed_tokens import remove_healed_tokens
 from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
 from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOverflow
 from plait.runtime.scheduler.sessions.validation import validate_call
-from plait.runtime.tokenizer.token_healing import num_healed_tokens
 from plait.runtime.transport.base import ClientId
 
 SessionInstruction = Append | SessionCall | Fork | Close
@@ -288,7 +286,7 @@ class SessionManager:
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        healing = self._remove_healed_tokens(session, message)
+        healing = remove_healed_tokens(session, message, self.config.token_healing, self.vocabulary, self.cache)
         request = GenerationRequest(session.owner, session.seq, message.call, params, seed)
         request.healing = healing
         self.calls.start(session, request)
@@ -304,22 +302,6 @@ class SessionManager:
             # Verification of draft tokens returns no logprobs, and its penalties do not count earlier draft tokens.
             request.ngram_proposer = NgramProposer()
         self.batch_scheduler.add(request)
-
-    def _remove_healed_tokens(self, session: Session, message: Generate) -> Healing | None:
-        """Removes the last prompt tokens that token healing will sample again. Returns None if there are none."""
-        params = message.sampling
-        is_enabled = self.config.token_healing if params.token_healing is None else params.token_healing
-        if not (is_enabled and message.plain_bytes and params.max_tokens):
-            return None
-        if params.samples_sequence or params.prompt_logprobs_from is not None:
-            return None
-        last: list[int] = session.seq.tokens.view()[1:][-MAX_REPLACED:].tolist()  # the first token always stays
-        count = num_healed_tokens(last, self.vocabulary, message.plain_bytes)
-        if not count:
-            return None
-        removed, start = last[-count:], len(session.seq) - count
-        self.cache.truncate_idle(session.seq, start)
-        return Healing(start, removed, b"".join(self.vocabulary.token_bytes[token] for token in removed))
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
         if not self.calls.is_active(request):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from plait.kernels.quantized_weights import StackedWeight, select_outputs
-from plait.runtime.models.decoder import MLP, Decoder, MoE, Projection
+from plait.runtime.models.decoder import Decoder
+from plait.runtime.models.layers import MLP, MoE, Projection
 from plait.runtime.models.rope import partial_rotary_permutation
 
 
