@@ -92,7 +92,7 @@ class CpuDecoder:
         self._args.set(arg.ADAPTER_TABLE, adapters.table)
 
     def num_outputs(self) -> list[tuple[int, int, int, int]]:
-        """The outputs of each layer's products, in the order of `low_rank.row_updates`."""
+        """The outputs of each layer's products, in the order of `kernel_types`."""
         return [
             (
                 sum(part.outputs for part in layer.qkv),
@@ -293,9 +293,7 @@ class CpuDecoder:
             self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
         self._buffers |= self._expert_buffers_of_tokens(count)
         if self._adapters is not None:
-            widths = self._adapters.max_terms, self._adapters.max_inputs
-            for entry, width in zip((arg.ADAPTER_TERMS, arg.ADAPTER_INPUTS), widths, strict=True):
-                self._buffers[entry] = aligned_zeros((count, width), np.float32)
+            self._buffers[arg.ADAPTER_TERMS] = aligned_zeros((count, self._adapters.num_terms), np.float32)
         self._buffer_entries = list(self._buffers)
         pair_buffers = self._expert_buffers_of_pairs(count)
         self._expert_entries = list(pair_buffers)

@@ -31,8 +31,8 @@ EXPERT_COUNTERS, SCORES, CHOSEN, WEIGHTS, PLACES, GROUPS, EXPERT_OUT = range(44,
 EXPERT_INPUTS, EXPERT_INNER = 51, 56
 SOFT_CAP = 61  # of scores; 0: none
 # `kernel_types.RowUpdates`; ADAPTER_SLOTS has no rows in a step without adapters:
-ADAPTER_SLOTS, ADAPTER_TABLE, ADAPTER_TERMS, ADAPTER_INPUTS = range(62, 66)
-ENTRIES = 66
+ADAPTER_SLOTS, ADAPTER_TABLE, ADAPTER_TERMS = range(62, 65)
+ENTRIES = 65
 
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
 # gate and up, one of down; then addresses (0: absent) and numbers. With a router, gate, up and down have the outputs of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plait.kernels.cpu import amx
+from plait.kernels.cpu import amx, kernel_types
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
@@ -139,9 +139,8 @@ def _run_layers(
         int32_vector(args, arg.ADAPTER_SLOTS),
         int64_matrix(args, arg.ADAPTER_TABLE),
         0,
-        row_updates.NUM_PRODUCTS * len(layers),
+        kernel_types.NUM_PRODUCTS * len(layers),
         float32_matrix(args, arg.ADAPTER_TERMS),
-        float32_matrix(args, arg.ADAPTER_INPUTS),
     )
     num_partitions, tokens = settings[arg.NUM_PARTITIONS], int32_vector(args, arg.TOKENS)
     for index in range(len(layers) + 1):
@@ -199,7 +198,7 @@ def _before_attention(
     cos, sin, table = float32_matrix(args, arg.COS), float32_matrix(args, arg.SIN), layer[arg.ROPE_TABLE]
     adapted_linear(
         ctx, phase + arg.QKV_DOWN, layer[arg.QKV : arg.OUTPUT], buffers.hidden, buffers.qkv,
-        row_updates.of_product(updates, index, row_updates.QKV),
+        row_updates.of_product(updates, index, kernel_types.QKV),
     )  # fmt: skip
     apply_rope_and_write_kv(
         ctx, phase + arg.ROPE, buffers.qkv, layer[arg.BIAS], layer[arg.HEAD_NORMS], settings[arg.JOINT_HEAD_NORMS], eps,
@@ -225,7 +224,7 @@ def _after_attention(
     buffer = float32_matrix(args, arg.GATE_UP_BUFFERS)[ctx.thread_id].reshape((GATE_UP_ROWS, 2 * TILE_OUTPUTS))
     adapted_linear(
         ctx, phase + arg.OUTPUT_DOWN, layer[arg.OUTPUT : arg.GATE_UP], buffers.attention_out, buffers.block_out,
-        row_updates.of_product(updates, index, row_updates.OUTPUT),
+        row_updates.of_product(updates, index, kernel_types.OUTPUT),
     )  # fmt: skip
     add_rms_norm(
         ctx, phase + arg.PRE_MLP_NORM, buffers.residual, buffers.block_out, layer[arg.POST_NORM], layer[arg.MLP_NORM],
@@ -234,7 +233,7 @@ def _after_attention(
     if layer[arg.ROUTER]:
         _run_experts(ctx, args, settings, index, buffers, partition, begin, buffer, partition_updates(updates, 0, 0))
         return
-    of_gate_up = row_updates.of_product(updates, index, row_updates.GATE_UP)
+    of_gate_up = row_updates.of_product(updates, index, kernel_types.GATE_UP)
     if len(updates.slots):
         row_updates.multiply_down(ctx, phase + arg.GATE_UP_DOWN, of_gate_up, buffers.hidden)
     gate_up_linear(
@@ -243,7 +242,7 @@ def _after_attention(
     )  # fmt: skip
     adapted_linear(
         ctx, phase + arg.DOWN_DOWN, layer[arg.DOWN : arg.NORM], buffers.mlp_inner, buffers.block_out,
-        row_updates.of_product(updates, index, row_updates.DOWN),
+        row_updates.of_product(updates, index, kernel_types.DOWN),
     )  # fmt: skip
 
 

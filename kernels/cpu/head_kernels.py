@@ -66,7 +66,6 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
         0,
         0,
         float32_matrix(args, arg.HEAD_NO_SLOTS),
-        float32_matrix(args, arg.HEAD_NO_SLOTS),
     )
     linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT), no_updates)
     _finish_rows(ctx, args, settings[arg.HEAD_OUTPUTS])

@@ -48,7 +48,6 @@ def partition_updates(updates: RowUpdates, begin: int, end: int) -> RowUpdates:
         updates.first,
         updates.rows_per_adapter,
         updates.terms[begin:end],
-        updates.inputs[begin:end],
     )
 
 

@@ -49,43 +49,8 @@ def dot(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 
 @intrinsic
-def dequantize_block(context: Any, quants: Any, scale: Any, out: Any) -> Any:
-    """Writes scale * int8 of 32 int8 at address `quants` to `out`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        quants, scale, out = values
-        factors = v.splat(b, scale)
-        for i in range(2):
-            numbers = b.sitofp(v.load(b, quants, v.vector(v.I8), 16 * i), v.F32X16)
-            v.store(b, b.fmul(numbers, factors), out, 64 * i)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32, types.int64), generate
-
-
-@intrinsic
-def scaled_dots(context: Any, x: Any, rows: Any, count: Any, factors: Any, out: Any) -> Any:
-    """Writes 4 sums of products of x, 16 * count float32, and of 4 rows of float16, times 4 factors, to `out`."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        x, rows, count, factors, out = values
-        loop = v.Loop(b, count, [v.constant(v.F32X16, 0.0)] * 4)
-        part, sums = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.F32X16), []
-        for i, carried in enumerate(loop.carried):
-            block = b.add(b.mul(v.I64(i), count), loop.i)
-            row = v.load_f16_as_f32(b, b.add(rows, b.mul(block, v.I64(32))), 0)
-            sums.append(v.fma(b, part, row, carried))
-        for i, total in enumerate(loop.end(sums)):
-            factor = b.load(v.pointer_at(b, factors, v.F32, 4 * i))
-            b.store(b.fmul(factor, v.reduce(b, total, b.fadd)), v.pointer_at(b, out, v.F32, 4 * i))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64, types.int64), generate
-
-
-@intrinsic
 def add_products_at(context: Any, x: Any, factors: Any, tile: Any) -> Any:
-    """Adds sums of 32 products to x, 32 float32, as `low_rank.row_updates` describes a tile.
+    """Adds sums of 32 products to x, 32 float32, as `kernel_types` describes a tile of an adapter.
 
     `tile`: the address of three int64: the first of the factors (float32), their number n > 0, and the address of the
     float16 [n, 32] that they multiply.

@@ -14,8 +14,7 @@ from plait.kernels.cpu.gemm.amx_blocking import NO_ACTIVATION, GemmTask, TileStr
 from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.layout_calls import call_output, call_product
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
-from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
-from plait.kernels.cpu.low_rank import row_updates
+from plait.kernels.cpu.kernel_types import DOWN_TILES, TILE_COLUMNS, TILES_OF_UP, QuantizedActivations, RowUpdates
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
@@ -58,12 +57,31 @@ def linear(ctx: ThreadContext, phase: int, parts: Any, x: QuantizedActivations, 
                 )  # fmt: skip
             begin += tiles
         if len(updates.slots):
-            row_updates.add_up(
+            add_up(
                 updates, 0, rows, first, address_of(out) + 4 * TILE_OUTPUTS * first, 4 * out.shape[1], last - first,
                 4 * TILE_OUTPUTS,
             )  # fmt: skip
         mark_done(ctx.counters, phase, last - first)
     barrier_wait(ctx.counters, phase, items)
+
+
+def add_up(
+    updates: RowUpdates, first_row: int, rows: int, tile: int, out: int, out_stride: int, tiles: int, tile_stride: int
+) -> None:
+    """Adds the updates of some rows to `tiles` tiles of outputs from `tile` on.
+
+    out: the address of the first row's first tile; the others follow after `out_stride` and `tile_stride` bytes.
+    """
+    for row in range(first_row, first_row + rows):
+        slot = updates.slots[row]
+        if slot >= 0:
+            entry = updates.table[slot * updates.rows_per_adapter + updates.first]
+            if entry[DOWN_TILES]:
+                terms = address_of(updates.terms) + 4 * row * updates.terms.shape[1]
+                target = out + (row - first_row) * out_stride
+                for i in range(tiles):
+                    described = entry[TILES_OF_UP] + 8 * TILE_COLUMNS * (tile + i)
+                    vector_ops.add_products_at(target + i * tile_stride, terms, described)
 
 
 def multiply_tiles(
@@ -162,10 +180,8 @@ def gate_up_tiles(
                 multiply_tiles(functions[1], up, item, end, x, begin, count, up_buffer, stride, pair_bytes)
             if len(updates.slots):
                 tiles = out.scales.shape[1]
-                row_updates.add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
-                row_updates.add_up(
-                    updates, begin, count, tiles + item, buffer + 4 * TILE_OUTPUTS, stride, end - item, pair_bytes
-                )
+                add_up(updates, begin, count, item, buffer, stride, end - item, pair_bytes)
+                add_up(updates, begin, count, tiles + item, buffer + 4 * TILE_OUTPUTS, stride, end - item, pair_bytes)
             for row in range(count):
                 for i in range(item, end):
                     pair = buffer + stride * row + pair_bytes * (i - item)

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from plait.kernels.cpu.gemm import packed_weights
+from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
+from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
-from plait.kernels.cpu.low_rank.row_updates import (
-    NUM_PRODUCTS,
-    RANKS_AT_ONCE,
-    TABLE_COLUMNS,
-    TILE_COLUMNS,
-    TILE_OUTPUTS,
-)
+from plait.kernels.cpu.kernel_types import NUM_PRODUCTS, TABLE_COLUMNS, TILE_COLUMNS
 
+DOWN_BITS = 8
 Floats = npt.NDArray[np.float32]
 
 
@@ -30,21 +28,21 @@ class ProductUpdate(NamedTuple):
 
 
 AdapterUpdates = Sequence[Sequence[Sequence[ProductUpdate]]]
-"""The updates of an adapter, for each layer and each of its products, in the order of `low_rank.row_updates`."""
+"""The updates of an adapter, for each layer and each of its products, in the order of `kernel_types`."""
 
 
 class CpuAdapters:
-    """The updates of several adapters, in float16. `num_outputs`: of the products of each layer [layers, NUM_PRODUCTS].
+    """The updates of several adapters. `num_outputs`: of the products of each layer [layers, NUM_PRODUCTS].
 
-    Each rank's row of `down` and column of `up` are scaled to magnitudes up to 1, with a factor in float32, so that
-    neither small nor large numbers leave the range of float16.
+    `down` is a packed weight of 8 bits, `up` is float16. Each rank's row of `down` and column of `up` are scaled to
+    magnitudes up to 1, with a factor in float32, so that neither small nor large numbers leave the range of float16.
 
-    table: int64 [adapters * layers * NUM_PRODUCTS, TABLE_COLUMNS]. max_terms, max_inputs: the most of a product.
+    table: int64 [adapters * layers * NUM_PRODUCTS, TABLE_COLUMNS]. num_terms: the most of a product, in whole tiles.
     """
 
     def __init__(self, adapters: Sequence[AdapterUpdates], num_outputs: Sequence[Sequence[int]]) -> None:
         self._arrays: list[npt.NDArray[Any]] = []  # of which the table has the addresses
-        self.max_terms, self.max_inputs = 1, TILE_OUTPUTS
+        self.num_terms = TILE_OUTPUTS
         self.table = np.zeros((len(adapters) * len(num_outputs) * NUM_PRODUCTS, TABLE_COLUMNS), np.int64)
         row = 0
         for layers in adapters:
@@ -56,12 +54,11 @@ class CpuAdapters:
 
     def _pack(self, updates: Sequence[ProductUpdate], num_outputs: int) -> tuple[int, ...]:
         """The row of a product in the table. One term behind the ranks stands for all biases."""
-        num_used = sum(len(update.down) for update in updates)
-        num_ranks = num_used + -num_used % RANKS_AT_ONCE
-        num_terms = num_ranks + any(update.bias is not None for update in updates)
-        down = aligned_zeros((num_ranks, updates[0].down.shape[1]), np.float16)
-        factors = aligned_zeros((num_ranks,), np.float32)
-        up = np.zeros((num_terms, num_outputs + -num_outputs % TILE_OUTPUTS), np.float16)
+        num_ranks = sum(len(update.down) for update in updates)
+        has_bias = any(update.bias is not None for update in updates)
+        down = np.zeros((num_ranks + has_bias, updates[0].down.shape[1]), np.float32)
+        up = np.zeros((num_ranks + has_bias, num_outputs + -num_outputs % TILE_OUTPUTS), np.float16)
+        factors = aligned_zeros((len(down) + -len(down) % TILE_OUTPUTS,), np.float32)
         rank = 0
         for update in updates:
             ranks, end = slice(rank, rank + len(update.down)), update.begin + len(update.up)
@@ -71,17 +68,25 @@ class CpuAdapters:
             if update.bias is not None:
                 up[num_ranks, update.begin : end] = update.bias
             rank = ranks.stop
+        packed = packed_weights.pack(packed_weights.quantize(down, DOWN_BITS))
         up_tiles, tiles_table = _tiles(updates, up, num_ranks)
-        self._arrays += [down, factors, up_tiles, tiles_table]
-        self.max_terms = max(self.max_terms, num_terms)
-        self.max_inputs = max(self.max_inputs, down.shape[1])
-        return down.ctypes.data, num_ranks, num_terms, tiles_table.ctypes.data, factors.ctypes.data
+        self._arrays += [packed.data, factors, up_tiles, tiles_table]
+        self.num_terms = max(self.num_terms, len(factors))
+        return (
+            packed.address,
+            packed.tile_bytes,
+            len(packed.data),
+            layout_kernel(packed.layout.name).product,
+            factors.ctypes.data,
+            num_ranks if has_bias else -1,
+            tiles_table.ctypes.data,
+        )
 
 
-def _scaled(rows: Floats) -> tuple[npt.NDArray[np.float16], Floats]:
+def _scaled(rows: Floats) -> tuple[Floats, Floats]:
     """(rows of magnitudes up to 1, the factor of each)"""
     factors = np.abs(rows).max(axis=1)
-    return (rows / np.where(factors, factors, 1)[:, None]).astype(np.float16), factors
+    return rows / np.where(factors, factors, 1)[:, None], factors
 
 
 def _tiles(

@@ -9,7 +9,7 @@ from kernel_calls import compiled_kernel
 from quantized_activations import counters, dequantized, empty_int8, random_int8
 from stored_weights import dequantized_weight, random_weight
 
-from plait.kernels.cpu import decoder_kernels, vector_ops
+from plait.kernels.cpu import decoder_kernels, kernel_types, vector_ops
 from plait.kernels.cpu.decoder import _weight_part
 from plait.kernels.cpu.gemm import packed_linear, packed_weights
 from plait.kernels.cpu.kernel_types import RowUpdates
@@ -66,14 +66,17 @@ def adapters_of(draw, num_outputs):
 
 def updates_of(adapters, num_outputs, product, slots):
     """The updates of rows with these slots, and what keeps their memory alive."""
-    layers = [[[updates if i == product else [] for i in range(row_updates.NUM_PRODUCTS)]] for updates in adapters]
-    packed = CpuAdapters(layers, [[num_outputs] * row_updates.NUM_PRODUCTS])
-    rows = len(slots)
-    terms, inputs = (
-        np.zeros((rows, width), np.float32) for width in (packed.max_terms, max(INPUTS, packed.max_inputs))
-    )
+    layers = [[[updates if i == product else [] for i in range(kernel_types.NUM_PRODUCTS)]] for updates in adapters]
+    packed = CpuAdapters(layers, [[num_outputs] * kernel_types.NUM_PRODUCTS])
+    terms = np.zeros((len(slots), packed.num_terms), np.float32)
     slots = np.array(slots, np.int32)
-    return RowUpdates(slots, packed.table, product, row_updates.NUM_PRODUCTS, terms, inputs), packed
+    return RowUpdates(slots, packed.table, product, kernel_types.NUM_PRODUCTS, terms), packed
+
+
+def rounded(down):
+    """`down` as it is packed, in 8 bits with a factor for each row."""
+    factors = np.abs(down).max(axis=1, keepdims=True)
+    return dequantized_weight(packed_weights.quantize(down / factors, 8)).astype(np.float64) * factors
 
 
 def expected_updates(adapters, slots, values, num_outputs):
@@ -81,7 +84,7 @@ def expected_updates(adapters, slots, values, num_outputs):
     added = np.zeros((len(slots), num_outputs))
     for row, slot in enumerate(slots):
         for begin, down, up, bias in adapters[slot] if slot >= 0 else ():
-            delta = values[row] @ down.T.astype(np.float64) @ up.T
+            delta = values[row] @ rounded(down).T @ up.T
             added[row, begin : begin + len(up)] += delta if bias is None else delta + bias
     return added
 
@@ -95,7 +98,7 @@ def test_a_product_with_updates(slots, forms, data):
     weights = [random_weight(name, 64, INPUTS, i, 1e-4) for i, name in enumerate(forms)]
     num_outputs = 64 * len(forms)
     adapters, x = data.draw(adapters_of(num_outputs)), random_int8(len(slots), INPUTS, 3)
-    updates, _kept = updates_of(adapters, num_outputs, row_updates.QKV, slots)
+    updates, _kept = updates_of(adapters, num_outputs, kernel_types.QKV, slots)
     out = np.zeros((len(slots), num_outputs), np.float32)
     packed = [packed_weights.pack(weight) for weight in weights]
     adapted_linear(counters(2), columns(*packed), x, out, updates)
@@ -112,7 +115,7 @@ def test_a_gated_product_with_updates(slots, data):
     tiles = 3
     weights = [random_weight(name, 32 * tiles, INPUTS, i, 1e-4) for i, name in enumerate(("Q4_K", "Q6_K"))]
     adapters, x = data.draw(adapters_of(64 * tiles)), random_int8(len(slots), INPUTS, 3)
-    updates, _kept = updates_of(adapters, 64 * tiles, row_updates.GATE_UP, slots)
+    updates, _kept = updates_of(adapters, 64 * tiles, kernel_types.GATE_UP, slots)
     out = empty_int8(len(slots), 32 * tiles)
     multiply_down(counters(), updates, x)
     buffer = np.zeros((32, 64), np.float32)
@@ -133,7 +136,7 @@ def test_a_row_without_an_adapter_has_the_same_bits_beside_others():
     adapters = [[ProductUpdate(0, np.ones((2, INPUTS), np.float32), np.ones((64, 2), np.float32), None)]] * 2
     outs = []
     for slots in ([-1, -1, -1, -1], [0, -1, 1, -1]):
-        updates, _kept = updates_of(adapters, 64, row_updates.DOWN, slots)
+        updates, _kept = updates_of(adapters, 64, kernel_types.DOWN, slots)
         outs.append(np.zeros((4, 64), np.float32))
         adapted_linear(counters(2), parts, x, outs[-1], updates)
     assert np.array_equal(outs[0][[1, 3]], outs[1][[1, 3]])

@@ -36,9 +36,7 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: th
 needs_amx = pytest.mark.skipif(not amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 SCRATCH = amx.allocate_scratch(1, amx_blocking.SCRATCH_BYTES) if amx.available() else None
 SCRATCH_ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
-NO_UPDATES = RowUpdates(
-    np.empty(0, np.int32), np.empty((0, 4), np.int64), 0, 4, np.empty((0, 1), np.float32), np.empty((0, 1), np.float32)
-)
+NO_UPDATES = RowUpdates(np.empty(0, np.int32), np.empty((0, 7), np.int64), 0, 4, np.empty((0, 1), np.float32))
 names_of = st.sampled_from(sorted(LAYOUTS))
 activations_of = st.sampled_from([vector_ops.SILU, vector_ops.GELU])
 
