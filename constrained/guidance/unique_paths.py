@@ -9,8 +9,7 @@ import json
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from plait.constrained.json_schema.emptiness import with_inner
-from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.guidance.subschemas import Schema, with_inner
 
 Nodes: TypeAlias = tuple[int, ...]
 """The subschemas that may apply to a value, as indices into `UniquePaths.nodes`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from plait.constrained.guidance.subschemas import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
 from plait.constrained.json_schema.rewrite.patterns import matches_whole
@@ -21,9 +22,6 @@ _PREFIX = "#/$defs/"
 _OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
 _OF_LENGTH = ("minLength", "maxLength")
-_ALONE = frozenset(("items", "additionalProperties"))
-_LISTED = frozenset(("allOf", "anyOf", "prefixItems"))
-_NAMED = frozenset(("properties", "patternProperties"))
 _COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
 
 
@@ -76,40 +74,6 @@ def item_schema(part: dict[str, Any], at: int) -> Schema:
     listed = part.get("prefixItems", ())
     found: Schema = listed[at] if at < len(listed) else part.get("items", True)
     return found
-
-
-def parts_of(schema: Schema) -> Iterator[dict[str, Any]]:
-    """Yields a rewritten schema and every schema in it, references not followed.
-
-    >>> list(parts_of({"items": {"type": "null"}}))
-    [{'items': {'type': 'null'}}, {'type': 'null'}]
-    """
-    todo: list[Any] = [schema]
-    while todo:
-        part = todo.pop()
-        if isinstance(part, dict):
-            yield part
-            todo += [part[name] for name in part.keys() & _ALONE]
-            for name in part.keys() & _LISTED:
-                todo += part[name]
-            for name in part.keys() & _NAMED:
-                todo += part[name].values()
-
-
-def with_inner(schema: dict[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """Returns a rewritten schema with `change` applied to each schema that stands directly in it.
-
-    >>> with_inner({"type": "array", "items": {"minimum": 1}}, lambda inner: False)
-    {'type': 'array', 'items': False}
-    """
-    out = dict(schema)
-    for name in out.keys() & _ALONE:
-        out[name] = change(out[name])
-    for name in out.keys() & _LISTED:
-        out[name] = list(map(change, out[name]))
-    for name in out.keys() & (_NAMED | {"$defs"}):
-        out[name] = {key: change(inner) for key, inner in out[name].items()}
-    return out
 
 
 class Emptiness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import with_inner
+from plait.constrained.guidance.subschemas import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
 
 _PREFIX = "#/$defs/"

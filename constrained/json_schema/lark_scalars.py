@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.constrained.json_schema.emptiness import kinds_of, with_inner
+from plait.constrained.guidance.subschemas import with_inner
+from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, closed_bounds, needs_pattern, number_range
 

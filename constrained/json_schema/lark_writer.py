@@ -14,7 +14,8 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.json_schema.emptiness import kinds_of, parts_of, property_schema
+from plait.constrained.guidance.subschemas import parts_of
+from plait.constrained.json_schema.emptiness import kinds_of, property_schema
 from plait.constrained.json_schema.lark_scalars import (
     OF_SCALARS,
     PLAIN_BYTE,

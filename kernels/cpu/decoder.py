@@ -28,7 +28,7 @@ from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters
-from plait.kernels.cpu.threads import COUNTER_STRIDE
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")

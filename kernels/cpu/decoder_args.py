@@ -11,7 +11,7 @@ from typing import Any
 from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.kernel_args import float32_matrix, int8_matrix, int32_matrix, uint16_matrix
 from plait.kernels.cpu.kernel_types import QuantizedActivations
-from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.parallel.threads import ThreadContext
 
 # Entries of `forward`. The step's tokens and sequences:
 TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITE_SLOTS, TILES, SEGMENTS = range(9)

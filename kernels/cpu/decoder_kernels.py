@@ -1,6 +1,6 @@
 """A decoder step as a parallel kernel: the order of its phases.
 
-Every thread runs all phases of all layers. The items of a phase are shared among the threads (`threads.py`).
+Every thread runs all phases of all layers. The items of a phase are shared among the threads (`parallel/threads.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ from plait.kernels.cpu.kernel_types import (
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
+from plait.kernels.cpu.parallel.threads import (
+    COUNTER_STRIDE,
+    ThreadContext,
+    barrier_wait,
+    claim_work,
+    items_per_claim,
+    mark_done,
+)
 from plait.kernels.cpu.row_partition import (
     partition_activations,
     partition_batch,
@@ -46,14 +54,6 @@ from plait.kernels.cpu.row_partition import (
     partition_buffers,
     partition_context,
     partition_updates,
-)
-from plait.kernels.cpu.threads import (
-    COUNTER_STRIDE,
-    ThreadContext,
-    barrier_wait,
-    claim_work,
-    items_per_claim,
-    mark_done,
 )
 from plait.kernels.cpu.vector_ops import address_of
 

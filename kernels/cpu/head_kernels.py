@@ -23,7 +23,7 @@ from plait.kernels.cpu.kernel_args import (
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 

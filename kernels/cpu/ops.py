@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.kernels.cpu import vector_ops
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.kernel_types import AttentionBatch, QuantizedActivations, RowUpdates, StepBuffers
-from plait.kernels.cpu.threads import COUNTER_STRIDE, ThreadContext
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE, ThreadContext
 
 
 def partition_bounds(partition: int, num_partitions: int, rows: int) -> Any:

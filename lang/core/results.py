@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.core.value_weight import value_weight
 from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_value
 from plait.lang.meta_info import GenMeta, SelectMeta, choice_meta, generation_meta
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue, ValueFormat
-from plait.lang.value_weight import value_weight
 from plait.runtime.errors import VALUE_DOES_NOT_FIT, CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:

@@ -156,5 +156,6 @@ def test_types_name_all_keywords():
         "think_tokens",
         "draft_then_constrain",
         "draft_tokens",
+        "adapter",
     }
     assert set(get_type_hints(RegexGenKeywords)) == of_gen | {"n"}

@@ -34,7 +34,7 @@ from plait.kernels.cpu.attention.workspace import (
 )
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
 from plait.kernels.cpu.parallel.atomics import atomic_add
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
 
 
 class AttentionSchedule(NamedTuple):

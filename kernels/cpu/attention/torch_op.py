@@ -28,7 +28,7 @@ from plait.kernels.cpu.kernel_args import (
     uint16_matrix,
 )
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
-from plait.kernels.cpu.threads import COUNTER_STRIDE, claim_work
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE, claim_work
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.layout import AttentionLayout
 

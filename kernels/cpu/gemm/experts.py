@@ -26,8 +26,7 @@ from plait.kernels.cpu.gemm.packed_linear import (
 )
 from plait.kernels.cpu.kernel_types import ExpertBuffers, RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
-from plait.kernels.cpu.row_partition import partition_activations
-from plait.kernels.cpu.threads import (
+from plait.kernels.cpu.parallel.threads import (
     ThreadContext,
     barrier_wait,
     claim_local_work,
@@ -35,6 +34,7 @@ from plait.kernels.cpu.threads import (
     items_per_claim,
     mark_done,
 )
+from plait.kernels.cpu.row_partition import partition_activations
 from plait.kernels.cpu.vector_ops import address_of
 
 NUM_PHASES = 7

@@ -15,7 +15,7 @@ from plait.kernels.cpu.gemm.amx_kernel import TILE_BYTES
 from plait.kernels.cpu.gemm.layout_calls import call_output, call_product
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_types import DOWN_TILES, TILE_COLUMNS, TILES_OF_UP, QuantizedActivations, RowUpdates
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_local_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 # A weight is one or several parts, whose outputs follow each other and whose layouts may differ. Columns of a part: the

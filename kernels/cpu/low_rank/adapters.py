@@ -85,8 +85,9 @@ class CpuAdapters:
 
 def _scaled(rows: Floats) -> tuple[Floats, Floats]:
     """(rows of magnitudes up to 1, the factor of each)"""
-    factors = np.abs(rows).max(axis=1)
-    return rows / np.where(factors, factors, 1)[:, None], factors
+    factors: Floats = np.abs(rows).max(axis=1)
+    scaled: Floats = rows / np.where(factors, factors, np.float32(1))[:, None]
+    return scaled, factors
 
 
 def _tiles(

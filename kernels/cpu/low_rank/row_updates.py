@@ -17,7 +17,7 @@ from plait.kernels.cpu.gemm.amx_blocking import TileStream
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_linear import multiply_tiles
 from plait.kernels.cpu.kernel_types import QuantizedActivations, RowUpdates
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, mark_done
+from plait.kernels.cpu.parallel.threads import ThreadContext, barrier_wait, claim_work, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 ROWS_PER_ITEM = 4

@@ -16,7 +16,7 @@ from quantized_activations import assert_close_int8, bf16_values, counters, empt
 from plait.kernels.cpu import llvm, ops, vector_ops
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
-from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.parallel.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.reference import ops as reference
 

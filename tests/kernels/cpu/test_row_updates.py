@@ -15,7 +15,7 @@ from plait.kernels.cpu.gemm import packed_linear, packed_weights
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.low_rank import row_updates
 from plait.kernels.cpu.low_rank.adapters import CpuAdapters, ProductUpdate
-from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.parallel.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 
 INPUTS = 256

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_calls import compiled_kernel
 
 from plait.kernels.cpu import threads as product
-from plait.kernels.cpu.threads import COUNTER_STRIDE
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE
 
 PHASES = 3
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from plait.lang.core.value_weight import value_weight
 from plait.lang.meta_info import generation_meta
-from plait.lang.value_weight import value_weight
 from plait.runtime.call_reports import ExactInfo, Usage
 from plait.runtime.client.call import CallResult
 from plait.runtime.server.protocols.shared import drawn_weight

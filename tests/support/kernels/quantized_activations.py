@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from plait.kernels.cpu.kernel_types import QuantizedActivations
-from plait.kernels.cpu.threads import COUNTER_STRIDE
+from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE
 
 
 def counters(phases: int = 1) -> np.ndarray:

@@ -24,7 +24,7 @@ from plait.kernels.cpu.attention.products.int8_vnni_kernel import HAS_VNNI
 from plait.kernels.cpu.decoder import missing_features
 from plait.kernels.cpu.kernel_args import CACHE_LINE
 from plait.kernels.cpu.kernel_types import HeadLayout, LayerKvCache
-from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.parallel.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.reference import ops as reference
 

@@ -28,7 +28,7 @@ from plait.kernels.cpu.gemm import amx_blocking, layout_kernels, packed_linear, 
 from plait.kernels.cpu.gemm.layouts import LAYOUTS
 from plait.kernels.cpu.kernel_types import RowUpdates
 from plait.kernels.cpu.ops import quantize_blocks
-from plait.kernels.cpu.threads import ThreadContext
+from plait.kernels.cpu.parallel.threads import ThreadContext
 from plait.kernels.cpu.vector_ops import address_of
 from plait.kernels.reference import ops
 

@@ -15,7 +15,7 @@ from plait.kernels.cpu.kernel_args import KernelArgs, args_at, int64_matrix
 from plait.kernels.cpu.parallel import thread_pool
 from plait.kernels.cpu.parallel.atomics import SLEEPERS, SPINS_BEFORE_SLEEP, spin_pause
 from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel, ThreadPool
-from plait.kernels.cpu.threads import (
+from plait.kernels.cpu.parallel.threads import (
     COUNTER_STRIDE,
     ThreadContext,
     barrier_wait,
