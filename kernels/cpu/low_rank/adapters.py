@@ -86,7 +86,7 @@ class CpuAdapters:
 def _scaled(rows: Floats) -> tuple[Floats, Floats]:
     """(rows of magnitudes up to 1, the factor of each)"""
     factors: Floats = np.abs(rows).max(axis=1)
-    scaled: Floats = rows / np.where(factors, factors, np.float32(1))[:, None]
+    scaled: Floats = rows / np.where(factors, factors, 1).astype(np.float32)[:, None]
     return scaled, factors
 
 
