@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class TorchAdapters:
     """The tensors of some adapters on a device, in the dtype of the model."""
 
     def __init__(
-        self, adapters: Sequence[Adapter], config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self, adapters: Iterable[Adapter], config: ModelConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
         def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
             return torch.tensor(array, dtype=dtype, device=device)
