@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from plait.runtime.arrays import Float32Array
-from plait.runtime.errors import InputError
+from plait.runtime.errors import CorruptModel, InputError
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import ModelFamily
@@ -60,12 +60,13 @@ class Adapter:
     digest: str
 
     @classmethod
-    def of(cls, name: str, updates: Mapping[str, LowRankUpdate], shapes: WeightShapes) -> Adapter:
-        """Checks the updates against the shapes of a model's weights. Raises InputError, which names the tensor."""
+    def of(cls, name: str, updates: Mapping[str, LowRankUpdate]) -> Adapter:
+        """The adapter of updates whose shapes `check_shapes` has checked. Raises InputError, which names the module."""
         if not any(update.up.any() or update.bias is not None for update in updates.values()):
             raise InputError(f"the adapter {name!r} would change nothing: every lora_B is zero")
         for module, update in updates.items():
-            _check_update(name, module, update, shapes)
+            if not all(part is None or np.isfinite(part).all() for part in (update.down, update.up, update.bias)):
+                raise InputError(f"the adapter {name!r} has values that are not finite at {module}")
         return cls(name, updates, _digest(updates))
 
     def placed(self, config: ModelConfig, family: ModelFamily, layer: int, group: LayerGroup) -> list[PlacedUpdate]:
@@ -93,22 +94,31 @@ def modules_of(config: ModelConfig, family: ModelFamily) -> tuple[str, ...]:
     )
 
 
-def _check_update(name: str, module: str, update: LowRankUpdate, shapes: WeightShapes) -> None:
-    rank, inputs = update.down.shape
+def check_shapes(
+    name: str,
+    module: str,
+    down: Sequence[int],
+    up: Sequence[int],
+    shapes: WeightShapes,
+    bias: Sequence[int] | None = None,
+) -> None:
+    """Checks the shapes of an update's tensors against those of a model's weights, before their numbers are read.
+
+    Raises CorruptModel and InputError, which name the module.
+    """
+    if len(down) != 2 or len(up) != 2 or (bias is not None and list(bias) != [up[0]]):
+        raise CorruptModel(f"the adapter {name!r} has tensors of {module} that are no matrices")
     expected = shapes[f"{module}.weight"]
-    if expected != (len(update.up), inputs):
+    if expected != (up[0], down[1]):
         raise InputError(
-            f"the adapter {name!r} is for another model: its {module} has {inputs} inputs and {len(update.up)} "
+            f"the adapter {name!r} is for another model: its {module} has {down[1]} inputs and {up[0]} "
             f"outputs, the model's has {expected[1]} and {expected[0]}"
         )
-    if update.up.shape[1] != rank or not 1 <= rank <= MAX_RANK:
+    if up[1] != down[0] or not 1 <= down[0] <= MAX_RANK:
         raise InputError(
-            f"the adapter {name!r} has lora_A of rank {rank} and lora_B of rank {update.up.shape[1]} at {module}; "
+            f"the adapter {name!r} has lora_A of rank {down[0]} and lora_B of rank {up[1]} at {module}; "
             f"they must be equal and at most {MAX_RANK}"
         )
-    for part in (update.down, update.up, update.bias):
-        if part is not None and not np.isfinite(part).all():
-            raise InputError(f"the adapter {name!r} has values that are not finite at {module}")
 
 
 def _digest(updates: Mapping[str, LowRankUpdate]) -> str:
@@ -140,8 +150,3 @@ def _rotated(update: LowRankUpdate, config: ModelConfig) -> LowRankUpdate:
     rows[:rotated] = rows[:rotated, partial_rotary_permutation(config.effective_rotary_dim, config.head_dim)]
     order = rows.reshape(-1)
     return LowRankUpdate(update.down, update.up[order], None if update.bias is None else update.bias[order])
-
-
-def ranks(updates: Sequence[PlacedUpdate]) -> int:
-    """The sum of the ranks of some updates."""
-    return sum(len(placed.update.down) for placed in updates)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, modules_of
+from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError
 from plait.runtime.model_files.gguf import GGUFFile, open_gguf
@@ -29,7 +29,6 @@ def read_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: Weight
     alpha = _checked_alpha(name, file, config)
     family = FAMILIES_BY_NAME[config.architecture]
     modules = {gguf_name(f"{module}.weight", family.gguf_layer_names): module for module in modules_of(config, family)}
-    updates = {}
     for stored_name in file.tensors:
         base, part = stored_name[: -len(_DOWN)], stored_name[-len(_DOWN) :]
         if part not in (_DOWN, _UP) or base not in modules:
@@ -38,13 +37,15 @@ def read_gguf_adapter(name: str, path: Path, config: ModelConfig, shapes: Weight
             )
         if base + _DOWN not in file.tensors or base + _UP not in file.tensors:
             raise CorruptModel(f"the adapter {name!r} has one of lora_a and lora_b of {base} only")
-        if part == _UP:
-            down, up = _matrix(file, base + _DOWN), _matrix(file, stored_name)
-            heads = num_permuted_heads(modules[base], config, family)
-            up = unpermute_qk(up, heads) if heads else up
-            scale = alpha / up.shape[1] if alpha else 1.0
-            updates[modules[base]] = LowRankUpdate(down, up * np.float32(scale))
-    return Adapter.of(name, updates, shapes)
+    updates = {}
+    for base in dict.fromkeys(stored_name[: -len(_DOWN)] for stored_name in file.tensors):
+        module, heads = modules[base], num_permuted_heads(modules[base], config, family)
+        shape_of = {part: _matrix_shape(file, base + part) for part in (_DOWN, _UP)}
+        check_shapes(name, module, shape_of[_DOWN], shape_of[_UP], shapes)
+        down, up = (_numbers(file, base + part) for part in (_DOWN, _UP))
+        up = unpermute_qk(up, heads) if heads else up
+        updates[module] = LowRankUpdate(down, up * np.float32(alpha / len(down) if alpha else 1.0))
+    return Adapter.of(name, updates)
 
 
 def _checked_alpha(name: str, file: GGUFFile, config: ModelConfig) -> float:
@@ -65,11 +66,17 @@ def _checked_alpha(name: str, file: GGUFFile, config: ModelConfig) -> float:
     return float(alpha)
 
 
-def _matrix(file: GGUFFile, name: str) -> Float32Array:
-    """A tensor of two dimensions in float32."""
+def _matrix_shape(file: GGUFFile, name: str) -> tuple[int, ...]:
+    """The shape of a matrix of a type that can be read."""
     info = file.tensors[name]
     if info.quantization not in BYTES or len(info.shape) != 2 or 0 in info.shape:
         raise InputError(
             f"{name} is {info.quantization} {list(info.shape)}; an adapter has matrices of {', '.join(BYTES)}"
         )
+    return info.shape
+
+
+def _numbers(file: GGUFFile, name: str) -> Float32Array:
+    """A matrix in float32."""
+    info = file.tensors[name]
     return widen(info.quantization, file.tensor_bytes(name).reshape(info.shape[0], -1), info.shape)

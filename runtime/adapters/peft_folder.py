@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, modules_of
+from plait.runtime.adapters.adapter import Adapter, LowRankUpdate, check_shapes, modules_of
 from plait.runtime.arrays import Float32Array
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.model_files.json_file import read_json_object
@@ -20,7 +21,9 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import FAMILIES_BY_NAME
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PARTS = ("lora_A.weight", "lora_B.weight", "lora_B.bias")
 MAX_BYTES = 1 << 34
+MAX_PATTERN_CHARS, MAX_BRANCHES = 200, 4
 _PREFIXES = ("base_model.model.", "base_model.")
 # Fields of adapter_config.json that say how an adapter was trained or found, not what it computes.
 _WITHOUT_EFFECT = {
@@ -43,27 +46,48 @@ _TOLD_BY_NAMES = {
 }
 _READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
 # Initial values with which peft changes the model's own weights, unless the adapter was converted when it was saved.
-_CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga")
+_CHANGING_THE_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 
 
 def read_peft_folder(name: str, folder: Path, config: ModelConfig, shapes: WeightShapes) -> Adapter:
     """The adapter in a folder, for a model of this config and these weights (`expected_shapes`).
 
-    Raises ModelNotFound if a file is missing, CorruptModel if one is damaged, and InputError for an adapter of another
-    kind or model, which names the field or tensor.
+    Numbers are read once all names, types and shapes fit. Raises ModelNotFound if a file is missing, CorruptModel if
+    one is damaged, and InputError for an adapter of another kind or model, which names the field or tensor.
     """
     fields = read_json_object(folder / CONFIG)
     _check_fields(name, fields)
-    tensors = _read_tensors(folder / WEIGHTS)
+    patterns = {field: _patterns(name, field, fields.get(field)) for field in ("rank_pattern", "alpha_pattern")}
+    headers = _read_headers(folder / WEIGHTS)
     modules = frozenset(modules_of(config, FAMILIES_BY_NAME[config.architecture]))
-    parts: dict[str, dict[str, Float32Array]] = {}
-    for stored_name, tensor in tensors.items():
-        module, part = _split_name(name, stored_name)
+    parts, scales = dict[str, dict[str, str]](), dict[str, float]()
+    for stored_name in headers:
+        path, part = _split_name(name, stored_name)
+        module = path.replace("language_model.", "", 1)
         if module not in modules:
             raise InputError(f"the adapter {name!r} changes {module}, which plait cannot adapt in this model")
-        parts.setdefault(module, {})[part] = tensor
-    updates = {module: _update(name, module, of_module, fields) for module, of_module in parts.items()}
-    return Adapter.of(name, updates, shapes)
+        of_module = parts.setdefault(module, {})
+        if part in of_module:
+            raise CorruptModel(f"the adapter {name!r} has {part} of {module} twice: {of_module[part]}, {stored_name}")
+        of_module[part] = stored_name
+        rank = _of_pattern(patterns["rank_pattern"], path, fields["r"])
+        alpha = _of_pattern(patterns["alpha_pattern"], path, fields["lora_alpha"])
+        if part == "lora_A.weight" and rank != headers[stored_name].shape[0]:
+            found = headers[stored_name].shape[0]
+            raise CorruptModel(f"the adapter {name!r} has rank {found} at {module}, its {CONFIG} says {rank:g}")
+        scales[module] = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank) if rank > 0 else 0.0
+    for module, of_module in parts.items():
+        if missing := {"lora_A.weight", "lora_B.weight"} - of_module.keys():
+            raise CorruptModel(f"the adapter {name!r} has no {missing.pop()} of {module}")
+        down, up, bias = (headers[of_module[part]].shape if part in of_module else None for part in _PARTS)
+        assert down is not None and up is not None
+        check_shapes(name, module, down, up, shapes, bias)
+    mapped = SafetensorsBytes(folder / WEIGHTS)
+    updates = {
+        module: _update({part: _numbers(mapped, headers[key]) for part, key in of_module.items()}, scales[module])
+        for module, of_module in parts.items()
+    }
+    return Adapter.of(name, updates)
 
 
 def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
@@ -78,12 +102,26 @@ def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
         if field not in _WITHOUT_EFFECT | _TOLD_BY_NAMES | _READ and value not in (None, False, [], {}, ""):
             raise InputError(f"the adapter {name!r} has {field}={value!r:.60}, which plait does not support")
     for field in ("r", "lora_alpha"):
-        if isinstance(fields.get(field), bool) or not isinstance(fields.get(field), int | float):
+        if not _is_number(fields.get(field)):
             raise CorruptModel(f"{CONFIG} of the adapter {name!r} does not say {field!r}")
+    if fields.get("use_rslora") not in (None, False, True):
+        raise CorruptModel(f"{CONFIG} of the adapter {name!r} has use_rslora={fields['use_rslora']!r:.60}")
 
 
-def _read_tensors(path: Path) -> dict[str, Float32Array]:
-    """All tensors of a file in float32."""
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+
+
+class _Header(NamedTuple):
+    """A tensor of the file: its name, type and shape."""
+
+    key: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+def _read_headers(path: Path) -> dict[str, _Header]:
+    """All tensors of a file, without their numbers."""
     if not path.is_file():
         others = [other.name for other in path.parent.glob("adapter_model.*")]
         kept = f" (plait does not read {others[0]}, which can run code)" if others else ""
@@ -93,21 +131,23 @@ def _read_tensors(path: Path) -> dict[str, Float32Array]:
     try:
         with safe_open(path, framework="numpy") as opened:
             described = [(key, opened.get_slice(key)) for key in opened.keys()]  # noqa: SIM118
-            kinds = {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in described}
+            headers = [_Header(key, part.get_dtype(), tuple(part.get_shape())) for key, part in described]
     except SafetensorError as error:
         raise CorruptModel(f"{path} is damaged: {error}") from None
-    mapped, tensors = SafetensorsBytes(path), dict[str, Float32Array]()
-    for key, (kind, shape) in kinds.items():
+    for key, kind, shape in headers:
         if kind not in BYTES:
             raise InputError(f"{key} in {path} is stored as {kind}; an adapter has {', '.join(BYTES)}")
         if 0 in shape or not shape:
             raise CorruptModel(f"{key} in {path} has the shape {list(shape)}")
-        tensors[key] = widen(kind, mapped.rows(key, kind, shape), shape)
-    return tensors
+    return {header.key: header for header in headers}
+
+
+def _numbers(mapped: SafetensorsBytes, header: _Header) -> Float32Array:
+    return widen(header.kind, mapped.rows(*header), header.shape)
 
 
 def _split_name(name: str, stored_name: str) -> tuple[str, str]:
-    """(module, "lora_A.weight", "lora_B.weight" or "lora_B.bias") of a stored tensor."""
+    """(path of the module, one of `_PARTS`) of a stored tensor."""
     path = stored_name
     for prefix in _PREFIXES:
         if path.startswith(prefix):
@@ -116,31 +156,39 @@ def _split_name(name: str, stored_name: str) -> tuple[str, str]:
     found = re.fullmatch(r"(.+)\.(lora_[AB])(?:\.default)?\.(weight|bias)", path)
     if found is None or (found[2], found[3]) == ("lora_A", "bias"):
         raise InputError(f"the adapter {name!r} has the tensor {stored_name}, which plait does not support")
-    return found[1].replace("language_model.", "", 1), f"{found[2]}.{found[3]}"
+    return found[1], f"{found[2]}.{found[3]}"
 
 
-def _update(name: str, module: str, parts: Mapping[str, Float32Array], fields: Mapping[str, Any]) -> LowRankUpdate:
-    missing = {"lora_A.weight", "lora_B.weight"} - parts.keys()
-    if missing:
-        raise CorruptModel(f"the adapter {name!r} has no {missing.pop()} of {module}")
-    down, up, bias = parts["lora_A.weight"], parts["lora_B.weight"], parts.get("lora_B.bias")
-    if down.ndim != 2 or up.ndim != 2 or (bias is not None and bias.shape != (len(up),)):
-        raise CorruptModel(f"the adapter {name!r} has tensors of {module} that are no matrices")
-    rank = _of_pattern(fields.get("rank_pattern"), module, fields["r"])
-    alpha = _of_pattern(fields.get("alpha_pattern"), module, fields["lora_alpha"])
-    if rank != len(down):
-        raise CorruptModel(f"the adapter {name!r} has rank {len(down)} at {module}, its {CONFIG} says {rank}")
-    scale = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
-    return LowRankUpdate(down, up * up.dtype.type(scale), None if bias is None else bias * bias.dtype.type(scale))
+def _update(parts: Mapping[str, Float32Array], scale: float) -> LowRankUpdate:
+    down, up, bias = (parts.get(part) for part in _PARTS)
+    assert down is not None and up is not None
+    return LowRankUpdate(down, up * np.float32(scale), None if bias is None else bias * np.float32(scale))
 
 
-def _of_pattern(patterns: object, module: str, default: float) -> float:
-    """The value of the first key that is the end of a module's name, or a regular expression for it."""
-    for key, value in (patterns if isinstance(patterns, Mapping) else {}).items():
+def _patterns(name: str, field: str, value: object) -> list[tuple[re.Pattern[str], float]]:
+    """What a field says of the modules that match: each key is the end of a module's path, or a pattern for it."""
+    if not isinstance(value or {}, dict):
+        raise CorruptModel(f"{CONFIG} of the adapter {name!r} has {field}={value!r:.60}")
+    patterns: list[tuple[re.Pattern[str], float]] = []
+    for key, number in (value or {}).items():  # type: ignore[attr-defined]
+        if not _is_number(number):
+            raise CorruptModel(f"{CONFIG} of the adapter {name!r} has {number!r:.60} at {key!r:.60} in {field}")
+        if not _is_quick(key):
+            raise InputError(f"the adapter {name!r} has a pattern in {field} that may take too long: {key!r:.60}")
         try:
-            is_match = re.match(rf"(.*\.)?({key})$", module) is not None
-        except re.error:
+            patterns.append((re.compile(rf"(.*\.)?({key})$"), number))
+        except (re.error, OverflowError):
             raise CorruptModel(f"{key!r:.60} in {CONFIG} is no regular expression") from None
-        if is_match and isinstance(value, int | float):
-            return value
-    return default
+    return patterns
+
+
+def _is_quick(pattern: str) -> bool:
+    """Whether a pattern is short, repeats no group, and has at most MAX_BRANCHES groups and repetitions."""
+    text = re.sub(r"\\.", "_", pattern)  # an escaped character is none of them
+    branches = re.findall(r"(?<!\()[*+?{]|\(", text)
+    return len(pattern) <= MAX_PATTERN_CHARS and len(branches) <= MAX_BRANCHES and not re.search(r"\)[*+{]", text)
+
+
+def _of_pattern(patterns: Sequence[tuple[re.Pattern[str], float]], path: str, default: float) -> float:
+    """The value of the first pattern that matches the path of a module."""
+    return next((value for pattern, value in patterns if pattern.match(path)), default)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from plait.kernels.operators import LinearOp
 from plait.runtime.adapters.adapter import GROUPS, Adapter
 from plait.runtime.arrays import IntArray
 from plait.runtime.models.config import ModelConfig
@@ -26,16 +27,21 @@ class _Update(NamedTuple):
 
 
 class TorchAdapters:
-    """The tensors of some adapters on a device, in the dtype of the model."""
+    """The tensors of some adapters on a device, in the dtype of the model. linear: computes their products."""
 
     def __init__(
-        self, adapters: Sequence[Adapter], config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self,
+        adapters: Iterable[Adapter],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: LinearOp,
     ) -> None:
         def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
             return torch.tensor(array, dtype=dtype, device=device)
 
         family = FAMILIES_BY_NAME[config.architecture]
-        self._device = device
+        self._device, self._linear = device, linear
         self._updates: list[dict[ProductPlace, list[_Update]]] = []
         for adapter in adapters:
             placed = {
@@ -63,20 +69,21 @@ class TorchAdapters:
     def step(self, slots: IntArray) -> TorchStepUpdates:
         """The updates of a step. slots [T]: the index of each token's adapter; -1 is none."""
         tokens = {int(slot): np.flatnonzero(slots == slot) for slot in np.unique(slots) if slot >= 0}
-        return TorchStepUpdates(
-            [(torch.from_numpy(of_slot).to(self._device), self._updates[slot]) for slot, of_slot in tokens.items()]
-        )
+        groups = [(torch.from_numpy(of_slot).to(self._device), self._updates[slot]) for slot, of_slot in tokens.items()]
+        return TorchStepUpdates(groups, self._linear)
 
 
 class TorchStepUpdates:
     """Implements `layers.StepUpdates`: the tokens of each adapter, and its updates."""
 
-    def __init__(self, groups: Sequence[tuple[torch.Tensor, dict[ProductPlace, list[_Update]]]]) -> None:
-        self._groups = groups
+    def __init__(
+        self, groups: Sequence[tuple[torch.Tensor, dict[ProductPlace, list[_Update]]]], linear: LinearOp
+    ) -> None:
+        self._groups, self._linear = groups, linear
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor, place: ProductPlace) -> None:
         """As in `StepUpdates`."""
         for tokens, updates in self._groups:
             for update in updates.get(place, ()):
-                delta = torch.nn.functional.linear(x[tokens] @ update.down.T, update.up, update.bias)
+                delta = self._linear(self._linear(x[tokens], update.down, None), update.up, update.bias)
                 out[:, update.begin : update.end].index_add_(0, tokens, delta)

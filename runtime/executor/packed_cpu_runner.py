@@ -124,12 +124,13 @@ class PackedCpuRunner:
                 lambda fraction: kernels.show(0.9 * fraction, "loading the model"),
             )
             kernels.show(0.9, "loading kernels")
-        self.adapters = load_adapters(config.adapters, model)
-        self._adapter_slots = {adapter.digest: slot for slot, adapter in enumerate(self.adapters)}
-        if self.adapters:
+        self.adapters: dict[str, str] = {}
+        if config.adapters:
             if config.deterministic and amx.available():
                 raise InputError("adapters with deterministic=True need a CPU without AMX")
-            self.model.set_adapters(pack_adapters(self.adapters, model, self.model.num_outputs()))
+            adapters = load_adapters(config.adapters, model, self.adapters)
+            self.model.set_adapters(pack_adapters(adapters, model, self.model.num_outputs()))
+        self._adapter_slots = {digest: slot for slot, digest in enumerate(self.adapters.values())}
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or host_kv_cache_budget()
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)

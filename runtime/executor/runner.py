@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.adapters.adapter import Adapter
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -94,8 +93,8 @@ class LoadedRunner(Runner, Protocol):
         """The model's sizes."""
 
     @property
-    def adapters(self) -> Sequence[Adapter]:
-        """The adapters that rows of a batch may have."""
+    def adapters(self) -> Mapping[str, str]:
+        """The names of the adapters that rows of a batch may have, and the digest of each."""
 
 
 def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:

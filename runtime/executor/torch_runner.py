@@ -90,9 +90,10 @@ class TorchRunner(TorchOutputs):
         finally:
             checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
-        self.adapters = load_adapters(config.adapters, self.config)
-        self._adapter_slots = {adapter.digest: slot for slot, adapter in enumerate(self.adapters)}
-        self._torch_adapters = TorchAdapters(self.adapters, self.config, self.dtype, self.device)
+        self.adapters: dict[str, str] = {}
+        adapters = load_adapters(config.adapters, self.config, self.adapters)
+        self._torch_adapters = TorchAdapters(adapters, self.config, self.dtype, self.device, self.kernels.linear)
+        self._adapter_slots = {digest: slot for slot, digest in enumerate(self.adapters.values())}
         self.max_batch_tokens = config.max_batch_tokens or (
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )

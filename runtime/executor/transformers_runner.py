@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -34,7 +36,7 @@ class TransformersRunner(TorchOutputs):
     """
 
     num_saved_reads = 0
-    adapters = ()
+    adapters: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

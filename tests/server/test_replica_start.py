@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +15,7 @@ from tiny_llama_gguf import write_small_model
 from waiting import wait_until
 
 from plait.cli import main
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, ModelError
 from plait.runtime.model_files.fingerprint import model_fingerprint
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.engines import replicated_runtime, restarting_runtime
@@ -56,6 +57,17 @@ def test_replica_with_other_model_files_is_refused(small_model, tmp_path, monkey
         assert runtime._transport.num_placed[1] > 0
     finally:
         runtime.shutdown()
+
+
+def test_replica_with_other_adapters_is_refused() -> None:
+    """As after a restart, when the adapter's folder holds another one."""
+    runtime = ReplicatedRuntime.__new__(ReplicatedRuntime)
+    runtime._lock, runtime._num_replicas, runtime._stuck_after_s = threading.Lock(), 2, 1.0
+    first = SimpleNamespace(model_fingerprint="f", vocab_size=9, adapters={"sql": "00"})
+    runtime._transport = SimpleNamespace(welcome=first)
+    other = SimpleNamespace(model_fingerprint="f", vocab_size=9, adapters={"sql": "01"})
+    with pytest.raises(ModelError, match="replica 1 has other adapters"):
+        runtime._connect(1, SimpleNamespace(client=SimpleNamespace(model=other)))
 
 
 def test_replica_that_cannot_start_ends_the_others(small_model) -> None:

@@ -21,7 +21,7 @@ import llvmlite.binding as llvm
 
 from plait.host.private_file import is_private, open_private
 from plait.kernels.cpu import isa
-from plait.kernels.cpu.compile_cache import SOURCE_HASH
+from plait.kernels.cpu.compiler.compile_cache import SOURCE_HASH
 
 CHECKSUM_BYTES = 32
 MAX_UNUSED_S = 30 * 24 * 3600.0  # files that no start has read for so long are deleted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.layout_kernels import layout_kernel
 from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS
 from plait.kernels.cpu.kernel_args import aligned_empty, aligned_zeros
-from plait.kernels.cpu.kernel_types import NUM_PRODUCTS, TABLE_COLUMNS, TILE_COLUMNS
+from plait.kernels.cpu.kernel_types import TABLE_COLUMNS, TILE_COLUMNS
 
 DOWN_BITS = 8
 Floats = npt.NDArray[np.float32]
@@ -37,20 +37,20 @@ class CpuAdapters:
     `down` is a packed weight of 8 bits, `up` is float16. Each rank's row of `down` and column of `up` are scaled to
     magnitudes up to 1, with a factor in float32, so that neither small nor large numbers leave the range of float16.
 
-    table: int64 [adapters * layers * NUM_PRODUCTS, TABLE_COLUMNS]. num_terms: the most of a product, in whole tiles.
+    `adapters` are read one after the other. table: int64 [adapters * layers * NUM_PRODUCTS, TABLE_COLUMNS]. num_terms:
+    the most of a product, in whole tiles.
     """
 
-    def __init__(self, adapters: Sequence[AdapterUpdates], num_outputs: Sequence[Sequence[int]]) -> None:
+    def __init__(self, adapters: Iterable[AdapterUpdates], num_outputs: Sequence[Sequence[int]]) -> None:
         self._arrays: list[npt.NDArray[Any]] = []  # of which the table has the addresses
         self.num_terms = TILE_OUTPUTS
-        self.table = np.zeros((len(adapters) * len(num_outputs) * NUM_PRODUCTS, TABLE_COLUMNS), np.int64)
-        row = 0
-        for layers in adapters:
-            for products, outputs in zip(layers, num_outputs, strict=True):
-                for updates, num_of_product in zip(products, outputs, strict=True):
-                    if updates:
-                        self.table[row] = self._pack(updates, num_of_product)
-                    row += 1
+        rows = [
+            self._pack(updates, num_of_product) if updates else (0,) * TABLE_COLUMNS
+            for layers in adapters
+            for products, outputs in zip(layers, num_outputs, strict=True)
+            for updates, num_of_product in zip(products, outputs, strict=True)
+        ]
+        self.table = np.array(rows, np.int64).reshape(-1, TABLE_COLUMNS)
 
     def _pack(self, updates: Sequence[ProductUpdate], num_outputs: int) -> tuple[int, ...]:
         """The row of a product in the table. One term behind the ranks stands for all biases."""

@@ -188,7 +188,7 @@ class ReplicaDirectory(ReplicaGroup):
                 self._report_change()
 
     async def _refusal(self, welcome: Welcome) -> str | None:
-        """Why a replica gets no requests: its model or chat template is another one than that of the first replica."""
+        """Why a replica gets no requests: its model, adapters or chat template differ from those of the first one."""
         async with self._lock:
             if self._transport is None:
                 tokenizer = await asyncio.to_thread(
@@ -200,6 +200,8 @@ class ReplicaDirectory(ReplicaGroup):
         served = self._transport.welcome
         if (welcome.model_fingerprint, welcome.vocab_size) != (served.model_fingerprint, served.vocab_size):
             return "it has other model files than the replica that connected first"
+        if welcome.adapters != served.adapters:
+            return "it has other adapters than the replica that connected first"
         if welcome.chat_template != served.chat_template:
             return "it has another chat template than the replica that connected first"
         return None

@@ -152,6 +152,8 @@ class ReplicatedRuntime(ReplicaGroup):
         served = self._transport.welcome
         if (model.model_fingerprint, model.vocab_size) != (served.model_fingerprint, served.vocab_size):
             raise ModelError(f"replica {number} has other model files than the replica that started first")
+        if model.adapters != served.adapters:
+            raise ModelError(f"replica {number} has other adapters than the replica that started first")
         transport = ZmqClientTransport(runtime.address)
         transport.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
         self._transport.connect(number, transport)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -11,7 +14,8 @@ from tiny_adapters import make_adapter, write_gguf_adapter
 from tiny_hf_models import randomized, runner, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from plait.runtime.adapters.load import load_adapters
+from plait.runtime.adapters import load
+from plait.runtime.adapters.adapter import LowRankUpdate
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -34,6 +38,10 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(saved):
     return open_checkpoint(saved / "base").config
+
+
+def load_adapters(paths, config):
+    return list(load.load_adapters(paths, config, {}))
 
 
 def changed(saved, folder, fields=None, tensors=None):
@@ -64,6 +72,15 @@ def zeros(*shape):
         ({"r": None}, {}, CorruptModel, "'r'"),
         ({"r": 5}, {}, CorruptModel, "rank 4 at model.layers.0.self_attn.q_proj, its adapter_config.json says 5"),
         ({"rank_pattern": {"(": 1}}, {}, CorruptModel, "no regular expression"),
+        ({"rank_pattern": {"([a-z_.0-9]+)+X": 4}}, {}, InputError, "may take too long"),
+        ({"rank_pattern": {"(.|.)" * 20: 4}}, {}, InputError, "may take too long"),
+        ({"rank_pattern": {".*" * 9 + "X": 4}}, {}, InputError, "may take too long"),
+        ({"alpha_pattern": {"q_proj": "16"}}, {}, CorruptModel, "'16' at 'q_proj' in alpha_pattern"),
+        ({"alpha_pattern": ["q_proj"]}, {}, CorruptModel, "alpha_pattern=['q_proj']"),
+        ({"lora_alpha": float("inf")}, {}, CorruptModel, "'lora_alpha'"),
+        ({"use_rslora": "false"}, {}, CorruptModel, "use_rslora='false'"),
+        ({"init_lora_weights": "OLoRA"}, {}, InputError, "OLoRA"),
+        ({}, {f"{Q}.lora_A.default.weight": zeros(4, 64)}, CorruptModel, "layers.0.self_attn.q_proj twice"),
         ({}, {"base_model.model.lm_head.weight": zeros(97, 64)}, InputError, "lm_head.weight"),
         ({}, {f"{Q}.bias": zeros(64)}, InputError, "q_proj.bias"),
         ({}, {f"{Q}.lora_B.weight": None}, CorruptModel, "no lora_B.weight of model.layers.0.self_attn.q_proj"),
@@ -109,6 +126,54 @@ def test_gguf_files_of_other_kinds(saved, config):
         load_adapters({"mine": str(saved / "activated.gguf")}, config)
     with pytest.raises(InputError, match="is no adapter"):
         load_adapters({"mine": str(saved / "model.gguf")}, config)
+
+
+def test_shapes_are_checked_before_numbers_are_read(saved, config, tmp_path, monkeypatch):
+    """Of a peft folder, and of a GGUF file whose rows are no whole heads."""
+    monkeypatch.setattr("plait.runtime.adapters.peft_folder.widen", None)
+    other = {f"{Q}.lora_A.weight": zeros(4, 999)}
+    with pytest.raises(InputError, match=r"another model: its model\.layers\.0\.self_attn\.q_proj has 999 inputs"):
+        load_adapters({"mine": changed(saved, tmp_path / "a", tensors=other)}, config)
+    huge = {f"{Q}.lora_A.weight": zeros(2000, 64), f"{Q}.lora_B.weight": zeros(64, 2000)}
+    with pytest.raises(InputError, match="at most 1024"):
+        load_adapters(
+            {"mine": changed(saved, tmp_path / "b", {"rank_pattern": {"0.self_attn.q_proj": 2000}}, huge)}, config
+        )
+    odd = tmp_path / "odd.gguf"
+    writer = gguf.GGUFWriter(odd, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    for part, shape in (("lora_a", (4, 64)), ("lora_b", (30, 4))):
+        writer.add_tensor(f"blk.0.attn_q.weight.{part}", np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InputError, match=r"self_attn\.q_proj has 64 inputs and 30 outputs"):
+        load_adapters({"mine": str(odd)}, config)
+
+
+def test_patterns_for_every_module_of_a_deep_model_are_read_fast(saved, config, tmp_path):
+    """Each is compiled once: 600 exceed the cache of the module re."""
+    patterns = {rf"layers\.{layer}\.self_attn\.x_proj": 4 for layer in range(600)} | {"q_proj": 4}
+    compiled = []
+    original = re.compile
+
+    def counting(pattern, *flags):
+        compiled.append(pattern)
+        return original(pattern, *flags)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(re, "compile", counting)
+        load_adapters({"mine": changed(saved, tmp_path / "a", {"rank_pattern": patterns})}, config)
+    assert sum("x_proj" in str(pattern) for pattern in compiled) == 600
+
+
+def test_numbers_of_an_adapter_are_not_kept_once_they_are_packed(saved):
+    ours = runner(saved / "base", adapters={"mine": str(saved / "peft"), "again": str(saved / "adapter.gguf")})
+    assert list(ours.adapters) == ["mine", "again"]
+    gc.collect()
+    assert not [kept for kept in gc.get_objects() if isinstance(kept, LowRankUpdate)]
 
 
 def test_several_ranks_have_no_adapters(saved):

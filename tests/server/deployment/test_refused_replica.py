@@ -40,12 +40,14 @@ def test_a_replica_with_other_model_files_is_refused(small_model, tmp_path) -> N
             asyncio.run(ingress.check_health())
 
 
-def test_a_replica_with_another_chat_template_is_refused(small_model) -> None:
+def test_a_replica_with_another_chat_template_or_adapter_is_refused(small_model) -> None:
     """As while an update of the setting replaces replicas: the ingress writes all prompts by one template."""
     with local_replicas(str(small_model), {}, ("a",), max_pages=2000) as replicas:
         served = replicas.directory.client.model
         welcome = msgspec.structs.replace(served, chat_template="{{ messages }}")
         assert "another chat template" in (asyncio.run(replicas.directory._refusal(welcome)) or "")
+        welcome = msgspec.structs.replace(served, adapters={"sql": "00"})
+        assert "other adapters" in (asyncio.run(replicas.directory._refusal(welcome)) or "")
         assert asyncio.run(replicas.directory._refusal(served)) is None
 
 

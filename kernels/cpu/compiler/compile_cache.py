@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def _source_hash() -> int:
-    """Returns a hash, below 2^63, of the names and contents of all source files of this package."""
-    folder = Path(__file__).parent
+    """Returns a hash, below 2^63, of the names and contents of all source files of `kernels.cpu`."""
+    folder = Path(__file__).parent.parent
     files = sorted(folder.rglob("*.py"))
     assert Path(__file__) in files and len(files) > 20, "without these sources, stale machine code would be loaded"
     contents = b"\0".join(bytes(file.relative_to(folder)) + b"\0" + file.read_bytes() for file in files)
