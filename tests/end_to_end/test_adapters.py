@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from served_process import Served
 
 import plait
+from plait.constrained import Regex
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
@@ -131,6 +132,36 @@ def test_a_fork_may_have_another_adapter(folders):
         assert all(siblings[name].generate(greedy).result().token_ids == alone[name].token_ids for name in alone)
         with pytest.raises(plait.InputError, match="there is no adapter"):
             parent.fork(1, adapter="three")
+
+
+def test_no_kind_of_call_uses_what_another_adapter_has_left(folders):
+    """The same calls in two orders: one after the other, and all at once in a pool that holds a part of them."""
+    choices, colour = [" Rome", " Paris", " the city of Lyon"], Regex("(red|green|dark blue)")
+
+    def start(client, adapter):
+        def opened():
+            session = client.open_session(adapter=adapter)
+            session.append(PROMPT)
+            return session
+
+        methods = ("token_length_normalized", "unconditional_likelihood_normalized", "exact")
+        calls = [opened().select(choices, method, seed=1) for method in methods]
+        for settings in ({"exact": True}, {"particles": 4}):
+            calls.append(opened().generate(sampling_params(max_tokens=6, seed=3, **settings), colour))
+        return [*calls, *(opened().generate(sampling_params(max_tokens=40, temperature=0)) for _ in range(3))]
+
+    def answers(calls):
+        results = [call.result(60) for call in calls]
+        return [result.text if result.choice is None else result.choice.scores for result in results]
+
+    names = ["", "one", "two"]
+    with plait.Engine(adapters=folders, deterministic=True, check_integrity=True) as engine:
+        alone = {name: answers(start(engine.client, name)) for name in names}
+    assert alone[""] != alone["one"] != alone["two"] != alone[""]
+    with plait.Engine(adapters=folders, deterministic=True, check_integrity=True, max_pages=200) as engine:
+        together = {name: start(engine.client, name) for name in reversed(names)}
+        assert {name: answers(calls) for name, calls in together.items()} == alone
+        assert engine.client.status().retractions > 0
 
 
 @pytest.mark.parametrize("options", [["--lora", "one"], ["--lora", "base=x", "--model-name", "base"]])
