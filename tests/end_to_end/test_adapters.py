@@ -152,12 +152,21 @@ def test_no_kind_of_call_uses_what_another_adapter_has_left(folders):
 
     def answers(calls):
         results = [call.result(60) for call in calls]
-        return [result.text if result.choice is None else result.choice.scores for result in results]
+        values = [result.text if result.choice is None else result.choice.scores for result in results]
+        return [*values, *(result.exact.logprob for result in results if result.exact is not None)]
 
     names = ["", "one", "two"]
     with plait.Engine(adapters=folders, deterministic=True, check_integrity=True) as engine:
         alone = {name: answers(start(engine.client, name)) for name in names}
-    assert alone[""] != alone["one"] != alone["two"] != alone[""]
+        first = engine.client.tokenizer.encode([(PROMPT, False)], at_start=True)[:1]
+        for name in names:  # without the prompt, but with the adapter
+            call = start(engine.client, name)[1]
+            unconditional = engine.client.open_session(adapter=name)
+            unconditional.append_tokens(first)
+            scored = unconditional.score_tokens(call.scored_choices.token_ids[0]).result(60).choice
+            assert call.result(60).choice.unconditional_logprobs[0] == scored.token_logprobs[0]
+    numbers = {name: [value for value in alone[name] if not isinstance(value, str)] for name in names}
+    assert all(len({str(value) for value in same}) == 3 for same in zip(*numbers.values(), strict=True))
     with plait.Engine(adapters=folders, deterministic=True, check_integrity=True, max_pages=200) as engine:
         together = {name: start(engine.client, name) for name in reversed(names)}
         assert {name: answers(calls) for name, calls in together.items()} == alone
