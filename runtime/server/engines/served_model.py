@@ -76,8 +76,9 @@ class ServedModel:
 
         Raises RuntimeGone.
         """
-        is_adapter = name in self.adapters and name not in (DEFAULT_NAME, self.name, *self.aliases)
-        return name if name is not None and is_adapter else ""
+        if name is None or name in (DEFAULT_NAME, *self.aliases) or name == self.name:
+            return ""
+        return name if name in self.adapters else ""
 
     @property
     def last_name(self) -> str:

@@ -102,8 +102,13 @@ def test_what_is_wrong_is_named(saved, config, tmp_path, fields, tensors, error,
 def test_an_adapter_that_changes_nothing_is_refused(saved, config, tmp_path):
     tensors = load_file(saved / "peft" / "adapter_model.safetensors")
     nothing = {name: np.zeros_like(array) for name, array in tensors.items() if "lora_B" in name}
-    with pytest.raises(InputError, match="would change nothing"):
-        load_adapters({"mine": changed(saved, tmp_path / "a", tensors=nothing)}, config)
+    for index, (fields, tensors) in enumerate((
+        ({}, nothing),
+        ({}, nothing | {f"{Q}.lora_B.bias": zeros(64)}),
+        ({"lora_alpha": 0}, {}),
+    )):  # fmt: skip
+        with pytest.raises(InputError, match="would change nothing"):
+            load_adapters({"mine": changed(saved, tmp_path / str(index), fields, tensors)}, config)
 
 
 def test_missing_and_damaged_files(saved, config, tmp_path):
