@@ -37,8 +37,8 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     text = "another name of the model, of its engine and its cache; repeatable"
     server.add_argument("--alias", action="append", metavar="NAME=MODEL", help=text)
-    text = "a LoRA adapter, a folder of peft, served as the model NAME; repeatable"
-    server.add_argument("--lora", action="append", metavar="NAME=FOLDER", help=text)
+    text = "a LoRA adapter, a folder of peft or a GGUF file, served as the model NAME; repeatable"
+    server.add_argument("--lora", action="append", metavar="NAME=PATH", help=text)
     text = "whether raw prompts, as of /v1/completions, may hold control tokens; default: on"
     server.add_argument("--completions-special", choices=("on", "off"), help=text)
     memory = server.add_argument_group("memory and batches")

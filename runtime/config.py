@@ -58,7 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
     chat_template: a Jinja template for turns, instead of the model's; for models without one, and for faulty ones.
         `engine_config` also takes the path of a file with it.
-    adapters: LoRA adapters, name -> folder of peft (adapter_config.json, adapter_model.safetensors); see
+    adapters: LoRA adapters, name -> folder of peft (adapter_config.json, adapter_model.safetensors) or GGUF file; see
         docs/adapters.md.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
@@ -165,6 +165,8 @@ def engine_config(**settings: Any) -> EngineConfig:
         raise InputError(
             f"tensor_parallel_size x pipeline_parallel_size must be at most {MAX_RANKS}, not {config.num_ranks}"
         )
+    if "" in config.adapters:
+        raise InputError("adapters must be a dict of names that are not empty: '' is the model alone")
     if not (math.isfinite(config.compile_deadline_s) and 0 < config.compile_deadline_s <= 600):
         raise InputError(f"compile_deadline_s must be above 0 and at most 600, not {config.compile_deadline_s!r}")
     return config

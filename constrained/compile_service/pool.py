@@ -253,6 +253,8 @@ class CompilePool:
             self.cache.put(spec, grammar)
             self._kept_specs.write_soon()
         self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
+        if grammar is not None:
+            self.vocabulary.warm_up_forced_tokens()  # here: the time of a token counts against its constraint
         return grammar
 
     def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:

@@ -96,10 +96,15 @@ class Vocabulary:
     def warm_up(self) -> None:
         """Computes the cached properties now; some tens of ms each for 49,152 tokens."""
         self.token_tries.get(SINGLE_BYTES)
-        self.is_proper_prefix_of_token(b"a")
+        self.warm_up_forced_tokens()
         len(self.byte_rank)
         len(self.ids_by_last_byte)
         self.number_limiter.continues_number(0)
+
+    def warm_up_forced_tokens(self) -> None:
+        """Computes what every matcher needs to spell forced text: also a tokenizer that is built when first used."""
+        self.encode(" ")
+        self.is_proper_prefix_of_token(b"a")
 
     def is_proper_prefix_of_token(self, text: bytes) -> bool:
         """Returns whether `text` is a proper prefix of some token.

@@ -62,8 +62,8 @@ class Adapter:
     @classmethod
     def of(cls, name: str, updates: Mapping[str, LowRankUpdate]) -> Adapter:
         """The adapter of updates whose shapes `check_shapes` has checked. Raises InputError, which names the module."""
-        if not any(update.up.any() or update.bias is not None for update in updates.values()):
-            raise InputError(f"the adapter {name!r} would change nothing: every lora_B is zero")
+        if not any(update.up.any() or (update.bias is not None and update.bias.any()) for update in updates.values()):
+            raise InputError(f"the adapter {name!r} would change nothing: every lora_B is zero, or its scale")
         for module, update in updates.items():
             if not all(part is None or np.isfinite(part).all() for part in (update.down, update.up, update.bias)):
                 raise InputError(f"the adapter {name!r} has values that are not finite at {module}")

@@ -61,7 +61,7 @@ def make_runner(
     before_weights()
     runner = TorchRunner(config, model_path, progress)
     launcher = None
-    if not config.adapters:  # captured graphs have no updates of adapters
+    if runner.has_launcher:
         launcher = make_gpu_step_launcher(
             config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
         )

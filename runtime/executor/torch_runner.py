@@ -90,6 +90,7 @@ class TorchRunner(TorchOutputs):
         finally:
             checkpoint.close()
         super().__init__(self.device, self.model, self.config.vocab_size)
+        self.has_launcher = type(self).has_launcher and not config.adapters
         self.adapters: dict[str, str] = {}
         adapters = load_adapters(config.adapters, self.config, self.adapters)
         self._torch_adapters = TorchAdapters(adapters, self.config, self.dtype, self.device, self.kernels.linear)
@@ -98,10 +99,7 @@ class TorchRunner(TorchOutputs):
             DEFAULT_GPU_BATCH_TOKENS if self.device.type == "cuda" else DEFAULT_CPU_BATCH_TOKENS
         )
         budget = config.kv_memory_bytes or self.kv_cache_budget()
-        # On a GPU the pool's size follows from a trial, see `gpu.kv_pool_size`; until then it holds one batch.
-        is_trial = self.has_pool_trial and self.device.type == "cuda" and not config.kv_memory_bytes
-        most_pages = config.max_pages or (max(MIN_PAGES, self.max_batch_tokens) if is_trial else 0)
-        self.allocate_pool(self.agree_on_pages(choose_num_pages(budget, self.page_bytes, most_pages)))
+        self.allocate_pool(self.agree_on_pages(choose_num_pages(budget, self.page_bytes, self._most_pages(config))))
         groups, size = self.config.num_kv_heads, self.config.head_dim
         stored_dtype = cache_dtype(self.kv_dtype, self.dtype)
         windows = [self.config.window(i) for i in range(self.config.num_layers)]
@@ -118,7 +116,8 @@ class TorchRunner(TorchOutputs):
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self, self._warm_up_counts())
 
-    has_pool_trial = True
+    has_launcher = True
+    """Whether `gpu.step_launcher` runs the steps on a GPU: not with adapters, of which its graphs have no updates."""
 
     def open_weights(self, model_path: Path) -> Checkpoint:
         """The weights that this runner computes with."""
@@ -135,6 +134,12 @@ class TorchRunner(TorchOutputs):
     def agree_on_pages(self, num_pages: int) -> int:
         """The number of pages that every rank has, where this one could have `num_pages`."""
         return num_pages
+
+    def _most_pages(self, config: EngineConfig) -> int:
+        """A limit of the first pool, 0: none. On a GPU the launcher finds the pool's size by a trial, see
+        `gpu.kv_pool_size`; until then it holds one batch."""
+        is_trial = self.has_launcher and self.device.type == "cuda" and not config.kv_memory_bytes
+        return config.max_pages or (max(MIN_PAGES, self.max_batch_tokens) if is_trial else 0)
 
     def allocate_pool(self, num_pages: int) -> None:
         """Replaces the KV cache by one of `num_pages` pages; 0 frees it. Graphs over the one before become invalid."""

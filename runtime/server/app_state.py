@@ -87,7 +87,7 @@ async def use_model(request: Request, name: str | None, timeout_s: float | None 
     model = state.find_model(name)
     assert record is not None
     record.model = model
-    record.adapter = name if name is not None and name in model.adapters else ""
+    record.adapter = model.adapter_of(name)
     timeout_s = timeout_s if timeout_s is not None and timeout_s > 0 else None  # others are refused with their field
     if timeout_s is not None:
         record.start_deadline = time.monotonic() + timeout_s

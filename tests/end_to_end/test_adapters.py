@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from served_process import Served
 
 import plait
+from plait.constrained import Regex
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
@@ -163,6 +164,45 @@ def test_a_program_compares_adapters_in_forks(folders):
 
 def _one_call(s):
     s += PROMPT + plait.gen("x", max_tokens=12)
+
+
+def test_no_kind_of_call_uses_what_another_adapter_has_left(folders):
+    """The same calls in two orders: one after the other, and all at once in a pool that holds a part of them."""
+    choices, colour = [" Rome", " Paris", " the city of Lyon"], Regex("(red|green|dark blue)")
+
+    def start(client, adapter):
+        def opened():
+            session = client.open_session(adapter=adapter)
+            session.append(PROMPT)
+            return session
+
+        methods = ("token_length_normalized", "unconditional_likelihood_normalized", "exact")
+        calls = [opened().select(choices, method, seed=1) for method in methods]
+        for settings in ({"exact": True}, {"particles": 4}):
+            calls.append(opened().generate(sampling_params(max_tokens=6, seed=3, **settings), colour))
+        return [*calls, *(opened().generate(sampling_params(max_tokens=40, temperature=0)) for _ in range(3))]
+
+    def answers(calls):
+        results = [call.result(60) for call in calls]
+        values = [result.text if result.choice is None else result.choice.scores for result in results]
+        return [*values, *(result.exact.logprob for result in results if result.exact is not None)]
+
+    names = ["", "one", "two"]
+    with plait.Engine(adapters=folders, deterministic=True, check_integrity=True) as engine:
+        alone = {name: answers(start(engine.client, name)) for name in names}
+        first = engine.client.tokenizer.encode([(PROMPT, False)], at_start=True)[:1]
+        for name in names:  # without the prompt, but with the adapter
+            call = start(engine.client, name)[1]
+            unconditional = engine.client.open_session(adapter=name)
+            unconditional.append_tokens(first)
+            scored = unconditional.score_tokens(call.scored_choices.token_ids[0]).result(60).choice
+            assert call.result(60).choice.unconditional_logprobs[0] == scored.token_logprobs[0]
+    numbers = {name: [value for value in alone[name] if not isinstance(value, str)] for name in names}
+    assert all(len({str(value) for value in same}) == 3 for same in zip(*numbers.values(), strict=True))
+    with plait.Engine(adapters=folders, deterministic=True, check_integrity=True, max_pages=200) as engine:
+        together = {name: start(engine.client, name) for name in reversed(names)}
+        assert {name: answers(calls) for name, calls in together.items()} == alone
+        assert engine.client.status().retractions > 0
 
 
 @pytest.mark.parametrize("options", [["--lora", "one"], ["--lora", "base=x", "--model-name", "base"]])

@@ -24,6 +24,7 @@ from plait.runtime.server.settings import server_settings
         ({"deterministic": "yes"}, "True or False, not 'yes'"),
         ({"model_path": 5}, "text, not 5"),
         ({"tenant_weights": {"a": 0}}, "a dict, with values that are a number from 0.001 to 1000, not {'a': 0}"),
+        ({"adapters": {"": "sql"}}, "a dict of names that are not empty: '' is the model alone"),
     ],
 )
 def test_a_wrong_runtime_setting(settings, text):

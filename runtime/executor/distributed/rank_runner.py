@@ -46,7 +46,7 @@ class OtherRanks(Protocol):
 class RankRunner(TorchRunner):
     """The runner of one rank. Rank 0's is the `Runner` of the scheduler; the others `follow` it."""
 
-    has_pool_trial = False  # the launcher, whose graphs it is for, does not run here
+    has_launcher = False
 
     def __init__(
         self,

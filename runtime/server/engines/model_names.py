@@ -58,7 +58,7 @@ def adapter_options(options: Sequence[str]) -> dict[str, str]:
     for option in options:
         name, separator, folder = option.partition("=")
         if not separator or not folder:
-            raise InputError(f"--lora {option!r:.100} names no folder; write NAME=FOLDER")
+            raise InputError(f"--lora {option!r:.100} names no folder or file; write NAME=PATH")
         check_name(f"--lora {option!r:.100}", name)
         if name in folders:
             raise InputError(f"--lora {option!r:.100}: the name {name!r} is taken by another adapter")

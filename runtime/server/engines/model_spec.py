@@ -33,11 +33,13 @@ class ModelSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What it counts for --keep-memory-gb: the size of the model's files, and its KV cache, for each replica.
+        """What it counts for --keep-memory-gb: the size of the files of the model and its adapters, and its KV cache,
+        for each replica.
 
         Raises InputError if the size of the cache is only known when the model is loaded.
         """
-        files = self.path.glob("*.safetensors") if self.path.is_dir() else [self.path]
+        paths = [self.path, *map(Path, (self.settings.get("adapters") or {}).values())]
+        files = [file for path in paths for file in (path.glob("*.safetensors") if path.is_dir() else [path])]
         cache = self.settings.get("kv_memory_bytes")
         if cache is None and self.is_on_gpu:
             raise InputError(

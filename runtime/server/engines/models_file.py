@@ -4,6 +4,8 @@
     chat:
       model: Qwen/Qwen3-0.6B
       context-length: 4096                # options of `plait serve`, without their dashes
+      adapters:
+        sql: adapters/sql                 # a name and what `plait serve --lora` takes
     claude-sonnet:
       alias: small                        # another name of a model in this file
 
@@ -12,6 +14,7 @@ YAML's values are read as text and converted by `MODEL_OPTIONS`, so that `no` or
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -113,17 +116,19 @@ def _model(path: Path, name: str, line: int, value: yaml.Node, defaults: Mapping
 
 
 def _adapters(path: Path, line: int, value: yaml.Node) -> dict[str, str]:
-    """The names and folders of a model's adapters."""
+    """The names of a model's adapters, and their folders or files."""
     if not isinstance(value, yaml.MappingNode):
         raise InputError(
-            f"{path}, line {line}: 'adapters' is a mapping of names to folders, such as 'sql: adapters/sql'"
+            f"{path}, line {line}: 'adapters' is a mapping of names to folders or files, such as 'sql: adapters/sql'"
         )
-    folders = {}
+    paths = {}
     for name, name_line, node in entries(path, value):
         where = f"{path}, line {name_line}"
         check_name(where, name)
-        folders[name] = resolved(path, text_of(where, name, node))
-    return folders
+        paths[name] = resolved(path, text_of(where, name, node))
+        if not os.path.exists(paths[name]):
+            raise InputError(f"{where}: the adapter {name!r}: there is no {paths[name]:.200}")
+    return paths
 
 
 def _setting(path: Path, key: str, text: str) -> dict[str, Any]:

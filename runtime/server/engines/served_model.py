@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from plait.runtime.client.client import Client
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
+from plait.runtime.server.engines.model_names import DEFAULT_NAME
 from plait.runtime.server.engines.replicated_runtime import ReplicaGroup
 from plait.runtime.server.engines.status_query import StatusQuery
 from plait.runtime.server.http.call_queue import CallQueue
@@ -68,7 +69,16 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         """All names by which clients call the model and its adapters. Raises RuntimeGone."""
-        return (self.name, *self.aliases, *self.adapters)
+        return tuple(dict.fromkeys((self.name, *self.aliases, *self.adapters)))
+
+    def adapter_of(self, name: str | None) -> str:
+        """The adapter that clients call by a name of the model; "": the model alone, as by a name that it has itself.
+
+        Raises RuntimeGone.
+        """
+        if name is None or name in (DEFAULT_NAME, *self.aliases) or name == self.name:
+            return ""
+        return name if name in self.adapters else ""
 
     @property
     def last_name(self) -> str:

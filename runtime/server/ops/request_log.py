@@ -83,6 +83,7 @@ def request_log_fields(record: RequestRecord) -> dict[str, Any]:
         "status": 499 if record.client_gone or not record.status else record.status,
         "error": record.code,
         "key": record.tenant or None,
+        "adapter": record.adapter or None,
         "runs": record.num_runs if record.num_runs > 1 else None,
         "wall_s": round(record.wall_s, 4),
         "first_byte_s": None

@@ -109,6 +109,8 @@ class Tracing:
         )
         if record.code is not None:
             span.set_attribute("error.type", record.code)
+        if record.adapter:
+            span.set_attribute("plait.adapter", record.adapter)
         session = {"gen_ai.conversation.id": record.session_id} if record.session_id else {}
         span.set_attributes(session | _cache_share([usage for _, usage in record.usages()]))
         if record.status >= 500:

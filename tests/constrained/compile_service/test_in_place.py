@@ -69,3 +69,17 @@ def test_a_pool_answers_a_small_spec_without_a_process(smollm: Vocabulary) -> No
         assert len(pool.filenos()) > 1
     finally:
         pool.close()
+
+
+def test_what_spelling_forced_text_needs_is_built_before_the_constraint_starts(small: Vocabulary) -> None:
+    """The time of its tokens counts against a limit of its own, and building a tokenizer takes as long as that."""
+    asked = list[str]()
+    ours = Vocabulary(small.token_bytes, small.eos_ids, lambda text: asked.append(text) or small.encode(text))
+    pool = CompilePool(ours, start_eagerly=False, in_place=True)
+    pool.start()
+    try:
+        pool.submit(Regex("1[0-9]"))
+        assert len(pool.collect()) == 1
+        assert asked
+    finally:
+        pool.close()

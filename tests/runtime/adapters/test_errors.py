@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from plait.runtime.adapters import load
 from plait.runtime.adapters.adapter import LowRankUpdate
+from plait.runtime.config import engine_config
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -100,8 +102,13 @@ def test_what_is_wrong_is_named(saved, config, tmp_path, fields, tensors, error,
 def test_an_adapter_that_changes_nothing_is_refused(saved, config, tmp_path):
     tensors = load_file(saved / "peft" / "adapter_model.safetensors")
     nothing = {name: np.zeros_like(array) for name, array in tensors.items() if "lora_B" in name}
-    with pytest.raises(InputError, match="would change nothing"):
-        load_adapters({"mine": changed(saved, tmp_path / "a", tensors=nothing)}, config)
+    for index, (fields, tensors) in enumerate((
+        ({}, nothing),
+        ({}, nothing | {f"{Q}.lora_B.bias": zeros(64)}),
+        ({"lora_alpha": 0}, {}),
+    )):  # fmt: skip
+        with pytest.raises(InputError, match="would change nothing"):
+            load_adapters({"mine": changed(saved, tmp_path / str(index), fields, tensors)}, config)
 
 
 def test_missing_and_damaged_files(saved, config, tmp_path):
@@ -174,6 +181,16 @@ def test_numbers_of_an_adapter_are_not_kept_once_they_are_packed(saved):
     assert list(ours.adapters) == ["mine", "again"]
     gc.collect()
     assert not [kept for kept in gc.get_objects() if isinstance(kept, LowRankUpdate)]
+
+
+def test_on_a_gpu_the_pool_of_a_runtime_with_adapters_is_not_that_of_a_trial(saved):
+    """The launcher, which enlarges the pool after a trial, does not run then."""
+    sizes = []
+    for adapters in ({}, {"mine": str(saved / "peft")}):
+        ours = runner(saved / "base", adapters=adapters)
+        ours.device = SimpleNamespace(type="cuda")
+        sizes.append(ours._most_pages(engine_config(adapters=adapters)))
+    assert sizes == [ours.max_batch_tokens, 0]
 
 
 def test_several_ranks_have_no_adapters(saved):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 
@@ -9,6 +11,9 @@ from plait.cli import main
 from plait.runtime.errors import InputError
 from plait.runtime.server import serve as server
 from plait.runtime.server.engines.model_names import alias_options, resolve_aliases
+from plait.runtime.server.engines.served_model import ServedModel
+from plait.runtime.server.http.call_queue import CallQueue
+from plait.runtime.server.settings import server_settings
 
 TURN = [{"role": "user", "content": "hi"}]
 REQUESTS = {
@@ -98,3 +103,13 @@ def test_the_options_of_the_command(monkeypatch, capsys) -> None:
     )
     assert main(["serve", "--model-name", "m", "--alias", "b=other"]) == 1
     assert "--alias b=other: there is no model 'other'" in capsys.readouterr().err
+
+
+def test_a_name_of_the_model_never_means_an_adapter() -> None:
+    """Whatever a backend calls its adapters, which `plait serve` checks only for its own."""
+    client = SimpleNamespace(model=SimpleNamespace(adapters=dict.fromkeys(("base", "gpt", "default", "sql"), "00")))
+    settings = server_settings(model_name="base", aliases=("gpt",))
+    model = ServedModel(settings, CallQueue(settings), SimpleNamespace(client=client))
+    assert model.names == ("base", "gpt", "default", "sql")
+    assert {model.adapter_of(name) for name in (None, "base", "gpt", "default", "other")} == {""}
+    assert model.adapter_of("sql") == "sql"

@@ -161,3 +161,27 @@ def test_options_that_do_not_fit_together(folder, monkeypatch, capsys, options, 
     (folder / "M").write_text("a: tiny.gguf")
     assert main(["serve", *options]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_adapters_of_models(folder) -> None:
+    (folder / "sql").mkdir()
+    (folder / "sql" / "adapter_model.safetensors").write_bytes(b"x" * 1000)
+    alone, adapted = read(
+        folder, "a: tiny.gguf\nb:\n  model: tiny.gguf\n  adapters:\n    sql: sql\n", kv_memory_bytes=1
+    )
+    assert adapted.settings["adapters"] == {"sql": str(folder / "sql")} and "adapters" not in alone.settings
+    assert adapted.num_bytes == alone.num_bytes + 1000
+
+
+@pytest.mark.parametrize(
+    ("adapters", "error"),
+    [
+        ("  adapters: sql", r"line 2: 'adapters' is a mapping of names"),
+        ("  adapters:\n    sql: nowhere", r"line 3: the adapter 'sql': there is no nowhere"),
+        ("  adapters:\n    b: tiny.gguf", r"line 1: the adapter's name 'b' is taken"),
+        ("  adapters:\n    default: tiny.gguf", r"line 3: 'default' cannot be a model's name"),
+    ],
+)
+def test_wrong_adapters_of_models(folder, adapters, error) -> None:
+    with pytest.raises(InputError, match=error):
+        read(folder, f"a:\n{adapters}\nb: tiny.gguf")

@@ -9,7 +9,8 @@ import re
 import httpx
 from waiting import wait_until
 
-from plait.runtime.server.ops.request_log import _JsonLines
+from plait.runtime.server.in_flight import RequestRecord
+from plait.runtime.server.ops.request_log import _JsonLines, request_log_fields
 
 REQUESTS = "plait.requests"
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
@@ -57,3 +58,10 @@ def test_the_text_log_has_the_path_of_a_request_without_a_route(serve, caplog) -
     assert wait_until(lambda: len(lines(caplog)) == 2)
     missing, found = (record.getMessage() for record in lines(caplog))
     assert missing == "GET /v1/chat/completion\\nnew line 404" and found == "POST /v1/completions 200"
+
+
+def test_the_line_names_the_adapter_that_computed_a_request() -> None:
+    record = RequestRecord(method="POST", path="/generate", request_id="req-1", adapter="sql")
+    assert request_log_fields(record)["adapter"] == "sql"
+    record.adapter = ""
+    assert "adapter" not in request_log_fields(record)

@@ -38,9 +38,9 @@ class ModelList(msgspec.Struct):
 
 
 def _model(state: AppState, name: str, model: ServedModel) -> Model:
-    info, is_adapter = model.info, name in model.adapters
+    info, adapter = model.info, model.adapter_of(name)
     length = None if info is None else info.context_length
-    root, parent = (name, model.name) if is_adapter else (model.name, None)
+    root, parent = (adapter, model.name) if adapter else (model.name, None)
     return Model(name, state.started_at, length, model.status, root, parent)
 
 
