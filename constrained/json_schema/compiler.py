@@ -21,8 +21,8 @@ from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
-from plait.constrained.json_schema.lark_scalars import with_closed_bounds
-from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
+from plait.constrained.json_schema.lark_scalars import check_fallback, with_closed_bounds
+from plait.constrained.json_schema.lark_writer import NotWritten, NoValue, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -267,6 +267,7 @@ def _forms(
 
     is_combined: it is a result of `combine_conjunctions`.
     """
+    has_value = True
     for combine in (dict[str, Any],) if is_combined else (dict[str, Any], combine_conjunctions):
         try:
             whole = combine(schema)
@@ -277,13 +278,15 @@ def _forms(
                 has_space=spec.whitespace,
                 spelling=spelling,
             )
-        except (NotWritten, GrammarError):
+        except (NotWritten, GrammarError) as error:
+            has_value = not isinstance(error, NoValue)
             continue
         yield whole if rules is None else rules, ()
         if rules is None:
             return
         break
     if spelling is None:
+        check_fallback(schema, has_value)
         closed = with_closed_bounds(schema)
         yield closed, () if closed == schema else (_WITHIN_BOUNDS,)
 

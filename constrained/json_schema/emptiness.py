@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -14,6 +14,7 @@ MAX_LISTED = 60
 MAX_ITEMS = 16
 MAX_QUESTIONS = 1000  # about inner conjunctions, to answer one
 KINDS = ("null", "boolean", "object", "array", "string", "number")
+OF_NUMBERS = ("integer", "fraction")  # the two parts of "number"; a fraction, only in rewritten schemas, is no integer
 _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
 }  # fmt: skip
@@ -38,9 +39,20 @@ def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
         if (type_ := part.get("type")) is None:
             continue
         listed = [type_] if isinstance(type_, str) else type_
-        both = [kind for kind in kinds if kind in listed or (kind == "integer" and "number" in listed)]
-        kinds = both + ["integer"] * ("number" in kinds and "integer" in listed and "number" not in listed)
+        both = [kind for kind in kinds if kind in listed or (kind in OF_NUMBERS and "number" in listed)]
+        is_narrower = "number" in kinds and "number" not in listed
+        kinds = both + [kind for kind in OF_NUMBERS if is_narrower and kind in listed]
     return kinds
+
+
+def is_of_kind(value: Any, kinds: Container[str]) -> bool:
+    """Returns whether the type of a JSON value is among `kinds`.
+
+    >>> is_of_kind(1.0, ["integer"]), is_of_kind(1.0, ["fraction"]), is_of_kind(1.5, ["number"])
+    (True, False, True)
+    """
+    kind = _KIND_OF.get(type(value), "number")
+    return kind in kinds or (kind == "number" and OF_NUMBERS[bool(value % 1)] in kinds)
 
 
 def scalar_keywords(part: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +144,7 @@ class Emptiness:
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
             return not any(all(self._admits_listed(part, value) for part in flat) for value in listed)
-        if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
+        if not kinds or (set(kinds) <= {"number", *OF_NUMBERS} and number_range(flat).is_empty):
             return True
         self._num_left -= 1
         if depth >= MAX_DEPTH or self._num_left < 0:
@@ -209,14 +221,13 @@ class Emptiness:
         """Returns False if it is found that a value does not match a schema."""
         if isinstance(schema, bool) or depth > MAX_DEPTH:
             return schema is not False
-        kind = _KIND_OF.get(type(value), "number")
-        if not any(one == kind or (kind == "number" and one == "integer") for one in kinds_of([schema])):
+        if not is_of_kind(value, kinds_of([schema])):
             return False
         if "enum" in schema and not any(
             one == value and isinstance(one, bool) is isinstance(value, bool) for one in schema["enum"]
         ):
             return False
-        if kind in ("string", "number") and _violates_bound(schema, value):
+        if _violates_bound(schema, value):
             return False
         if "$ref" in schema:
             target = self._definitions.get(schema["$ref"].removeprefix(_PREFIX), True)
@@ -248,6 +259,8 @@ class Emptiness:
 
 def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
     """Returns whether a text or a number violates a keyword other than `multipleOf`."""
+    if value is None or isinstance(value, bool | list | dict):
+        return False
     if isinstance(value, str):
         low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
         return not low <= len(value) <= high or ("pattern" in schema and not matches_whole(schema["pattern"], value))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from plait.constrained.json_schema.rewrite.analysis import KINDS, are_disjoint, discriminators, holds_for_kind
+from plait.constrained.json_schema.rewrite.analysis import (
+    FRACTIONS,
+    KINDS,
+    are_disjoint,
+    discriminators,
+    holds_for_kind,
+)
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.negation import negate, subtract
@@ -132,7 +138,7 @@ def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     >>> not_({"not": {"required": ["a"]}}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}]}
     """
-    if "not" not in schema:
+    if "not" not in schema or schema.items() >= FRACTIONS.items():
         return None
     rest, inner = without_keywords(schema, "not"), schema["not"]
     if "type" in schema and are_disjoint({"type": schema["type"]}, inner, document):

@@ -258,6 +258,8 @@ class _Rewriter:
         out: SchemaObject = {
             name: int(schema[name]) if name in COUNTS else schema[name] for name in _COPIED_KEYWORDS if name in schema
         }
+        if "not" in schema:
+            out["type"] = "fraction"
         conjuncts: list[Schema] = []
         if "enum" in schema:
             conjuncts.append(self._enum(schema, at))
