@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
+from plait.constrained.json_schema.rewrite.enums import canonical_json
+from plait.constrained.json_schema.rewrite.numbers import BOUNDS, decimal_of, number_range
 from plait.constrained.json_schema.rewrite.patterns import matches_whole
 
 MAX_DEPTH = 6
@@ -19,13 +21,13 @@ _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
 }  # fmt: skip
 _PREFIX = "#/$defs/"
-_OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
-_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
+OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
 _OF_LENGTH = ("minLength", "maxLength")
 _ALONE = frozenset(("items", "additionalProperties"))
 _LISTED = frozenset(("allOf", "anyOf", "prefixItems"))
 _NAMED = frozenset(("properties", "patternProperties"))
-_COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
+_COMBINED = frozenset((*OF_OBJECTS, *OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
 
 
 def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
@@ -223,9 +225,7 @@ class Emptiness:
             return schema is not False
         if not is_of_kind(value, kinds_of([schema])):
             return False
-        if "enum" in schema and not any(
-            one == value and isinstance(one, bool) is isinstance(value, bool) for one in schema["enum"]
-        ):
+        if "enum" in schema and not any(_is_equal(one, value) for one in schema["enum"]):
             return False
         if _violates_bound(schema, value):
             return False
@@ -257,14 +257,22 @@ class Emptiness:
         }
 
 
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list | dict):
+        return isinstance(other, list | dict) and canonical_json(one) == canonical_json(other)
+    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+
+
 def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
-    """Returns whether a text or a number violates a keyword other than `multipleOf`."""
+    """Returns whether a text or a number violates a keyword about those."""
     if value is None or isinstance(value, bool | list | dict):
         return False
     if isinstance(value, str):
         low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
         return not low <= len(value) <= high or ("pattern" in schema and not matches_whole(schema["pattern"], value))
-    return not number_range([schema]).contains(value)
+    number, step = decimal_of(value), Fraction(decimal_of(schema.get("multipleOf", 0)))
+    is_multiple = not step or (number.is_finite() and Fraction(number) % step == 0)
+    return not (is_multiple and number_range([schema]).contains(value))
 
 
 def _has_value(schema: Schema, having: set[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from plait.constrained.json_schema.emptiness import Emptiness, kinds_of, parts_of, with_inner
@@ -23,6 +24,10 @@ OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength
 _NUMERIC = frozenset(("type", *BOUNDS))
 STRING_BYTE = r'([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])'  # as llguidance writes the characters of a string
 PLAIN_BYTE = r'[^"\\\x00-\x1F\x7F]'  # of a string that has no escape
+_CODE = r"\\U000000(?:0[0-7bef]|1[0-9a-f]|7f)"  # of a control character without a short escape
+_UNWRITABLE = re.compile(rf"\[{_CODE}\]|(?P<other>\[[^\]]*\])|{_CODE}")
+_UNWRITABLE_IN_JSON = re.compile(rf"\\{_CODE}")
+_NO_CHARACTER = r"[\U00000000-\U00000001]"  # no string has one of them
 _SIMPLE = {
     "null": '"null"',
     "boolean": "/true|false/",
@@ -41,6 +46,33 @@ def with_closed_bounds(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return with_inner(closed_bounds(schema), with_closed_bounds)
+
+
+def may_have_unwritable(text: str) -> bool:
+    """Returns whether a rewritten schema, as JSON, may have patterns that `with_writable_patterns` changes."""
+    return _UNWRITABLE_IN_JSON.search(text) is not None
+
+
+def with_writable_patterns(schema: Any) -> Any:
+    """Returns a rewritten schema in whose patterns a control character that no string can have matches nothing.
+
+    Where it is no member of a larger class, llguidance would leave it out and go on with what follows it.
+
+    >>> with_writable_patterns({"pattern": r"^(?:\\U00000000a|[\\U00000000b])$"})["pattern"]
+    '^(?:[\\\\U00000000-\\\\U00000001]a|[\\\\U00000000b])$'
+    """
+    if not isinstance(schema, dict):
+        return schema
+    out = with_inner(schema, with_writable_patterns)
+    if "pattern" in out:
+        out["pattern"] = _writable(out["pattern"])
+    if "patternProperties" in out:
+        out["patternProperties"] = {_writable(name): inner for name, inner in out["patternProperties"].items()}
+    return out
+
+
+def _writable(pattern: str) -> str:
+    return _UNWRITABLE.sub(lambda found: found[0] if found["other"] else _NO_CHARACTER, pattern)
 
 
 def simple_terminal(schema: dict[str, Any]) -> str | None:
@@ -111,7 +143,7 @@ def number_terminal(parts: list[dict[str, Any]], kind: str) -> str | None:
 def listed_within_bounds(schema: dict[str, Any], parts: list[dict[str, Any]]) -> Schema:
     """Returns a schema with listed values without its bounds and type, and without the values that violate them.
 
-    Listed scalars alone are left of a schema without `multipleOf`.
+    Of a schema without listed arrays and objects only the values are left.
 
     >>> listed_within_bounds({"enum": [1, 2, "a"], "minimum": 2}, [{"enum": [1, 2, "a"], "minimum": 2}])
     {'enum': [2, 'a']}
@@ -122,7 +154,7 @@ def listed_within_bounds(schema: dict[str, Any], parts: list[dict[str, Any]]) ->
     kept = [value for value in listed if all(known.admits(part, value) for part in about)]
     if not kept:
         return False
-    if not any(isinstance(value, list | dict) for value in kept) and all("multipleOf" not in part for part in parts):
+    if not any(isinstance(value, list | dict) for value in kept):
         return {"enum": kept}
     without = [
         {name: value for name, value in part.items() if name not in _NUMERIC and name != "allOf"} for part in parts

@@ -62,7 +62,7 @@ class NoValue(NotWritten):
 
 def write_lark(
     schema: dict[str, Any],
-    with_options: Callable[[dict[str, Any]], dict[str, Any]],
+    with_options: Callable[[dict[str, Any]], str],
     separators: tuple[str, str],
     *,
     has_space: bool = False,
@@ -71,15 +71,15 @@ def write_lark(
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
-    with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
-    array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
-    wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
+    with_options: returns a schema that stays JSON, with llguidance's options, as a text. separators: the texts between
+    the items of an array or an object, and behind a name. has_space: white space may stand around separators and within
+    brackets. wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
     is not that of JSON. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
     only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
-    >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
+    >>> write_lark({"type": "object", "properties": {"a": {}}}, json.dumps, (",", ":"))
     """
     writer = _Writer(schema, with_options, separators, has_space, wide_from, spelling)
     return writer.rules() if writer.is_needed or spelling else None
@@ -89,7 +89,7 @@ class _Writer:
     def __init__(
         self,
         schema: dict[str, Any],
-        with_options: Callable[[dict[str, Any]], dict[str, Any]],
+        with_options: Callable[[dict[str, Any]], str],
         separators: tuple[str, str],
         has_space: bool,
         wide_from: int,
@@ -289,7 +289,7 @@ class _Writer:
                 needed[name] = self._definitions[name]
                 todo |= self._references[name] - needed.keys()
             whole = {**body, "$defs": needed} if needed else body
-            self._written[key] = self._rule(f"%json {json.dumps(self._with_options(whole))}", "v")
+            self._written[key] = self._rule(f"%json {self._with_options(whole)}", "v")
         return self._written[key]
 
     def _number(self, parts: list[dict[str, Any]], kind: str) -> str | None:

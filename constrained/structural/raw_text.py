@@ -175,8 +175,8 @@ def _scalars(case: list[dict[str, Any]], read_as: dict[str, str]) -> list[str]:
     number = next((kind for kind in kinds if kind in ("number", *OF_NUMBERS)), None)
     if number is None or any("multipleOf" in part for part in case):
         return bodies
-    found = number_terminal(case, number)
-    return [*bodies, f"({found})"] if found else bodies
+    numbers = number_terminal(case, number)
+    return [*bodies, f"({numbers})"] if numbers else bodies
 
 
 def _is_multiple(kind: str, case: list[dict[str, Any]]) -> bool:

@@ -349,7 +349,12 @@ ROWS: list[Row] = [
     ({"enum": [1, 1.5, "a"], "not": {"type": "integer"}}, [1.5, "a"], [1]),
     ({"allOf": [{"enum": [1, 1.5, "a"]}, {"not": {"type": ["integer", "string"]}}]}, [1.5], [1, "a"]),
     ({"type": "array", "items": {"not": {"type": "integer"}}, "minItems": 1}, [[1.5], ["a", 0.5]], [[1]]),
+    ({"allOf": [{"enum": [[1], {}, "a", 1.5, 2]}, {"not": {"type": "integer"}}]}, [[1], {}, "a", 1.5], [2]),
+    ({"allOf": [{"enum": [2.5, 2.6, "a"]}, {"multipleOf": 0.25}]}, [2.5, "a"], [2.6]),
     # control characters
+    ({"type": "string", "not": {"enum": ["a", "\0"]}}, ["", "b", "ab"], ["a"]),
+    ({"type": "string", "pattern": "^(\\x01b|[\\x7f]d|c)$"}, ["c"], ["b", "d", "cc"]),
+    ({"patternProperties": {"^\\x1fb?$": False}}, [{"b": 1}, {"": 1}], []),
     ({"const": "\u0001"}, ["\u0001"], ["u0001", ""]),
     ({"enum": ["a\0b", "c\x7f", "\n", None, 3, False]}, ["a\0b", "c\x7f", "\n", None, 3, False], ["ab", "c", True]),
     ({"const": {"a\0": ["\x1f", {"\x7f": 1.5}]}}, [{"a\0": ["\x1f", {"\x7f": 1.5}]}], [{"a": []}]),
