@@ -351,6 +351,29 @@ ROWS: list[Row] = [
     ({"type": "array", "items": {"not": {"type": "integer"}}, "minItems": 1}, [[1.5], ["a", 0.5]], [[1]]),
     ({"allOf": [{"enum": [[1], {}, "a", 1.5, 2]}, {"not": {"type": "integer"}}]}, [[1], {}, "a", 1.5], [2]),
     ({"allOf": [{"enum": [2.5, 2.6, "a"]}, {"multipleOf": 0.25}]}, [2.5, "a"], [2.6]),
+    (
+        {
+            "type": "array",
+            "contains": {"type": "integer"},
+            "maxContains": 1,
+            "items": {"type": "number"},
+            "maxItems": 3,
+        },
+        [[1], [1.5, 1]],
+        [[1, 2], [1.5]],
+    ),
+    # many forbidden patterns
+    (
+        {
+            "type": "string",
+            "pattern": "^[a-z_]*$",
+            "allOf": [
+                {"not": {"pattern": f"^{word}$"}} for word in ("a", "as", "[aA]nd", "if", "is", "in", "or", "x_.*")
+            ],
+        },
+        ["", "an", "ands", "i", "x", "ass", "isin"],
+        ["and", "as", "a", "in", "if", "x_", "x_y"],
+    ),
     # control characters
     ({"type": "string", "not": {"enum": ["a", "\0"]}}, ["", "b", "ab"], ["a"]),
     ({"type": "string", "pattern": "^(\\x01b|[\\x7f]d|c)$"}, ["c"], ["b", "d", "cc"]),
