@@ -21,8 +21,13 @@ from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
 from plait.constrained.json_schema.error_locator import locate_rejected_keyword
-from plait.constrained.json_schema.lark_scalars import with_closed_bounds
-from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
+from plait.constrained.json_schema.lark_scalars import (
+    check_fallback,
+    may_have_unwritable,
+    with_closed_bounds,
+    with_writable_patterns,
+)
+from plait.constrained.json_schema.lark_writer import NotWritten, NoValue, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -214,7 +219,7 @@ def _first_valid(
     """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
     reason = "it has no form as literals of Python" if spelling is PYTHON else "it has no form in the model's notation"
     for form, _ in _forms(schema, style, spelling):
-        body = [f"%json {json.dumps(with_options(form, style))}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
+        body = [f"%json {with_options(form, style)}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
         text = "\n".join(["start: value", f"value: {body[0]}", *body[1:]])
         reason = _short_refusal(text) if len(text) < _SHORT else _refusal(text)
         if not reason:
@@ -229,8 +234,9 @@ def _refusal(lark: str) -> str:
 _short_refusal = lru_cache(maxsize=256)(_refusal)  # many parameters of tools have the same schema
 
 
-def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:
-    """Adds llguidance's options to a rewritten `schema`: white space as in `spec`, one spelling for each text."""
+def with_options(schema: dict[str, Any], spec: Style) -> str:
+    """Returns a rewritten `schema` for llguidance, with its options: white space as in `spec`, one spelling for each
+    text."""
     options: dict[str, Any] = {
         "whitespace_flexible": spec.whitespace,
         "item_separator": "," if spec.compact or spec.whitespace else ", ",
@@ -240,7 +246,10 @@ def with_options(schema: dict[str, Any], spec: Style) -> dict[str, Any]:
         "json_allowed_escapes": _ESCAPES,
         "json_allow_general_unicode_escapes": False,
     }
-    return {**schema, "x-guidance": options}
+    text = json.dumps({**schema, "x-guidance": options})
+    if not may_have_unwritable(text):
+        return text
+    return json.dumps({**with_writable_patterns(schema), "x-guidance": options})
 
 
 def _grammars(
@@ -254,8 +263,7 @@ def _grammars(
         if isinstance(form, list):
             yield str(llguidance.LLMatcher.grammar_from_lark("\n".join(form))), narrowings
         else:
-            text = json.dumps(with_options(form, spec))
-            yield str(llguidance.LLMatcher.grammar_from_json_schema(text)), narrowings
+            yield str(llguidance.LLMatcher.grammar_from_json_schema(with_options(form, spec))), narrowings
 
 
 def _forms(
@@ -267,6 +275,7 @@ def _forms(
 
     is_combined: it is a result of `combine_conjunctions`.
     """
+    has_value = True
     for combine in (dict[str, Any],) if is_combined else (dict[str, Any], combine_conjunctions):
         try:
             whole = combine(schema)
@@ -277,13 +286,15 @@ def _forms(
                 has_space=spec.whitespace,
                 spelling=spelling,
             )
-        except (NotWritten, GrammarError):
+        except (NotWritten, GrammarError) as error:
+            has_value = not isinstance(error, NoValue)
             continue
         yield whole if rules is None else rules, ()
         if rules is None:
             return
         break
     if spelling is None:
+        check_fallback(schema, has_value)
         closed = with_closed_bounds(schema)
         yield closed, () if closed == schema else (_WITHIN_BOUNDS,)
 

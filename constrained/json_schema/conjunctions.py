@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from plait.constrained.json_schema.emptiness import (
+    OF_ARRAYS,
+    OF_OBJECTS,
     Emptiness,
     item_schema,
     kinds_of,
@@ -34,6 +36,7 @@ MAX_INLINED = 100  # characters of a schema about scalars only; a longer one is 
 LARGE = 20_000  # parts, after each alternative is combined with each other one
 _NO_NAME = f"^(?:{NO_TEXT})$"
 _PREFIX = "#/$defs/"
+_ABOUT: dict[type, tuple[str, ...]] = {list: OF_ARRAYS, dict: OF_OBJECTS}
 _STRUCTURED = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 
 
@@ -209,9 +212,8 @@ class _Combiner:
             return True
         kinds = kinds_of(case)
         out: dict[str, Any] = {"type": kinds} if any("type" in part for part in case) else {}
-        listed = [value for part in case for value in part.get("enum", ())]
-        if len(case) > 1 and any(isinstance(value, list | dict) for value in listed):
-            raise CombinedTooLarge  # listed arrays and objects are not compared with other keywords here
+        if len(case) > 1 and any(isinstance(value, list | dict) for part in case for value in part.get("enum", ())):
+            return self._listed(case)
         if "object" in kinds:
             self._object(case, out)
         if "array" in kinds:
@@ -228,6 +230,15 @@ class _Combiner:
         if len({name for one in distinct for name in one}) == len(distinct):
             return {**out, **{name: value for one in distinct for name, value in one.items()}}
         return {**out, "allOf": distinct}
+
+    def _listed(self, case: list[dict[str, Any]]) -> Schema:
+        """Returns one schema for all of these, one of which lists arrays or objects."""
+        listed = next(part["enum"] for part in case if "enum" in part)
+        kept = [value for value in listed if all(self._emptiness.admits(part, value) for part in case)]
+        names = frozenset(name for part in case for name in part)
+        if any(not names.isdisjoint(_ABOUT.get(type(value), ())) for value in kept):
+            raise CombinedTooLarge  # listed arrays and objects are not compared with keywords about them here
+        return {"enum": kept} if kept else False
 
     def _object(self, case: list[dict[str, Any]], out: dict[str, Any]) -> None:
         names = dict.fromkeys(name for part in case for name in part.get("properties", ()))

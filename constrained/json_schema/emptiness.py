@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from plait.constrained.guidance.subschemas import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.numbers import BOUNDS, number_range
+from plait.constrained.json_schema.rewrite.enums import canonical_json
+from plait.constrained.json_schema.rewrite.numbers import BOUNDS, decimal_of, number_range
 from plait.constrained.json_schema.rewrite.patterns import matches_whole
 
 MAX_DEPTH = 6
@@ -15,14 +17,15 @@ MAX_LISTED = 60
 MAX_ITEMS = 16
 MAX_QUESTIONS = 1000  # about inner conjunctions, to answer one
 KINDS = ("null", "boolean", "object", "array", "string", "number")
+OF_NUMBERS = ("integer", "fraction")  # the two parts of "number"; a fraction, only in rewritten schemas, is no integer
 _KIND_OF: dict[type, str] = {
     type(None): "null", bool: "boolean", str: "string", dict: "object", list: "array",
 }  # fmt: skip
 _PREFIX = "#/$defs/"
-_OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
-_OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
+OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
+OF_ARRAYS = ("items", "prefixItems", "minItems", "maxItems", "uniqueItems")
 _OF_LENGTH = ("minLength", "maxLength")
-_COMBINED = frozenset((*_OF_OBJECTS, *_OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
+_COMBINED = frozenset((*OF_OBJECTS, *OF_ARRAYS, *BOUNDS, *_OF_LENGTH, "type"))
 
 
 def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
@@ -36,9 +39,20 @@ def kinds_of(parts: Iterable[dict[str, Any]]) -> list[str]:
         if (type_ := part.get("type")) is None:
             continue
         listed = [type_] if isinstance(type_, str) else type_
-        both = [kind for kind in kinds if kind in listed or (kind == "integer" and "number" in listed)]
-        kinds = both + ["integer"] * ("number" in kinds and "integer" in listed and "number" not in listed)
+        both = [kind for kind in kinds if kind in listed or (kind in OF_NUMBERS and "number" in listed)]
+        is_narrower = "number" in kinds and "number" not in listed
+        kinds = both + [kind for kind in OF_NUMBERS if is_narrower and kind in listed]
     return kinds
+
+
+def is_of_kind(value: Any, kinds: Container[str]) -> bool:
+    """Returns whether the type of a JSON value is among `kinds`.
+
+    >>> is_of_kind(1.0, ["integer"]), is_of_kind(1.0, ["fraction"]), is_of_kind(1.5, ["number"])
+    (True, False, True)
+    """
+    kind = _KIND_OF.get(type(value), "number")
+    return kind in kinds or (kind == "number" and OF_NUMBERS[bool(value % 1)] in kinds)
 
 
 def scalar_keywords(part: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +110,7 @@ class Emptiness:
         listed = next((part["enum"] for part in flat if "enum" in part), None)
         if listed is not None and len(listed) <= MAX_LISTED:
             return not any(all(self._admits_listed(part, value) for part in flat) for value in listed)
-        if not kinds or (set(kinds) <= {"number", "integer"} and number_range(flat).is_empty):
+        if not kinds or (set(kinds) <= {"number", *OF_NUMBERS} and number_range(flat).is_empty):
             return True
         self._num_left -= 1
         if depth >= MAX_DEPTH or self._num_left < 0:
@@ -173,14 +187,11 @@ class Emptiness:
         """Returns False if it is found that a value does not match a schema."""
         if isinstance(schema, bool) or depth > MAX_DEPTH:
             return schema is not False
-        kind = _KIND_OF.get(type(value), "number")
-        if not any(one == kind or (kind == "number" and one == "integer") for one in kinds_of([schema])):
+        if not is_of_kind(value, kinds_of([schema])):
             return False
-        if "enum" in schema and not any(
-            one == value and isinstance(one, bool) is isinstance(value, bool) for one in schema["enum"]
-        ):
+        if "enum" in schema and not any(_is_equal(one, value) for one in schema["enum"]):
             return False
-        if kind in ("string", "number") and _violates_bound(schema, value):
+        if _violates_bound(schema, value):
             return False
         if "$ref" in schema:
             target = self._definitions.get(schema["$ref"].removeprefix(_PREFIX), True)
@@ -210,12 +221,22 @@ class Emptiness:
         }
 
 
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list | dict):
+        return isinstance(other, list | dict) and canonical_json(one) == canonical_json(other)
+    return bool(one == other) and isinstance(one, bool) is isinstance(other, bool)
+
+
 def _violates_bound(schema: dict[str, Any], value: Any) -> bool:
-    """Returns whether a text or a number violates a keyword other than `multipleOf`."""
+    """Returns whether a text or a number violates a keyword about those."""
+    if value is None or isinstance(value, bool | list | dict):
+        return False
     if isinstance(value, str):
         low, high = schema.get("minLength", 0), schema.get("maxLength", len(value))
         return not low <= len(value) <= high or ("pattern" in schema and not matches_whole(schema["pattern"], value))
-    return not number_range([schema]).contains(value)
+    number, step = decimal_of(value), Fraction(decimal_of(schema.get("multipleOf", 0)))
+    is_multiple = not step or (number.is_finite() and Fraction(number) % step == 0)
+    return not (is_multiple and number_range([schema]).contains(value))
 
 
 def _has_value(schema: Schema, having: set[str]) -> bool:

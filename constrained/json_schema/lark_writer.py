@@ -15,14 +15,16 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.guidance.subschemas import parts_of
-from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.emptiness import OF_NUMBERS, kinds_of, property_schema
 from plait.constrained.json_schema.lark_scalars import (
     OF_SCALARS,
     PLAIN_BYTE,
     STRING_BYTE,
     has_own_pattern,
+    is_beyond_llguidance,
     is_bounded_number,
     listed_within_bounds,
+    number_terminal,
     quoted,
     regex_literal,
     simple_terminal,
@@ -38,7 +40,7 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
-from plait.constrained.json_schema.spelling import Spelling
+from plait.constrained.json_schema.spelling import JSON, Spelling
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 MAX_CHARS = 4 << 20  # of a grammar
@@ -52,12 +54,16 @@ _ZEROS = r"/\.0+/"  # behind an integer
 
 
 class NotWritten(Exception):
-    """Raised for a schema around a wide object or a bounded number that has no Lark form here, or no value."""
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here."""
+
+
+class NoValue(NotWritten):
+    """Raised for such a schema that no value matches."""
 
 
 def write_lark(
     schema: dict[str, Any],
-    with_options: Callable[[dict[str, Any]], dict[str, Any]],
+    with_options: Callable[[dict[str, Any]], str],
     separators: tuple[str, str],
     *,
     has_space: bool = False,
@@ -66,15 +72,15 @@ def write_lark(
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
-    with_options: adds llguidance's options to a schema that stays JSON. separators: the texts between the items of an
-    array or an object, and behind a name. has_space: white space may stand around separators and within brackets.
-    wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
+    with_options: returns a schema that stays JSON, with llguidance's options, as a text. separators: the texts between
+    the items of an array or an object, and behind a name. has_space: white space may stand around separators and within
+    brackets. wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
     is not that of JSON. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
     only the longest lexeme, so alternatives that begin alike, some of them JSON schemas, must be divided alike.
 
-    >>> write_lark({"type": "object", "properties": {"a": {}}}, lambda schema: schema, (",", ":"))
+    >>> write_lark({"type": "object", "properties": {"a": {}}}, json.dumps, (",", ":"))
     """
     writer = _Writer(schema, with_options, separators, has_space, wide_from, spelling)
     return writer.rules() if writer.is_needed or spelling else None
@@ -84,7 +90,7 @@ class _Writer:
     def __init__(
         self,
         schema: dict[str, Any],
-        with_options: Callable[[dict[str, Any]], dict[str, Any]],
+        with_options: Callable[[dict[str, Any]], str],
         separators: tuple[str, str],
         has_space: bool,
         wide_from: int,
@@ -123,7 +129,7 @@ class _Writer:
     def rules(self) -> list[str]:
         root = self._schema(self._root)
         if root is None:
-            raise NotWritten
+            raise NoValue
         return [f"start: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
@@ -159,7 +165,7 @@ class _Writer:
         if isinstance(schema, dict) and is_bounded_number(schema):
             key = repr(schema)
             if key not in self._numbers:
-                self._numbers[key] = self._number([schema], is_integer=schema["type"] in ("integer", ["integer"]))
+                self._numbers[key] = self._number([schema], kinds_of([schema])[0])
             return self._numbers[key]
         if self._spelling is not None and (schema is True or schema == {}):
             return self._definition(_ANY)
@@ -203,10 +209,12 @@ class _Writer:
         options: list[str | None] = []
         if any("enum" in part for part in parts):
             listed = listed_within_bounds(schema, parts)
-            return self._leaf(listed) if self._spelling is None else self._literals(listed, self._spelling)
-        number = next((kind for kind in rest if kind in ("integer", "number")), None)
-        if number and any(needs_pattern(part, is_integer=number == "integer") for part in parts):
-            options.append(self._number(parts, is_integer=number == "integer"))
+            is_json = self._spelling is None and not (isinstance(listed, dict) and is_beyond_llguidance(listed))
+            return self._leaf(listed) if is_json else self._literals(listed, self._spelling or JSON)
+        number = next((kind for kind in rest if kind in ("number", *OF_NUMBERS)), None)
+        is_fraction = number == "fraction"
+        if number and (is_fraction or any(needs_pattern(part, is_integer=number == "integer") for part in parts)):
+            options.append(self._number(parts, number))
             rest.remove(number)
         for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
             about = {name: schema[name] for name in names if name in schema}
@@ -261,7 +269,7 @@ class _Writer:
 
     def _name(self, name: str) -> str | None:
         """Returns the expression of a member's name; None if it cannot be written."""
-        return quoted(quoted(name)) if self._spelling is None else self._spelling.name(name)
+        return quoted(json.dumps(name, ensure_ascii=False)) if self._spelling is None else self._spelling.name(name)
 
     def _leaf(self, schema: Schema) -> str | None:
         """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
@@ -282,22 +290,26 @@ class _Writer:
                 needed[name] = self._definitions[name]
                 todo |= self._references[name] - needed.keys()
             whole = {**body, "$defs": needed} if needed else body
-            self._written[key] = self._rule(f"%json {json.dumps(self._with_options(whole))}", "v")
+            self._written[key] = self._rule(f"%json {self._with_options(whole)}", "v")
         return self._written[key]
 
-    def _number(self, parts: list[dict[str, Any]], *, is_integer: bool) -> str | None:
+    def _number(self, parts: list[dict[str, Any]], kind: str) -> str | None:
         """Returns the expression of the numbers within the bounds of `parts`, and multiples as these say."""
-        numbers = number_range(parts)
+        numbers, is_integer = number_range(parts), kind == "integer"
         steps = [Fraction(decimal_of(part["multipleOf"])) for part in parts if "multipleOf" in part]
-        pattern = numbers.pattern(is_integer=is_integer)
-        if pattern is None or not steps:
-            return pattern and self._terminal(f"/{pattern}/")
+        found = number_terminal(parts, kind)
+        if found is None or not steps:
+            return found and self._terminal(found)
         step = common_multiple(*steps)
+        if kind == "fraction" and step.denominator == 1:
+            return None
         if not numbers.has_multiple(step, is_integer=is_integer):
             return None
         multiples = multiples_of(step)
         if multiples is not None:
-            return self._terminal(f"/{pattern}/ & /{multiples}/")
+            return self._terminal(f"{found} & /{multiples}/")
+        if kind == "fraction":
+            raise NotWritten
         has_integers_only = is_integer or step.denominator == 1
         leaf = self._leaf(
             {"type": "integer" if has_integers_only else "number", "anyOf": multiples_within(numbers, step)}

@@ -45,6 +45,23 @@ def integers_between(low: int | None, high: int | None) -> str | None:
     return _with_signs(low, high, 0, _integers)
 
 
+@lru_cache(maxsize=1)
+def fractions() -> str:
+    """Returns the pattern of the numbers that are no integers, not even once they are read as doubles.
+
+    Half of the distance between two doubles of n digits before the point is less than 10^(n - 16) for n <= 15, so a
+    number that is at least as far from every integer is read as none. Below 0.1 all are read right down to 1e-307;
+    these may have an exponent, behind one digit before the point. Numbers above 10^15 are left out.
+    """
+    small = rf"[1-9]{_FRACTION}[eE]-(0?[2-9]|[1-9][0-9]|[12][0-9][0-9]|30[0-7])"
+    below_one = rf"0\.{_between('0' * 21 + '1', '9' * 16)}"
+    others = (
+        rf"[1-9]{_repeated(_DIGIT, n - 1, n - 1)}\.{_between('0' * (15 - n) + '1', '9' * (16 - n))}"
+        for n in range(1, 16)
+    )
+    return f"-?{_any_of(small, below_one, *others)}"
+
+
 def multiples_of(step: Fraction) -> str | None:
     """Returns the pattern of the multiples of c * 10^e if c divides 100; None for any other step.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.lark_scalars import quoted
 from plait.constrained.json_schema.rewrite.document import Schema
 
 
@@ -23,7 +24,7 @@ class Spelling:
     @property
     def literals(self) -> dict[str, str]:
         """The terminals of all values of null and of booleans."""
-        return {"null": _text(self.null), "boolean": f"/{self.true}|{self.false}/"}
+        return {"null": quoted(self.null), "boolean": f"/{self.true}|{self.false}/"}
 
     def is_json(self, schema: Schema) -> bool:
         """Returns whether a rewritten schema allows only scalars that are written as in JSON, without listing."""
@@ -35,12 +36,12 @@ class Spelling:
     def scalar(self, value: Any) -> str | None:
         """Returns the expression of a listed scalar; None if it cannot be written."""
         if value is None or isinstance(value, bool):
-            return _text(self.null if value is None else self.true if value else self.false)
-        return _text(json.dumps(value, ensure_ascii=False))
+            return quoted(self.null if value is None else self.true if value else self.false)
+        return quoted(json.dumps(value, ensure_ascii=False))
 
     def name(self, name: str) -> str | None:
         """Returns the expression of a member's name; None if it cannot be written."""
-        return _text(json.dumps(name, ensure_ascii=False))
+        return quoted(json.dumps(name, ensure_ascii=False))
 
     def other_name(self, names: list[str], patterns: Sequence[str]) -> tuple[str, list[str]] | None:
         """Returns the pattern of names that are not listed, and of those that match each of `patterns`, which are
@@ -53,8 +54,11 @@ class Spelling:
         raise NotImplementedError
 
 
+class _JsonSpelling(Spelling):
+    """The spelling of JSON, for listed values that llguidance cannot write."""
+
+    null, true, false = "null", "true", "false"
+
+
 PYTHON = Spelling()
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+JSON = _JsonSpelling()

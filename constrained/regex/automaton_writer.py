@@ -8,7 +8,7 @@ from plait.constrained.regex.char_classes import Ranges, write_class
 from plait.constrained.specs import GrammarError
 
 MAX_STATES = 120
-MAX_WRITTEN = 30_000
+MAX_WRITTEN = 40_000
 NO_TEXT = write_class(())
 TOO_LARGE = "its pattern is too large to be combined with another one"
 

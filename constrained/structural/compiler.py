@@ -18,6 +18,7 @@ import msgspec
 from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
 from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.lark_scalars import regex_literal
 from plait.constrained.json_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
@@ -33,7 +34,7 @@ from plait.constrained.specs import (
     Trigger,
 )
 from plait.constrained.structural.contents import ContentRules, content_rules
-from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.structural.marks import Marks
 from plait.constrained.tokens.number_limiter import digit_limit
 from plait.constrained.tokens.vocabulary import Vocabulary
 

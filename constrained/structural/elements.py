@@ -22,10 +22,11 @@ from plait.constrained.guidance.unique_paths import separate_unique_items
 from plait.constrained.json_schema.compiler import rewritten_schema
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
+from plait.constrained.json_schema.lark_scalars import regex_literal
 from plait.constrained.json_schema.lark_sequences import within_counts
 from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
-from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.structural.marks import Marks
 from plait.constrained.structural.value_kinds import value_kinds
 
 MAX_PARAMETERS = 256  # llguidance compiles a chain of optional ones by recursion

@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_depth import references_of
+from plait.constrained.json_schema.lark_scalars import quoted
 from plait.constrained.regex.char_classes import Ranges, escape_code_point, merge_ranges, write_class
 from plait.constrained.regex.python_syntax import PlainPattern, PlainPatternWriter, to_plain_pattern
 from plait.constrained.specs import GrammarError
@@ -151,7 +152,7 @@ def _rewritten(token: re.Match[str], terminals: dict[str, str]) -> str:
         text = _text(token["text"], token.start())
         if token["text_flags"]:
             return _terminal(f"(?i:{re.escape(text)})", token.start())
-        return json.dumps(json.dumps(text, ensure_ascii=False)[1:-1], ensure_ascii=False)
+        return quoted(json.dumps(text, ensure_ascii=False)[1:-1])
     if token["regex"] is not None:
         flags = token["flags"].replace("u", "")  # the default of Python
         return _terminal(f"(?{flags}:{token['regex']})" if flags else token["regex"], token.start("regex"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import groupby
 
 from plait.constrained.guidance.call_tracker import spell_control
+from plait.constrained.json_schema.lark_scalars import quoted
 from plait.constrained.specs import ID_PLACE, GrammarError, Reasoning, Structural
 from plait.constrained.tokens.vocabulary import Vocabulary
 
@@ -88,14 +88,5 @@ class Marks:
             text = "".join(map(str, group))
             for index, part in enumerate(text.split(ID_PLACE) if with_id and self._call_id else [text]):
                 expressions += [f"/{self._call_id}/"] if index else []
-                expressions += [json.dumps(part)] if part else []
+                expressions += [quoted(part)] if part else []
         return " ".join(expressions)
-
-
-def regex_literal(text: str) -> str:
-    """Returns the regular expression of one text.
-
-    >>> regex_literal("a/")
-    'a\\\\u{2f}'
-    """
-    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)

@@ -5,7 +5,6 @@ The grammar is that of a literal, with another spelling of names and scalars.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +15,11 @@ from plait.constrained.guidance.unique_paths import separate_unique_items
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.compiler import JsonRules, rewritten_schema, schema_rules
 from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.lark_scalars import quoted, regex_literal
 from plait.constrained.json_schema.spelling import Spelling
 from plait.constrained.specs import JsonSchema, Notation
 from plait.constrained.structural.elements import FURTHER_NAME
-from plait.constrained.structural.marks import Marks, regex_literal
+from plait.constrained.structural.marks import Marks
 from plait.constrained.structural.raw_text import ended_text, has_text, string_body
 
 _BARE_NAME = re.compile(r"""[^:,{}\[\]<>|"'\s]+""")
@@ -44,7 +44,7 @@ class NotationSpelling(Spelling):
 
     def name(self, name: str) -> str | None:
         """See Spelling."""
-        return json.dumps(name, ensure_ascii=False) if _BARE_NAME.fullmatch(name) else None
+        return quoted(name) if _BARE_NAME.fullmatch(name) else None
 
     def other_name(self, names: list[str], patterns: Sequence[str]) -> tuple[str, list[str]]:
         """See Spelling."""

@@ -10,11 +10,12 @@ from llguidance import regex_to_lark
 
 from plait.constrained.guidance.call_tracker import BEGINS
 from plait.constrained.json_schema.compiler import schema_rules
+from plait.constrained.json_schema.emptiness import is_of_kind
+from plait.constrained.json_schema.lark_scalars import regex_literal
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.specs import Keywords
 from plait.constrained.structural.elements import ElementValue
 from plait.constrained.structural.json_string import pattern_in_json
-from plait.constrained.structural.marks import regex_literal
 from plait.constrained.structural.raw_text import has_text, string_body
 from plait.constrained.structural.value_kinds import Case, case_kinds, value_cases
 
@@ -58,7 +59,7 @@ def _without_strings(case: Case) -> dict[str, Any] | None:
     """Returns the schema of the other values of a case; None if there are none."""
     kinds = [kind for kind in case_kinds(case) if kind != "string"]
     if "enum" in case[0]:
-        return {"enum": [v for v in case[0]["enum"] if not isinstance(v, str)]} if kinds else None
+        return {"enum": [v for v in case[0]["enum"] if is_of_kind(v, kinds)]} if kinds else None
     return {**case[0], "type": kinds} if kinds else None
 
 

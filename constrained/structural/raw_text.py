@@ -10,17 +10,17 @@ from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
 from plait.constrained.guidance.call_tracker import BEGINS, CONTAINERS
 from plait.constrained.json_schema.compiler import schema_rules
-from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.emptiness import OF_NUMBERS, is_of_kind, kinds_of
+from plait.constrained.json_schema.lark_scalars import number_terminal, regex_literal
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.numbers import number_range
 from plait.constrained.specs import CDATA_BEGIN, CDATA_END, TYPE_PLACE, Elements, GrammarError
 from plait.constrained.structural.elements import ElementValue
-from plait.constrained.structural.marks import Marks, regex_literal
-from plait.constrained.structural.value_kinds import case_kinds, is_of_kind, value_cases
+from plait.constrained.structural.marks import Marks
+from plait.constrained.structural.value_kinds import case_kinds, value_cases
 
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SPACE = r"[\x20\x09\x0a\x0d]*"
-_READ_AS = {"null": "null", "boolean": "true|false", "number": _NUMBER, "integer": _NUMBER}
+_READ_AS = {"null": "null", "boolean": "true|false", "number": _NUMBER, "integer": _NUMBER, "fraction": _NUMBER}
 _READ_AS_PYTHON = _READ_AS | {"null": "None", "boolean": "True|False"}
 _LITERALS = frozenset(("null", "boolean"))  # which Python writes otherwise than JSON
 _CONTAINERS = ("array", "object")
@@ -172,17 +172,17 @@ def _scalars(case: list[dict[str, Any]], read_as: dict[str, str]) -> list[str]:
         texts = [repr(v) if is_python and isinstance(v, bool | None) else json.dumps(v) for v in found]
         return [f"/{regex_literal(text)}/" for text in texts]
     bodies = [f"/{read_as[kind]}/" for kind in kinds if kind in ("null", "boolean")]
-    number = next((kind for kind in kinds if kind in ("integer", "number")), None)
+    number = next((kind for kind in kinds if kind in ("number", *OF_NUMBERS)), None)
     if number is None or any("multipleOf" in part for part in case):
         return bodies
-    pattern = number_range(case).pattern(is_integer=number == "integer")
-    return [*bodies, f"/{pattern}/"] if pattern else bodies
+    numbers = number_terminal(case, number)
+    return [*bodies, f"({numbers})"] if numbers else bodies
 
 
 def _is_multiple(kind: str, case: list[dict[str, Any]]) -> bool:
     """Returns whether `_scalars` leaves out the values of this type."""
     is_listed = any("enum" in part for part in case)
-    return kind in ("integer", "number") and not is_listed and any("multipleOf" in part for part in case)
+    return kind in ("number", *OF_NUMBERS) and not is_listed and any("multipleOf" in part for part in case)
 
 
 def _read_as(kinds: frozenset[str], read_as: dict[str, str]) -> str:
@@ -208,7 +208,9 @@ def typed_value(
     rules: list[str] = []
     readings: list[tuple[bytes, tuple[bytes, ...]]] = []
     for index, text in enumerate(dict.fromkeys(text for _, text in content.types)):
-        kinds = [kind for kind in kinds_of([whole]) if (kind, text) in content.types]
+        kinds = [
+            kind for kind in kinds_of([whole]) if ("number" if kind == "fraction" else kind, text) in content.types
+        ]
         if not kinds:
             continue
         value = element_value(

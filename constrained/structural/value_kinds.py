@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
-from plait.constrained.json_schema.emptiness import kinds_of
+from plait.constrained.json_schema.emptiness import is_of_kind, kinds_of
 from plait.constrained.json_schema.rewrite.document import Schema
 
 Case = list[dict[str, Any]]  # of schemas that all apply
-_KIND_OF: dict[type, str] = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
 _CASES = frozenset(("$ref", "anyOf", "allOf"))
 
 
@@ -44,9 +43,3 @@ def case_kinds(case: Case) -> list[str]:
     if listed is None:
         return kinds
     return [kind for kind in kinds if any(is_of_kind(value, [kind]) for value in listed)]
-
-
-def is_of_kind(value: Any, kinds: list[str]) -> bool:
-    """Returns whether the type of a JSON value is among `kinds`."""
-    kind = _KIND_OF.get(type(value), "number")
-    return kind in kinds or (kind == "number" and "integer" in kinds and value == int(value))

@@ -16,6 +16,7 @@ from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
 from plait.constrained.specs import GrammarError
 
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
+FRACTIONS: dict[str, Any] = {"type": "number", "not": {"type": "integer"}}  # has no simpler form
 MAX_DEPTH = 6
 MAX_VALUES = 1000
 MAX_BRANCHES = 32

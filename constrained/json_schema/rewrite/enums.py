@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,8 @@ from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, is_strin
 MAX_FOLDED = 2_000
 _HIGHEST = (1 << 63) - 1  # not a double, but written exactly; a larger integer is padded with zeros
 _LOWEST = -(1 << 63)
-_WRITABLE = frozenset("\b\f\n\r\t")
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def upgrade_draft(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -72,12 +74,18 @@ def _is_boolean_or_null(schema: SchemaObject) -> bool:
 
 
 def check_enum_texts(listed: list[Any]) -> None:
-    """Raises UnsupportedKeywords for an enum text with a control character that the grammar cannot write."""
-    for text in _scalars(listed):
-        if isinstance(text, str) and any(
-            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in text
-        ):
-            raise UnsupportedKeywords("it lists a text with an unsupported control character", "enum")
+    """Raises UnsupportedKeywords for an enum text with half of a surrogate pair, which no text of a model has."""
+    if any(isinstance(text, str) and _SURROGATE.search(text) for text in _scalars(listed)):
+        raise UnsupportedKeywords("it lists a text with half of a surrogate pair", "enum")
+
+
+def has_control_character(value: Any) -> bool:
+    """Returns whether a listed value has a text with a control character that llguidance leaves out.
+
+    >>> has_control_character({"a": ["\\n"]}), has_control_character(["\\0"])
+    (False, True)
+    """
+    return any(isinstance(text, str) and _CONTROL.search(text) for text in _scalars(value))
 
 
 def listed_schema(listed: list[Any]) -> SchemaObject:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from plait.constrained.json_schema.rewrite.analysis import KINDS, are_disjoint, discriminators, holds_for_kind
+from plait.constrained.json_schema.rewrite.analysis import (
+    FRACTIONS,
+    KINDS,
+    are_disjoint,
+    discriminators,
+    holds_for_kind,
+)
 from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
-from plait.constrained.json_schema.rewrite.negation import negate, subtract
+from plait.constrained.json_schema.rewrite.negation import negate, negate_pattern, subtract
+from plait.constrained.json_schema.rewrite.patterns import is_narrowed
 
 MAX_BRANCHES = 64
 MAX_EXCLUDED = 6
+MIN_JOINED = 8  # forbidden patterns; fewer are not joined
 
 
 def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -124,6 +132,29 @@ def _exclusive_branch(
     return {"allOf": [branches[index], *complements]}
 
 
+def not_patterns(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """Joins conjuncts of which each forbids a pattern: a text that matches none does not match their alternative.
+
+    The complements of many patterns, one by one, would be too much for llguidance together.
+
+    >>> not_patterns({"allOf": [{"not": {"pattern": f"^{c}$"}} for c in "abcdefgh"]}, SchemaDocument("{}"))
+    {'allOf': [{'not': {'pattern': '(?:^a$)|(?:^b$)|(?:^c$)|(?:^d$)|(?:^e$)|(?:^f$)|(?:^g$)|(?:^h$)'}}]}
+    """
+    inner = schema.get("allOf", [])
+    forbidding = [part for part in inner if _is_not_pattern(part)]
+    if len(forbidding) < MIN_JOINED:
+        return None
+    joined = "|".join(f"(?:{part['not']['pattern']})" for part in forbidding)
+    if negate_pattern(joined) is None:
+        return None
+    return {**schema, "allOf": [*(part for part in inner if not _is_not_pattern(part)), {"not": {"pattern": joined}}]}
+
+
+def _is_not_pattern(schema: Schema) -> bool:
+    inner = schema.get("not") if isinstance(schema, dict) and len(schema) == 1 else None
+    return isinstance(inner, dict) and inner.keys() == {"pattern"} and not is_narrowed(inner["pattern"])
+
+
 def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `not` by the complement of its schema, if that can be written without `not`.
 
@@ -132,7 +163,7 @@ def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     >>> not_({"not": {"required": ["a"]}}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}]}
     """
-    if "not" not in schema:
+    if "not" not in schema or schema.items() >= FRACTIONS.items():
         return None
     rest, inner = without_keywords(schema, "not"), schema["not"]
     if "type" in schema and are_disjoint({"type": schema["type"]}, inner, document):

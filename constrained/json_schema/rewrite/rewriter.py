@@ -24,7 +24,7 @@ from plait.constrained.json_schema.rewrite.keywords import (
     check_keyword_value,
     unknown_keyword_reason,
 )
-from plait.constrained.json_schema.rewrite.logic import if_, not_, one_of
+from plait.constrained.json_schema.rewrite.logic import if_, not_, not_patterns, one_of
 from plait.constrained.json_schema.rewrite.name_patterns import (
     check_complements,
     list_finite_names,
@@ -57,6 +57,7 @@ REWRITE_RULES: tuple[tuple[RewriteRule, frozenset[str]], ...] = tuple(
         (unevaluated_properties, "unevaluatedProperties"),
         (unevaluated_items, "unevaluatedItems"),
         (one_of, "oneOf allOf"),
+        (not_patterns, "allOf"),
         (not_, "not"),
         (if_, "if then else"),
         (dependent_required, "dependentRequired"),
@@ -258,6 +259,8 @@ class _Rewriter:
         out: SchemaObject = {
             name: int(schema[name]) if name in COUNTS else schema[name] for name in _COPIED_KEYWORDS if name in schema
         }
+        if "not" in schema:
+            out["type"] = "fraction"
         conjuncts: list[Schema] = []
         if "enum" in schema:
             conjuncts.append(self._enum(schema, at))

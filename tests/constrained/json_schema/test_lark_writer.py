@@ -64,7 +64,7 @@ def _both_grammars(schema: dict[str, Any]) -> tuple[LlguidanceGrammar, Llguidanc
     lark = write_lark(rewritten, lambda part: with_options(part, spec), (",", ":"), wide_from=1)
     if lark is None:
         return None
-    own = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(rewritten, spec)))
+    own = llguidance.LLMatcher.grammar_from_json_schema(with_options(rewritten, spec))
     written = llguidance.LLMatcher.grammar_from_lark("\n".join(lark))
     try:
         own_grammar = LlguidanceGrammar(LlguidanceSource(own), BYTE_VOCABULARY)

@@ -17,7 +17,7 @@ from example_share import share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.constrained.json_schema.number_patterns import decimals_between, integers_between, multiples_of
+from plait.constrained.json_schema.number_patterns import decimals_between, fractions, integers_between, multiples_of
 from plait.constrained.json_schema.rewrite.numbers import NumberRange, decimal_of, number_range
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
@@ -197,3 +197,47 @@ def test_patterns_are_short() -> None:
             assert len(number_range([{name: bound}]).pattern(is_integer=False) or "") < 520
     assert len(decimals_between(Decimal(0), Decimal("0.95")) or "") < 60
     assert len(number_range([{"exclusiveMinimum": 0, "exclusiveMaximum": 1}]).pattern(is_integer=False) or "") < 80
+
+
+# -- numbers that are no integers ----------------------------------------------------------------------
+
+FRACTION = re.compile(fractions())
+
+
+def test_all_fractions_of_five_characters_and_no_integers() -> None:
+    assert all((FRACTION.fullmatch(text) is not None) is (value % UNIT != 0) for value, text in texts())
+
+
+def is_far(value: Fraction) -> bool:
+    """Returns whether a number is as far from every integer as `fractions` says."""
+    num_digits = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    nearest = round(value)
+    least = Fraction(1, 10**22) if nearest == 0 else Fraction(10) ** (num_digits - 16)
+    return num_digits <= 15 and abs(value - nearest) >= least
+
+
+decimal_texts = st.one_of(
+    st.from_regex(r"-?(0|[1-9][0-9]{0,15})\.(0{0,22}|9{0,18})[0-9]{1,4}0{0,3}", fullmatch=True),
+    st.floats(-1e16, 1e16).map(lambda number: f"{decimal_of(number):f}"),
+    st.tuples(st.integers(-(10**15), 10**15), st.sampled_from([-math.inf, math.inf])).map(
+        lambda pair: f"{decimal_of(math.nextafter(*pair)):f}"
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(decimal_texts)
+def test_no_fraction_is_read_as_an_integer_and_those_far_from_integers_are_written(text: str) -> None:
+    value, has_match = Fraction(text), FRACTION.fullmatch(text) is not None
+    assert not has_match or (value.denominator > 1 and float(text) % 1 != 0)
+    assert has_match is (value.denominator > 1 and is_far(value))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.from_regex(r"-?[0-9]{1,3}(\.[09]{0,16}[0-9]{1,3})?[eE][+-]?0?[0-9]{1,3}", fullmatch=True),
+    st.floats(2e-307, 0.1, exclude_max=True),
+)
+def test_fractions_with_an_exponent(text: str, small: float) -> None:
+    assert not FRACTION.fullmatch(text) or (Fraction(text).denominator > 1 and float(text) % 1 != 0)
+    assert FRACTION.fullmatch(repr(small)) and FRACTION.fullmatch(f"{-small:.16e}")

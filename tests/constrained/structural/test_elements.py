@@ -37,6 +37,9 @@ SCALARS = st.sampled_from(
         {"type": ["string", "null"]},
         {"type": ["string", "integer", "boolean"]},
         {"type": ["string", "array"]},
+        {"type": ["string", "number"], "not": {"type": "integer"}},
+        {"type": "number", "not": {"type": "integer"}, "maximum": 3},
+        {"enum": ["red", 2.5, 3], "not": {"type": "integer"}},
         {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer", "maximum": 5}, {"type": "null"}]},
         {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"a": {"type": "integer"}}}]},
         {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 3},
@@ -59,7 +62,7 @@ OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "long_name", "c.d", "e>"]),
 )
 VALUES = st.one_of(
     st.sampled_from(
-        ["", "a", "red", "x", "null", "3", "[", "a\nb", '"q"', "</p", "a</p>", "aa", " ", "true", "é<", "\n"]
+        ["", "a", "red", "x", "null", "3", "2.5", "[", "a\nb", '"q"', "</p", "a</p>", "aa", " ", "true", "é<", "\n"]
     ),
     st.none(),
     st.booleans(),

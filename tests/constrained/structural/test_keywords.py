@@ -26,6 +26,9 @@ SCALARS = st.sampled_from(
         {"type": "string", "maxLength": 3},
         {"type": "integer", "minimum": 0, "maximum": 20},
         {"type": ["number", "null"]},
+        {"not": {"type": "integer"}},
+        {"allOf": [{"enum": ["red", "a\0", 2.5, 3]}, {"not": {"type": "integer"}}]},
+        {"enum": ["a\0", [None, "\x7f"]]},
         {"type": "boolean"},
         {"enum": ["red", "None", None, True, 3, [True, {"k": None}]]},
         {
@@ -56,6 +59,7 @@ OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "long_name", "c.d"]), SCALA
 VALUES = st.sampled_from(
     ["", "a", "red", "None", 'q"', "\n", None, True, False, 3, -1, 2.5, [], [None], [True, 1], [1, 1], ["a", {}]]
     + [{}, {"b": True}, {"b": 1, "c": [None]}, {"l": {"v": False}}, {"x": True}, [True, {"k": None}]]
+    + ["a\0", [None, "\x7f"]]
 )
 
 

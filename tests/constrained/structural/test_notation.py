@@ -35,6 +35,8 @@ VALUES = st.sampled_from(
         {"type": "string", "pattern": "^[a-c<]+$"},
         {"type": "integer", "minimum": 0, "maximum": 20},
         {"type": ["number", "null"]},
+        {"not": {"type": "integer"}},
+        {"enum": ["\0a\x7f", ["\0"], 3]},
         {"type": ["string", "boolean"]},
         {"enum": ["red", "None", "a<q>", None, True, 3, ["a", {"k": None}]]},
         {"anyOf": [{"type": "string", "minLength": 2}, {"type": "boolean"}, {"type": "array", "items": {"enum": [1]}}]},
@@ -73,6 +75,7 @@ ARGUMENTS = st.sampled_from(
     ["", "a", "b<", "red", "None", "a\nb", "]}", None, True, False, 3, -1, 2.5, [], [None], ["a", 1], [1, 1]]
     + [["a", "a"], ["<q", "<"], {}, {"b": "x"}, {"a": [None], "b": "x"}, {"l": {"K": False}}, {"x": True}, {"x_1": 3}]
     + [["a", {"k": None}], "a<q>", {"B": 1, "a": 2, "b": ""}]
+    + ["\0a\x7f", ["\0"]]
 )
 
 

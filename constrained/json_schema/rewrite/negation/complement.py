@@ -36,7 +36,7 @@ def subtract(branch: list[Schema], other: Schema, document: SchemaDocument) -> t
 
     >>> a, b = ({"type": "object", "additionalProperties": False, "properties": {n: {"format": "uri"}}} for n in "ab")
     >>> subtract([a], b, SchemaDocument("{}"))
-    ({'anyOf': [{'type': 'object', 'required': ['a']}]}, True)
+    ({'anyOf': [{'type': 'object', 'required': ['a']}]}, False)
     """
     listed = listed_values({"allOf": branch}, document)
     if listed is not None and len(listed) <= MAX_LISTED:

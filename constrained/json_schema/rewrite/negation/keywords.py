@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 from math import comb
 from typing import Any
 
-from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
+from plait.constrained.json_schema.rewrite.analysis import FRACTIONS, KINDS, allowed_kinds
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.negation.context import Context
 from plait.constrained.json_schema.rewrite.patterns import ANY, complement_pattern, ecma_to_plain_pattern, is_narrowed
@@ -18,10 +18,11 @@ MAX_LISTED = 200
 MAX_SUBSETS = 64
 
 
-def negate_type(schema: dict[str, Any], context: Context) -> list[Schema] | None:
+def negate_type(schema: dict[str, Any], context: Context) -> list[Schema]:
     kinds = frozenset.intersection(*(allowed_kinds(part) for part in context.parts), KINDS) - allowed_kinds(schema)
     if "fraction" in kinds and "integer" not in kinds and "integer" in allowed_kinds(schema):
-        return None  # no schema expresses "a number but not an integer"
+        names = sorted(kinds - {"fraction"})
+        return [*([{"type": names}] if names else []), FRACTIONS]
     numbers = ["number"] if "fraction" in kinds else ["integer"] if "integer" in kinds else []
     names = sorted(kinds - {"fraction", "integer"}) + numbers
     return [{"type": names}] if names else []
