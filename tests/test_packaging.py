@@ -34,7 +34,8 @@ NEED_TORCH = (
         "plait.runtime.executor.prefix_sharing",
         "plait.runtime.executor.torch_device",
     ),
-    *("plait.runtime.executor.torch_runner", "plait.runtime.models.decoder", "plait.runtime.sampling.torch_ops"),
+    *("plait.runtime.adapters.torch_updates", "plait.runtime.executor.torch_runner"),
+    *("plait.runtime.models.decoder", "plait.runtime.models.layers", "plait.runtime.sampling.torch_ops"),
     *(f"plait.runtime.models.families.{family}.layers" for family in ("gemma3", "olmo2", "phi3")),
     "plait.runtime.models.loading.torch_weights",
     *(

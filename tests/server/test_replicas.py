@@ -120,7 +120,7 @@ def test_shared_prefixes_are_computed_on_one_replica(served) -> None:
     expected = one_engine(served, prompts, max_tokens=1)
     alone = served.counts()[0]["computed_tokens"] - before
     served.runtime.client.flush_cache()
-    assert wait_until(lambda: not any(served.transport.router.index._held.values()))
+    assert wait_until(lambda: not any(served.transport.router.index._reported.values()))
     before = served.counts()
     placed = [replica["placed"] for replica in served.status()["replicas"]]
     assert served.ask_all(prompts, max_tokens=1) == expected
@@ -231,10 +231,10 @@ def test_flush_of_one_replica_is_heard(served) -> None:
     context = "The weather report. " * 40
     served.ask(context)
     index = served.transport.router.index
-    assert wait_until(lambda: any(index._held.values()))
+    assert wait_until(lambda: any(index._reported.values()))
     for replica in served.runtime.replicas:
         replica.client.flush_cache()
-    assert wait_until(lambda: not any(index._held.values()))
+    assert wait_until(lambda: not any(index._reported.values()))
     (answer,) = one_engine(served, [context])
     assert served.ask(context) == answer
 

@@ -55,7 +55,7 @@ class Loop:
         feed = self.feeds[client]
         for event in self.events(client):
             feed.receive(event, self.now)
-        return set(self.index.held(feed.replica))
+        return set(self.index.reported(feed.replica))
 
     def blocks(self) -> set[int]:
         return {block for node in self.loop.cache.tree.nodes() for block in node.block_hashes}
