@@ -27,7 +27,7 @@ from plait.constrained.json_schema.lark_scalars import (
     with_closed_bounds,
     with_writable_patterns,
 )
-from plait.constrained.json_schema.lark_writer import NotWritten, NoValue, write_lark
+from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -275,7 +275,7 @@ def _forms(
 
     is_combined: it is a result of `combine_conjunctions`.
     """
-    has_value = True
+    reason = ""
     for combine in (dict[str, Any],) if is_combined else (dict[str, Any], combine_conjunctions):
         try:
             whole = combine(schema)
@@ -287,14 +287,14 @@ def _forms(
                 spelling=spelling,
             )
         except (NotWritten, GrammarError) as error:
-            has_value = not isinstance(error, NoValue)
+            reason = error.reason if isinstance(error, GrammarError) else str(error)
             continue
         yield whole if rules is None else rules, ()
         if rules is None:
             return
         break
     if spelling is None:
-        check_fallback(schema, has_value)
+        check_fallback(schema, reason)
         closed = with_closed_bounds(schema)
         yield closed, () if closed == schema else (_WITHIN_BOUNDS,)
 

@@ -53,11 +53,10 @@ _ZEROS = r"/\.0+/"  # behind an integer
 
 
 class NotWritten(Exception):
-    """Raised for a schema around a wide object or a bounded number that has no Lark form here."""
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here, or no value."""
 
-
-class NoValue(NotWritten):
-    """Raised for such a schema that no value matches."""
+    def __init__(self, reason: str = "its numbers or listed texts have no form beside its other keywords") -> None:
+        super().__init__(reason)
 
 
 def write_lark(
@@ -128,7 +127,7 @@ class _Writer:
     def rules(self) -> list[str]:
         root = self._schema(self._root)
         if root is None:
-            raise NoValue
+            raise NotWritten("no value matches this schema")
         return [f"start: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
@@ -300,7 +299,7 @@ class _Writer:
         if found is None or not steps:
             return found and self._terminal(found)
         step = common_multiple(*steps)
-        if kind == "fraction" and step.denominator == 1:
+        if kind == "fraction" and not numbers.has_fraction(step):
             return None
         if not numbers.has_multiple(step, is_integer=is_integer):
             return None
