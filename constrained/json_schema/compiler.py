@@ -16,7 +16,6 @@ import llguidance
 
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.guidance.unique_paths import has_freer_alternatives, separate_unique_items
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
@@ -32,6 +31,7 @@ from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schem
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.spelling import PYTHON, Spelling
+from plait.constrained.json_schema.unique_parts import has_freer_alternatives, separate_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.tokens.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.tokens.vocabulary import Vocabulary
