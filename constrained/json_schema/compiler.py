@@ -16,7 +16,6 @@ import llguidance
 
 from plait.constrained.guidance.inner_matcher import grammar_refusal
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.guidance.unique_paths import has_freer_alternatives, separate_unique_items
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.conjunctions import CombinedTooLarge, combine_conjunctions, is_large
 from plait.constrained.json_schema.emptiness import Emptiness
@@ -27,11 +26,12 @@ from plait.constrained.json_schema.lark_scalars import (
     with_closed_bounds,
     with_writable_patterns,
 )
-from plait.constrained.json_schema.lark_writer import NotWritten, NoValue, write_lark
+from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.spelling import PYTHON, Spelling
+from plait.constrained.json_schema.unique_parts import has_freer_alternatives, separate_unique_items
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.tokens.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.tokens.vocabulary import Vocabulary
@@ -275,7 +275,7 @@ def _forms(
 
     is_combined: it is a result of `combine_conjunctions`.
     """
-    has_value = True
+    reason = ""
     for combine in (dict[str, Any],) if is_combined else (dict[str, Any], combine_conjunctions):
         try:
             whole = combine(schema)
@@ -287,14 +287,14 @@ def _forms(
                 spelling=spelling,
             )
         except (NotWritten, GrammarError) as error:
-            has_value = not isinstance(error, NoValue)
+            reason = error.reason if isinstance(error, GrammarError) else str(error)
             continue
         yield whole if rules is None else rules, ()
         if rules is None:
             return
         break
     if spelling is None:
-        check_fallback(schema, has_value)
+        check_fallback(schema, reason)
         closed = with_closed_bounds(schema)
         yield closed, () if closed == schema else (_WITHIN_BOUNDS,)
 

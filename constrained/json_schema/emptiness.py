@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from plait.constrained.guidance.subschemas import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.rewrite.enums import canonical_json
 from plait.constrained.json_schema.rewrite.numbers import BOUNDS, decimal_of, number_range
 from plait.constrained.json_schema.rewrite.patterns import matches_whole
+from plait.constrained.json_schema.subschemas import with_inner
 
 MAX_DEPTH = 6
 MAX_LISTED = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plait.constrained.guidance.subschemas import with_inner
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.subschemas import with_inner
 
 _PREFIX = "#/$defs/"
 

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-from plait.constrained.guidance.subschemas import parts_of, with_inner
 from plait.constrained.json_schema.emptiness import Emptiness, kinds_of
 from plait.constrained.json_schema.number_patterns import fractions
 from plait.constrained.json_schema.rewrite.document import Schema
@@ -18,7 +17,7 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
-from plait.constrained.json_schema.rewrite.patterns import are_disjoint
+from plait.constrained.json_schema.subschemas import parts_of, with_inner
 from plait.constrained.specs import GrammarError
 
 OF_SCALARS = frozenset(("enum", "pattern", "multipleOf", "minLength", "maxLength", *BOUNDS))
@@ -118,12 +117,11 @@ def is_beyond_llguidance(schema: dict[str, Any]) -> bool:
     return type_ == "fraction" or "fraction" in type_ or any(map(has_control_character, schema.get("enum", ())))
 
 
-def check_fallback(schema: dict[str, Any], has_value: bool) -> None:
-    """Raises GrammarError if llguidance alone cannot write the values, or find out that there are none."""
+def check_fallback(schema: dict[str, Any], reason: str) -> None:
+    """Raises GrammarError, with the reason why no rules were written, if llguidance alone cannot write the values."""
     for body in (schema, *schema.get("$defs", {}).values()):
         if any(map(is_beyond_llguidance, parts_of(body))):
-            reason = "numbers that are no integers, or control characters, stand beside too much else"
-            raise GrammarError(reason if has_value else "no value matches this schema", "")
+            raise GrammarError(reason, "")
 
 
 def number_terminal(parts: list[dict[str, Any]], kind: str) -> str | None:
@@ -138,7 +136,7 @@ def number_terminal(parts: list[dict[str, Any]], kind: str) -> str | None:
         return pattern and f"/{pattern}/"
     if numbers == NumberRange():
         return f"/{fractions()}/"
-    return None if are_disjoint(pattern, fractions()) else f"/{pattern}/ & /{fractions()}/"
+    return f"/{pattern}/ & /{fractions()}/" if numbers.has_fraction() else None
 
 
 def listed_within_bounds(schema: dict[str, Any], parts: list[dict[str, Any]]) -> Schema:

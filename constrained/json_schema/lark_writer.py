@@ -14,7 +14,6 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.guidance.subschemas import parts_of
 from plait.constrained.json_schema.emptiness import OF_NUMBERS, kinds_of, property_schema
 from plait.constrained.json_schema.lark_scalars import (
     OF_SCALARS,
@@ -41,6 +40,7 @@ from plait.constrained.json_schema.rewrite.numbers import (
     number_range,
 )
 from plait.constrained.json_schema.spelling import JSON, Spelling
+from plait.constrained.json_schema.subschemas import parts_of
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 MAX_CHARS = 4 << 20  # of a grammar
@@ -54,11 +54,10 @@ _ZEROS = r"/\.0+/"  # behind an integer
 
 
 class NotWritten(Exception):
-    """Raised for a schema around a wide object or a bounded number that has no Lark form here."""
+    """Raised for a schema around a wide object or a bounded number that has no Lark form here, or no value."""
 
-
-class NoValue(NotWritten):
-    """Raised for such a schema that no value matches."""
+    def __init__(self, reason: str = "its numbers or listed texts have no form beside its other keywords") -> None:
+        super().__init__(reason)
 
 
 def write_lark(
@@ -129,7 +128,7 @@ class _Writer:
     def rules(self) -> list[str]:
         root = self._schema(self._root)
         if root is None:
-            raise NoValue
+            raise NotWritten("no value matches this schema")
         return [f"start: {root}", *self._rules]
 
     def _is_wide(self, schema: dict[str, Any]) -> bool:
@@ -301,7 +300,7 @@ class _Writer:
         if found is None or not steps:
             return found and self._terminal(found)
         step = common_multiple(*steps)
-        if kind == "fraction" and step.denominator == 1:
+        if kind == "fraction" and not numbers.has_fraction(step):
             return None
         if not numbers.has_multiple(step, is_integer=is_integer):
             return None

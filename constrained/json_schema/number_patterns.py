@@ -62,6 +62,22 @@ def fractions() -> str:
     return f"-?{_any_of(small, below_one, *others)}"
 
 
+def contains_fraction(low: Decimal, high: Decimal) -> bool:
+    """Returns whether a number x with 0 <= low <= x <= high matches `fractions`.
+
+    >>> contains_fraction(Decimal(1), Decimal(1)), contains_fraction(Decimal(1), Decimal("1.1"))
+    (False, True)
+    """
+    high = min(high, Decimal(10**15))
+    if low > high:
+        return False
+    for whole in (int(low), int(low) + 1, int(high)):
+        near = Decimal(10) ** (len(str(whole)) - 16) if whole else Decimal("1e-16")
+        if max(low, whole + (near if whole else Decimal("1e-22"))) <= min(high, whole + 1 - near) and whole < 10**15:
+            return True
+    return False
+
+
 def multiples_of(step: Fraction) -> str | None:
     """Returns the pattern of the multiples of c * 10^e if c divides 100; None for any other step.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from plait.constrained.guidance.unique_paths import separate_unique_items
 from plait.constrained.json_schema.bundling import bundled
 from plait.constrained.json_schema.compiler import JsonRules, rewritten_schema, schema_rules
 from plait.constrained.json_schema.emptiness import kinds_of
 from plait.constrained.json_schema.lark_scalars import quoted, regex_literal
 from plait.constrained.json_schema.spelling import Spelling
+from plait.constrained.json_schema.unique_parts import separate_unique_items
 from plait.constrained.specs import JsonSchema, Notation
 from plait.constrained.structural.elements import FURTHER_NAME
 from plait.constrained.structural.marks import Marks

@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from plait.constrained.json_schema.number_patterns import decimals_between, integers_between
+from plait.constrained.json_schema.number_patterns import contains_fraction, decimals_between, integers_between
 from plait.constrained.specs import GrammarError
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -70,6 +70,23 @@ class NumberRange:
             return low < high
         step = common_multiple(step, Fraction(1)) if is_integer else step
         return Fraction(high) // step >= Fraction(low) / step
+
+    def has_fraction(self, step: Fraction | None = None) -> bool:
+        """Returns whether a number in the range, and a multiple of `step` if that is given, is written as no integer.
+
+        >>> NumberRange(Decimal(1), Decimal("1.5"), excludes_high=True).has_fraction(Fraction(1, 2))
+        False
+        """
+        low, high = self.closed(is_integer=False)
+        if step is None:
+            return any(contains_fraction(max(a, Decimal(0)), b) for a, b in ((low, high), (-high, -low)))
+        if low.is_infinite() and high.is_infinite():
+            return step.denominator > 1
+        if low.is_infinite():
+            low, high = -high, -low
+        first = math.ceil(Fraction(low) / step)
+        found = [number * step for number in (first, first + 1)]  # one of two in a row is no integer
+        return any(one.denominator > 1 and (high.is_infinite() or one <= Fraction(high)) for one in found)
 
     def closed(self, *, is_integer: bool) -> tuple[Decimal, Decimal]:
         """Returns the least and the greatest integer, or double, in the range; infinities: no bound."""

@@ -216,6 +216,25 @@ def is_far(value: Fraction) -> bool:
     return num_digits <= 15 and abs(value - nearest) >= least
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.decimals(-1, 20, places=2) | st.sampled_from([Decimal(1), Decimal(-5), Decimal(10**15), Decimal(10**15 + 9)]),
+    st.decimals(0, 2, places=2) | st.sampled_from([Decimal("1e-16"), Decimal("1e-15"), Decimal(0)]),
+    st.sampled_from([None, Fraction(1, 2), Fraction(1, 4), Fraction(3, 10), Fraction(5, 2), Fraction(2)]),
+)
+def test_ranges_with_fractions(low: Decimal, width: Decimal, step: Fraction | None) -> None:
+    numbers = NumberRange(low, low + width)
+    ends = tuple(map(Fraction, numbers.closed(is_integer=False)))
+    if step is not None:
+        count = range(math.ceil(ends[0] / step), math.floor(ends[1] / step) + 1)
+        expected = any((number * step).denominator > 1 for number in count)
+    else:
+        middles = [Fraction(math.floor(ends[0]) + at) + Fraction(1, 2) for at in range(-1, 4)]
+        inner = [max(ends[0], min(ends[1], middle)) for middle in middles]
+        expected = any(is_far(one) for one in inner)
+    assert numbers.has_fraction(step) is expected
+
+
 decimal_texts = st.one_of(
     st.from_regex(r"-?(0|[1-9][0-9]{0,15})\.(0{0,22}|9{0,18})[0-9]{1,4}0{0,3}", fullmatch=True),
     st.floats(-1e16, 1e16).map(lambda number: f"{decimal_of(number):f}"),

@@ -362,6 +362,11 @@ ROWS: list[Row] = [
         [[1], [1.5, 1]],
         [[1, 2], [1.5]],
     ),
+    (
+        {"properties": {"a": {"type": "number", "not": {"type": "integer"}, "minimum": 1, "maximum": 1}}},
+        [{}],
+        [{"a": 1}],
+    ),
     # many forbidden patterns
     (
         {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
-Schema: TypeAlias = dict[str, Any] | bool
+from plait.constrained.json_schema.rewrite.document import Schema
 
 _ALONE = frozenset(("items", "additionalProperties"))
 _LISTED = frozenset(("allOf", "anyOf", "prefixItems"))
