@@ -11,7 +11,7 @@ import pytest
 from plait.kernels.cpu.compiler import compile_cache
 
 
-@pytest.mark.parametrize("name", ["threads.py", "gemm/int8_kernel.py", "attention/kv_layout.py"])
+@pytest.mark.parametrize("name", ["parallel/threads.py", "gemm/int8_kernel.py", "attention/kv_layout.py"])
 def test_source_hash_changes_with_every_file(name, tmp_path) -> None:
     folder = Path(compile_cache.__file__).parent.parent
     copy = shutil.copytree(folder, tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import compiled_kernel
 
-from plait.kernels.cpu import threads as product
+from plait.kernels.cpu.parallel import threads as product
 from plait.kernels.cpu.parallel.threads import COUNTER_STRIDE
 
 PHASES = 3
