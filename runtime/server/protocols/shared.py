@@ -190,3 +190,19 @@ def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[Cont
         )
         for entry in entries
     ]
+
+
+def as_written(text: str) -> Any:
+    """A complete JSON object, to be sent as it was written; None for any other text.
+
+    Reading its numbers and writing them again would change those that no float64 holds, such as 1e999.
+
+    >>> msgspec.json.encode({"input": as_written('{"a": 1e999}')})
+    b'{"input":{"a": 1e999}}'
+    """
+    encoded_text = text.encode()
+    try:
+        msgspec.json.decode(encoded_text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    return msgspec.Raw(encoded_text)

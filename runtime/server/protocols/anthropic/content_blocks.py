@@ -29,6 +29,7 @@ from plait.runtime.server.protocols.anthropic.response import (
     TextDelta,
     ThinkingDelta,
 )
+from plait.runtime.server.protocols.shared import as_written
 
 
 class ContentBlocks:
@@ -90,7 +91,8 @@ _DELTAS: dict[str, type[TextDelta] | type[ThinkingDelta] | type[InputDelta]] = {
 
 def _finished_block(block: AnswerBlock, text: str) -> AnswerBlock:
     if isinstance(block, AnswerToolUse):
-        return msgspec.structs.replace(block, input=read_partial_object(text))
+        value = as_written(text)
+        return msgspec.structs.replace(block, input=read_partial_object(text) if value is None else value)
     return AnswerThinking(text, block.signature) if isinstance(block, AnswerThinking) else AnswerText(text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from plait.runtime.server.protocols.ollama.types import (
     OllamaGenerated,
     OllamaMessage,
 )
-from plait.runtime.server.protocols.shared import ContentLogprob, drawn_weight, token_logprobs
+from plait.runtime.server.protocols.shared import ContentLogprob, as_written, drawn_weight, token_logprobs
 
 EndpointKind = Literal["chat", "generate"]
 Line = OllamaChat | OllamaGenerated
@@ -88,11 +87,9 @@ class OllamaResponseWriter:
         if self._open_call is None:
             return
         (name, pieces), self._open_call = self._open_call, None
-        try:
-            arguments = json.loads("".join(pieces))
-        except ValueError:
-            return
-        self._calls.append(AnswerToolCall(AnswerFunctionCall(name, arguments)))
+        arguments = as_written("".join(pieces))
+        if arguments is not None:
+            self._calls.append(AnswerToolCall(AnswerFunctionCall(name, arguments)))
 
     def _line(self, **fields: Any) -> Line:
         """A line with the parts, which are forgotten."""

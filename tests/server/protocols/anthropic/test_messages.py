@@ -262,7 +262,7 @@ PARTS = [
 def test_blocks_are_the_sum_of_their_events():
     blocks = ContentBlocks()
     events = [event for part in PARTS for event in blocks.add([part])] + blocks.finish()
-    content = msgspec.to_builtins(blocks.content())
+    content = json.loads(msgspec.json.encode(blocks.content()))
     thinking = {"type": "thinking", "thinking": "I think", "signature": ""}
     first, text, *calls = content
     assert first == thinking
@@ -286,3 +286,13 @@ def test_partial_json_keeps_complete_members(value):
     sizes = [len(json.dumps(read_partial_object(text[:at]))) for at in range(len(text) + 1)]
     assert sizes == sorted(sizes)
     assert read_partial_object('{"a":1,"b":{"c":2,"d":"x') == {"a": 1, "b": {"c": 2}}
+
+
+@pytest.mark.parametrize("number", ["1e999", "-5E400", "12345678901234567890123", "0.1000000000000000000001", "1E2"])
+def test_numbers_of_arguments_are_sent_as_they_were_written(number):
+    """Also those that no float64 holds: as `null` they would break the schema."""
+    blocks = ContentBlocks()
+    arguments = f'{{"a": [{number}]}}'
+    blocks.add([ParsedPart("call", "f", 0), ParsedPart("arguments", arguments, 0)])
+    (block,) = blocks.content()
+    assert arguments.encode() in msgspec.json.encode(block)

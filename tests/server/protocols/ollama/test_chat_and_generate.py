@@ -283,7 +283,7 @@ def test_tool_call_is_streamed_when_it_is_complete():
     for part in [reasoning, *first, ParsedPart("arguments", ":1}", 0), ParsedPart("text", "ok"), *cut_off]:
         writer.add_parts([part], is_last=False)
         line = writer.next_line()
-        messages.append(line and msgspec.to_builtins(line.message))
+        messages.append(line and json.loads(msgspec.json.encode(line.message)))
     writer.add_parts([], is_last=True)
     assert writer.next_line() is None  # g was cut off
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
