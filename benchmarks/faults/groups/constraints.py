@@ -81,7 +81,7 @@ def expensive(server: Server, scale: Scale) -> Iterator[Figure]:
             constraint = field(make())
         except GrammarError:
             continue  # refused before it can be sent
-        limits[name] = MAX_COMPILE_S * (1 + min(1.0, len(constraint) / LONG_BYTES))
+        limits[name] = round(MAX_COMPILE_S * (1 + min(1.0, len(constraint) / LONG_BYTES)), 2)
         start, compile_start = time.perf_counter(), compile_seconds(server)
         code = ask(server, KEYS[0], constraint)
         times[name] = time.perf_counter() - start
