@@ -12,8 +12,8 @@ from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.errors import InputError
-from plait.runtime.kv_cache import sequence
 from plait.runtime.kv_cache.radix_node import CacheNamespace
+from plait.runtime.kv_cache.sequence import Sequence
 
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
@@ -129,7 +129,7 @@ def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:
     """Runs a forward pass of each number of tokens, which compiles and loads the kernels before the first request."""
     for num_tokens in token_counts:
         num_tokens = min(num_tokens, runner.max_session_tokens)
-        seq = sequence.Sequence(CacheNamespace(), [0] * num_tokens)
+        seq = Sequence(CacheNamespace(), [0] * num_tokens)
         seq.pages.extend(list(range(num_tokens)))
         batch = Batch(num_tokens)
         batch.add(Request(None, seq, 0, num_tokens - 1), 0, num_tokens)
