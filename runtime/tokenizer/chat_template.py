@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import cached_property
 from typing import Any, Protocol
@@ -20,20 +21,19 @@ from jinja2.exceptions import SecurityError
 
 from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.tokenizer.json_text import json_text
-from plait.runtime.tokenizer.template_sandbox import (
-    BoundedEnvironment,
-    LimitReached,
-    RaisedByTemplate,
-    check_size,
-    execution_limits,
-)
+from plait.runtime.tokenizer.repeated_turns import MAX_LENGTH, is_checked, without_middle
+from plait.runtime.tokenizer.template_sandbox import MAX_WORK, BoundedEnvironment, RaisedByTemplate, check_size
+from plait.runtime.tokenizer.template_work import LimitReached, TooMuchWork, limited_work
 
 MAX_SOURCE = 128 * 1024  # characters
 MAX_TURNS = 1024
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 _MAX_LAYOUTS = 64
 _MAX_TURN_TEXTS = 4096
+_MANY_EXCHANGES = 96  # after which a template is compared
 _MAX_VARIANTS = 16
+_FEW_TURNS = 16  # which no template may find too many
+_TOO_MANY_TURNS = "the chat template runs too long for the {} turns of this conversation; leave out earlier turns"
 
 
 class TurnShape(Protocol):
@@ -71,6 +71,7 @@ class ChatTemplate:
         self._variants: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._lock = threading.Lock()
         self._layouts: OrderedDict[tuple[Roles, date | None], str] = OrderedDict()
+        self._repeated_turns: OrderedDict[tuple[Roles, Role, date | None], tuple[str, str]] = OrderedDict()
         self._turns: OrderedDict[tuple[Roles, Role, date | None], tuple[str, str]] = OrderedDict()
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
@@ -116,11 +117,8 @@ class ChatTemplate:
         self._check_variables(variables or {})
         template, more = self._compiled, {**self._named_tools(tools), **self.variables, **(variables or {})}
         try:
-            check_size((messages, tools, more))
-        except LimitReached as error:
-            raise InputError("the messages are too long for one conversation") from error
-        try:
-            with execution_limits():
+            with limited_work(MAX_WORK):
+                _check_size(messages, tools, more)
                 return template.render(
                     messages=messages,
                     tools=tools,
@@ -130,9 +128,13 @@ class ChatTemplate:
                     eos_token=self.eos_token,
                     **more,
                 )
+        except InputError:
+            raise
         except RaisedByTemplate as error:
             raise InputError(f"the chat template refuses these messages: {error}") from error
         except (LimitReached, SecurityError, MemoryError) as error:
+            if isinstance(error, TooMuchWork) and len(messages) > _FEW_TURNS:
+                raise InputError(_TOO_MANY_TURNS.format(len(messages))) from error
             raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
         except Exception as error:  # a template is a program and may raise anything
             raise InputError(f"the chat template cannot render these messages ({type(error).__name__})") from error
@@ -218,16 +220,50 @@ class ChatTemplate:
         if len(key[0]) >= MAX_TURNS or not all(isinstance(getattr(one, "role", one), str) for one in (*key[0], role)):
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
-            if self._rewrites_answers:
-                prefix, suffix = self._separate_rewritten(key[0], role)
-            else:
-                prefix, suffix = self._separate(key[0], role)
-            self._turns[key] = prefix, suffix
+            self._turns[key] = texts = self._repeated(key[0], role) or self._separate(key[0], role)
             if len(self._turns) > _MAX_TURN_TEXTS:
                 self._turns.popitem(last=False)
-        return prefix, suffix
+        return texts
+
+    def _repeated(self, roles: Roles, role: Role) -> tuple[str, str] | None:
+        """The text around a turn behind many others, from fewer of them; None if the template may write another."""
+        shorter = without_middle(roles)
+        if len(shorter) == len(roles) or not self._repeats_turns:
+            return None
+        key = (shorter, role, self._today)
+        texts = self._repeated_turns.get(key)
+        if texts is None or is_checked(len(roles)):
+            texts = self._separate(roles, role)
+            with suppress(InputError, UnsupportedModel):
+                if texts != self._separate(shorter, role):
+                    return texts
+                self._repeated_turns[key] = texts
+                if len(self._repeated_turns) > _MAX_TURN_TEXTS:
+                    self._repeated_turns.popitem(last=False)
+        return texts
+
+    def num_rendered_turns(self, num_turns: int) -> int:
+        """Returns how many turns are rendered, at most times but a few, for one behind `num_turns`."""
+        return num_turns + 1 if num_turns <= MAX_LENGTH or not self._repeats_turns else MAX_LENGTH + 1
+
+    @cached_property
+    def _repeats_turns(self) -> bool:
+        """Whether the text around a turn behind many others is that behind fewer of them, where users and assistants
+        alternate."""
+        many = ("user", "assistant") * _MANY_EXCHANGES
+        try:
+            return all(
+                self._separate(turns, role) == self._separate(without_middle(turns), role)
+                for turns, role in ((many, "user"), (many[:-1], "assistant"))
+            )
+        except (InputError, UnsupportedModel):
+            return False
 
     def _separate(self, roles: Roles, role: Role) -> tuple[str, str]:
+        """The text around a turn of `role` behind `roles`, from a rendering of all of them."""
+        return self._separate_rewritten(roles, role) if self._rewrites_answers else self._separate_appended(roles, role)
+
+    def _separate_appended(self, roles: Roles, role: Role) -> tuple[str, str]:
         before, after = self._layout(roles), self._layout((*roles, role))
         if not after.startswith(before):  # rendered without a comparison
             raise InputError(f"the chat template rewrites the turns before one of {_name(role)!r:.40}")
@@ -243,10 +279,10 @@ class ChatTemplate:
         """Whether the text before an answer's content depends on whether another turn follows it."""
         last, _ = self._try_render(("user", "assistant"))
         earlier, _ = self._try_render(("user", "assistant", "user"))
-        placeholder = _placeholder(1)
-        if last is None or earlier is None or last.count(placeholder) != 1 or earlier.count(placeholder) != 1:
+        mark = _placeholder(1)
+        if last is None or earlier is None or last.count(mark) != 1 or earlier.count(mark) != 1:
             return False
-        return last.partition(placeholder)[0] != earlier.partition(placeholder)[0]
+        return last.partition(mark)[0] != earlier.partition(mark)[0]
 
     def _separate_rewritten(self, roles: Roles, role: Role) -> tuple[str, str]:
         """The text before and after the last content, relative to the content before it, not to all earlier text."""
@@ -294,8 +330,7 @@ class ChatTemplate:
             return ""
         key = (roles, self._today)
         text = self._layouts.get(key)
-        if text is None:
-            # The layout of one turn less is compared if it is known; rendering all before it again would take long.
+        if text is None:  # the layout of one turn less is compared if it is known
             text = self._extend_layout(self._layouts.get((roles[:-1], key[1]), ""), roles)
             self._layouts[key] = text
             if len(self._layouts) > _MAX_LAYOUTS:
@@ -347,6 +382,13 @@ def check_template(source: str) -> None:
         ChatTemplate(source, "", "").check()
     except UnsupportedModel as error:
         raise InputError(f"chat_template: {error}") from None
+
+
+def _check_size(*values: Any) -> None:
+    try:
+        check_size(values)
+    except LimitReached as error:
+        raise InputError("the messages are too long for one conversation") from error
 
 
 def _name(role: Role) -> str:

@@ -1,21 +1,16 @@
 """A Jinja environment with limits on what a chat template can read, write and compute.
 
 Access to attributes is restricted by Jinja's sandbox. Size: every operation that makes a value larger than its parts
-(joining, repeating, padding, nesting) checks the size first. Time: a trace hook counts the executed lines and
-calls and checks the clock at each of them, and no single operation takes long. Only filters that keep these limits are
-available.
+(joining, repeating, padding, nesting) checks the size first. Time: the work is counted (`template_work`), and no single
+operation takes long. Only filters that keep these limits are available.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime
-from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import filters, nodes
@@ -27,16 +22,22 @@ from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
 
 from plait.runtime.tokenizer.json_text import json_text
+from plait.runtime.tokenizer.template_work import (
+    CALL,
+    FILTERS,
+    TEXT_PER_UNIT,
+    LimitReached,
+    WorkTransformer,
+    charge,
+    charge_comparison,
+    charge_reading,
+    charged,
+)
 
 MAX_VALUE_SIZE = 4 * 2**20  # of one value: 1 per character, _ITEM_SIZE per item
 _ITEM_SIZE = 8
-MAX_EXECUTED_LINES = 2_000_000  # per rendering
-MAX_SECONDS = 1.0  # by the clock
+MAX_WORK = 10_000_000  # units of one rendering
 _MAX_INTEGER = 100_000  # as an argument of a call, other than of a macro, whose body is under the same limits
-
-
-class LimitReached(Exception):
-    """The template exceeded a limit."""
 
 
 class RaisedByTemplate(Exception):
@@ -50,7 +51,9 @@ def check_size(value: Any, times: int = 1) -> Any:
     """
     size_left = MAX_VALUE_SIZE // max(times, 1)
     if type(value) is str and len(value) < size_left:  # the common case
+        charge(len(value) // TEXT_PER_UNIT)
         return value
+    size = size_left
     stack = [value]
     while stack:
         item = stack.pop()
@@ -69,26 +72,8 @@ def check_size(value: Any, times: int = 1) -> Any:
         size_left -= 1
         if size_left < 0:
             raise LimitReached("it makes a value that is too large")
+    charge((size - size_left) // _ITEM_SIZE)
     return value
-
-
-@contextmanager
-def execution_limits(seconds: float = MAX_SECONDS) -> Iterator[None]:
-    """Raises LimitReached in template code of this thread that takes more than `seconds` or too many lines."""
-    previous, end, lines_left = sys.gettrace(), time.monotonic() + seconds, MAX_EXECUTED_LINES
-
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines_left
-        lines_left -= 1
-        if lines_left < 0 or time.monotonic() > end:
-            raise LimitReached("it runs too long")
-        return count if frame.f_code.co_filename == "<template>" else None
-
-    sys.settrace(count)
-    try:
-        yield
-    finally:
-        sys.settrace(previous)
 
 
 class _SizeCheckTransformer(NodeTransformer):
@@ -169,6 +154,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         _QueueTransformer().visit(tree)
         _SizeCheckTransformer().visit(tree)
+        WorkTransformer().visit(tree)
         return tree
 
     @staticmethod
@@ -188,11 +174,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        charge(CALL)
         for argument in () if isinstance(obj, Macro) else (*args, *kwargs.values()):
             if isinstance(argument, int) and abs(argument) > _MAX_INTEGER:
                 raise LimitReached("it passes a number that is too large")
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str | bytes):
+            charge_reading(owner)
             if name == "replace":
                 _check_replace(owner, *args[:2])
             elif name == "join" and args:
@@ -224,6 +212,7 @@ def _join(parts: Iterable[Any], separator: str = "") -> str:
     for part in parts:
         texts.append(str(part))
         left -= len(texts[-1]) + len(separator)
+        charge(1 + (len(texts[-1]) + len(separator)) // TEXT_PER_UNIT)
         if left < 0:
             raise LimitReached("it writes too much")
     return separator.join(texts)
@@ -231,6 +220,7 @@ def _join(parts: Iterable[Any], separator: str = "") -> str:
 
 def _check_replace(text: str | bytes, old: Any, new: Any) -> None:
     if isinstance(old, type(text)) and isinstance(new, type(text)):
+        charge_reading(text)
         count = text.count(old)  # type: ignore[arg-type]
         if count * len(new) + len(text) > MAX_VALUE_SIZE:
             raise LimitReached("it replaces too much")
@@ -260,21 +250,14 @@ def _check_product(left: Any, right: Any) -> None:
             check_size(repeated, times + 1 if times > 0 else 1)
 
 
-# Filters whose output in Jinja is bounded by the size of their input.
+# Filters whose output in Jinja is bounded by the size of their input; the first ones do not read all of it.
+_CONSTANT_TIME_FILTERS = ("abs", "count", "d", "default", "first", "items", "last", "length")
 _UNCHANGED_FILTERS = (
-    "abs",
     "capitalize",
-    "count",
-    "d",
-    "default",
     "dictsort",
-    "first",
     "float",
     "groupby",
     "int",
-    "items",
-    "last",
-    "length",
     "list",
     "lower",
     "map",
@@ -297,17 +280,23 @@ _UNCHANGED_FILTERS = (
 
 
 def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    return {name: theirs[name] for name in _UNCHANGED_FILTERS} | {
-        "plait_concat": _join,
-        "plait_weigh": check_size,
-        "format": _filter_format,
-        "indent": _filter_indent,
-        "join": _filter_join,
-        "replace": _filter_replace,
-        "round": _filter_round,
-        "safe": lambda value: value,
-        "tojson": _filter_tojson,
-    }
+    unchanged = {name: theirs[name] for name in _CONSTANT_TIME_FILTERS}
+    unchanged |= {name: charged(theirs[name]) for name in _UNCHANGED_FILTERS}
+    return (
+        unchanged
+        | FILTERS
+        | {
+            "plait_concat": _join,
+            "plait_weigh": check_size,
+            "format": _filter_format,
+            "indent": _filter_indent,
+            "join": _filter_join,
+            "replace": _filter_replace,
+            "round": _filter_round,
+            "safe": lambda value: value,
+            "tojson": _filter_tojson,
+        }
+    )
 
 
 def _filter_format(value: Any, *args: Any, **kwargs: Any) -> str:
@@ -357,9 +346,5 @@ def _filter_tojson(
     check_size(separators)
     if isinstance(value, Iterator):  # of `map`, which other implementations of Jinja return as a list
         value = list(value)
-    trace = sys.gettrace()
-    sys.settrace(None)  # it would be called for every value; their number is bounded
-    try:
-        return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    finally:
-        sys.settrace(trace)
+    charge_comparison(value)
+    return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plait.runtime.errors import PlaitError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.template_sandbox import LimitReached
+from plait.runtime.tokenizer.template_work import LimitReached, limited_work
 
 USER, TEXT = "Qzuserzq", "Qztextzq"
 NAMES = ("qz_first", "qz_second")
-MAX_SECONDS = 4.0  # of all renderings of one template
+MAX_WORK = 20_000_000  # units of all renderings of one template
 
 ProbeCall = tuple[str, str, str | Mapping[str, Any]]  # id, name, arguments or their JSON text
 
 
 class ProbeTimeout(Exception):
-    """Raised when the probes of a template take too long."""
+    """Raised when the probes of a template do too much work."""
 
 
 class TemplateProbe:
     """Renders what a template writes behind a user's text.
 
-    Raises ProbeTimeout after MAX_SECONDS, or where its limit ended one rendering.
+    Raises ProbeTimeout after MAX_WORK, or where its limit ended one rendering.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._end = time.monotonic() + MAX_SECONDS
+        self._work_left = MAX_WORK
 
     def render(
         self,
@@ -40,20 +39,21 @@ class TemplateProbe:
         variables: Mapping[str, Any] | None = None,
     ) -> str | None:
         """Returns the whole rendering; None if the template refuses it."""
-        if time.monotonic() > self._end:
-            raise ProbeTimeout
         known = {name: value for name, value in (variables or {}).items() if name in self._template.variable_names}
         try:
-            return self._template.render(
-                messages,
-                tools=[_tool(name) for name in NAMES] if with_tools else None,
-                add_generation_prompt=add_generation_prompt,
-                variables=known,
-            )
+            with limited_work(self._work_left) as work:
+                return self._template.render(
+                    messages,
+                    tools=[_tool(name) for name in NAMES] if with_tools else None,
+                    add_generation_prompt=add_generation_prompt,
+                    variables=known,
+                )
         except PlaitError as error:
             if isinstance(error.__cause__, LimitReached):  # as the others would be
                 raise ProbeTimeout from None
             return None
+        finally:
+            self._work_left -= work.done
 
     def generation_prompt(self, *, with_tools: bool = True, variables: Mapping[str, Any] | None = None) -> str | None:
         """Returns what the template writes behind a user's text before an answer."""

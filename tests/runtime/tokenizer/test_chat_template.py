@@ -162,19 +162,3 @@ def test_jinja_features_of_transformers_are_available(transformers_tokenizer: An
 def test_strftime_now_writes_the_current_date() -> None:
     ours = template("{{ strftime_now('%Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}")
     assert ours.turn_prefix([], "user") == f"{datetime.now():%Y}|"
-
-
-def test_a_turn_after_many_others_takes_few_renderings(monkeypatch):
-    """Whatever is cached: branches of many programs replace each other's layouts."""
-    chatml, roles = template(CHATML), ["user", "assistant"] * 50
-    expected = chatml.turn_prefix(["user", "assistant"], "user"), chatml.turn_suffix(["user", "assistant"], "user")
-    renderings = []
-    render = chatml._try_render
-
-    def counted(*args, **kwargs):
-        renderings.append(args)
-        return render(*args, **kwargs)
-
-    monkeypatch.setattr(chatml, "_try_render", counted)
-    assert (chatml.turn_prefix(roles, "user"), chatml.turn_suffix(roles, "user")) == expected
-    assert len(renderings) == 2

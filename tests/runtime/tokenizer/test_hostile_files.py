@@ -1,18 +1,15 @@
-"""Tokenizer files that make the `tokenizers` package panic, and templates that would run too long."""
+"""Tokenizer files that make the `tokenizers` package panic."""
 
 from __future__ import annotations
 
 import json
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from plait.constrained import Vocabulary
-from plait.runtime.errors import CorruptModel, UnsupportedModel
-from plait.runtime.tokenizer import template_sandbox
-from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.errors import CorruptModel
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 
@@ -48,13 +45,3 @@ def test_other_interruptions_are_passed_on(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("plait.runtime.tokenizer.from_hf.models", SimpleNamespace(BPE=interrupt))
     with pytest.raises(KeyboardInterrupt):
         load_tokenizer(folder)
-
-
-def test_a_template_is_stopped_after_one_second_however_few_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock takes 0.05 s here, so that the template has 20 lines and calls, of which it needs 200."""
-    ticks = count()
-    monkeypatch.setattr(template_sandbox, "time", SimpleNamespace(monotonic=lambda: 0.05 * next(ticks)))
-    template = ChatTemplate("{% for i in range(100) %}{{ i }}\n{{ i }}\n{% endfor %}", bos_token="", eos_token="")
-    with pytest.raises(UnsupportedModel, match="runs too long"):
-        template.render([])
-    assert 20 <= next(ticks) <= 23

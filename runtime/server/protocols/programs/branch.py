@@ -97,8 +97,8 @@ class ProgramBranch(BranchText[TextPiece, Value]):
 
     async def begin_role(self, role: str, behind: Sequence[Step]) -> None:
         """Begins a turn. Rendering many turns takes long, and has a thread."""
-        self.run.count_turns(len(self.turns) + 1)
         prefix = await run_in_thread_if(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
+        self.run.count_turns(self.template().num_rendered_turns(len(self.turns)))
         await asyncio.sleep(0)  # a program may have many turns in a row
         self.open_turn_with(role, prefix)
 

@@ -28,7 +28,7 @@ from plait.runtime.server.protocols.programs.compiler import CompiledProgram
 from plait.runtime.server.protocols.programs.steps import CallStep, ForkStep, GenStep, ProgramStep
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-# The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
+# The template renders up to 31 turns of a branch for a new one, in 20 us a turn; some templates render all of them.
 MAX_RENDERED_TURNS = 50_000
 # Some milliseconds of work, after which the event loop serves other requests.
 STEPS_AT_ONCE = 500

@@ -55,7 +55,8 @@ def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
         threads.append(threading.get_ident() == threading.main_thread().ident)
         return ""
 
-    monkeypatch.setattr(branch, "template", lambda: SimpleNamespace(turn_prefix=turn_prefix, turn_suffix=turn_prefix))
+    model_template = SimpleNamespace(turn_prefix=turn_prefix, turn_suffix=turn_prefix, num_rendered_turns=int)
+    monkeypatch.setattr(branch, "template", lambda: model_template)
 
     async def run() -> None:
         for _ in range(40):
