@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from plait.lang.states.fork_group import JoinMode
     from plait.runtime.programs.backend import BackendClient, BackendSession
     from plait.runtime.programs.steps import Step
-    from plait.runtime.tokenizer.chat_template import ChatTemplate, TurnShape
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+    from plait.runtime.tokenizer.turn_texts import TurnShape
 
 
 class TracedRun(Run):

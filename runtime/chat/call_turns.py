@@ -10,7 +10,7 @@ from typing import Any
 
 from plait.runtime.chat.derivation.template_probe import call_message
 from plait.runtime.chat.formats.call_format import CallFormat, JsonArguments, KeywordArguments, formed_ids
-from plait.runtime.tokenizer.chat_template import TurnShape
+from plait.runtime.tokenizer.turn_texts import TurnShape
 
 _ARGUMENT, _ID = "q", "Qzidzq"
 _JSON_PROBE = '"\n'

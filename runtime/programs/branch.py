@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
     from plait.runtime.programs.backend import BackendSession
     from plait.runtime.sampling_params import SamplingParams
-    from plait.runtime.tokenizer.chat_template import ChatTemplate, Role, Roles, TurnShape
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
     from plait.runtime.tokenizer.tokenizer import Tokenizer
+    from plait.runtime.tokenizer.turn_texts import Role, Roles, TurnShape
 
 S = TypeVar("S")
 V = TypeVar("V")

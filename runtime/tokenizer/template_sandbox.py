@@ -280,23 +280,20 @@ _UNCHANGED_FILTERS = (
 
 
 def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    unchanged = {name: theirs[name] for name in _CONSTANT_TIME_FILTERS}
-    unchanged |= {name: charged(theirs[name]) for name in _UNCHANGED_FILTERS}
-    return (
-        unchanged
-        | FILTERS
-        | {
-            "plait_concat": _join,
-            "plait_weigh": check_size,
-            "format": _filter_format,
-            "indent": _filter_indent,
-            "join": _filter_join,
-            "replace": _filter_replace,
-            "round": _filter_round,
-            "safe": lambda value: value,
-            "tojson": _filter_tojson,
-        }
-    )
+    known: dict[str, Callable[..., Any]] = {name: theirs[name] for name in _CONSTANT_TIME_FILTERS}
+    known |= {name: charged(theirs[name]) for name in _UNCHANGED_FILTERS}
+    known |= FILTERS
+    return known | {
+        "plait_concat": _join,
+        "plait_weigh": check_size,
+        "format": _filter_format,
+        "indent": _filter_indent,
+        "join": _filter_join,
+        "replace": _filter_replace,
+        "round": _filter_round,
+        "safe": lambda value: value,
+        "tojson": _filter_tojson,
+    }
 
 
 def _filter_format(value: Any, *args: Any, **kwargs: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -115,7 +115,7 @@ def charge_each(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "plait_charge": charge,
     "plait_charge_each": charge_each,
     "plait_charge_reading": charge_reading,

@@ -162,3 +162,35 @@ def test_jinja_features_of_transformers_are_available(transformers_tokenizer: An
 def test_strftime_now_writes_the_current_date() -> None:
     ours = template("{{ strftime_now('%Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}")
     assert ours.turn_prefix([], "user") == f"{datetime.now():%Y}|"
+
+
+ENDS = {
+    "as Phi 3.5": ("{{ eos_token }}", "<assistant>a</assistant>", "<user>"),
+    "as gpt-oss": (
+        "{% if messages[-1].role == 'assistant' %}<|return|>{% endif %}",
+        "<assistant>a",
+        "</assistant><user>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_end_of_a_conversation_is_no_part_of_a_turn_that_another_follows(name: str) -> None:
+    """The last answer of gpt-oss ends with a text of its own, and Phi 3.5 writes one behind it."""
+    end, answer, prefix = ENDS[name]
+    closing = "{% if not loop.last or m.role == 'user' %}</{{ m.role }}>{% endif %}"
+    closing = closing if name == "as gpt-oss" else "</{{ m.role }}>"
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + closing + "{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% else %}" + end + "{% endif %}"
+    )
+    ours, roles = template(source), ["user"]
+    assert ours.turn_prefix(roles, "assistant") + "a" + ours.turn_suffix(roles, "assistant") == answer
+    assert ours.turn_prefix([*roles, "assistant"], "user") == prefix
+    text, roles = "", []
+    for role, content in (("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "")):
+        text += ours.turn_prefix(roles, role) + content
+        if content:
+            text += ours.turn_suffix(roles, role)
+        roles.append(role)
+    assert text == ours.render(messages(["user", "assistant", "user"], ["q", "a", "r"]), add_generation_prompt=True)

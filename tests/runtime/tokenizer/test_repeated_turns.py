@@ -35,7 +35,7 @@ TEMPLATES = {
 def separated(chat_template: ChatTemplate, roles: list[str], role: str) -> tuple[str, str] | None:
     """The text around the next turn, from a rendering of all turns; None if the template refuses them."""
     try:
-        return chat_template._separate(tuple(roles), role)
+        return chat_template._turn_texts._separate(tuple(roles), role)
     except InputError:
         return None
 
