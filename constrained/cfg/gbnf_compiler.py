@@ -17,7 +17,7 @@ from plait.constrained.cfg.gbnf_trial import check_long_texts
 from plait.constrained.cfg.lark_depth import check_depth
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.regex.compiler import ByteDfaBuilder, compile_plain_pattern
+from plait.constrained.regex.regex_compiler import ByteDfaBuilder, compile_plain_pattern
 from plait.constrained.specs import Ebnf, GrammarError
 from plait.constrained.tokens.vocabulary import Vocabulary
 

@@ -66,8 +66,8 @@ def state_partitions(transitions: Int32Array, num_tokens: Int32Array) -> StatePa
         rest = len(used)
     for state in wide:
         found.of_state[state] = place.get(labels_of_state[state], rest)
-    spelled = [bytes(labels[column] for column in column_of_byte) for labels in used]
-    return found._replace(partitions=(SINGLE_BYTES, *spelled))
+    encoded = [bytes(labels[column] for column in column_of_byte) for labels in used]
+    return found._replace(partitions=(SINGLE_BYTES, *encoded))
 
 
 def _distinct_columns(transitions: Int32Array) -> tuple[list[int], list[list[int]]]:

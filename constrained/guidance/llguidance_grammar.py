@@ -78,7 +78,7 @@ class LlguidanceGrammar(Grammar):
         delimiters = tuple(JsonDelimiters(begin, end) for begin, end in source.json_delimiters or ())
         self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
         self.control_texts = {token: spell_control(token) for _, token in source.control_tokens}
-        self.marks = [_spelled(mark, source.control_tokens, vocabulary) for mark in source.marks]
+        self.marks = [_mark_tokens(mark, source.control_tokens, vocabulary) for mark in source.marks]
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
         self._item_tracker: ItemTracker | None = None
@@ -133,7 +133,7 @@ class LlguidanceGrammar(Grammar):
         return raise_on_error(inner)
 
 
-def _spelled(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
+def _mark_tokens(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
     """Returns the tokens of a mark, in which some texts are control tokens."""
     ids = dict(sorted(control_tokens, key=lambda pair: -len(pair[0])))
     parts = re.split(f"({'|'.join(map(re.escape, ids))})", mark) if ids else [mark]

@@ -10,7 +10,7 @@ from llguidance import regex_to_lark
 
 from plait.constrained.cfg.lark_compiler import check_lark
 from plait.constrained.guidance.call_tracker import CallText
-from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.schema_compiler import json_rules
 from plait.constrained.regex.python_syntax import to_plain_pattern
 from plait.constrained.specs import (
     TYPE_PLACE,
@@ -81,7 +81,7 @@ def content_rules(trigger: Trigger, name: str, spec: Structural, marks: Marks) -
         return ContentRules(*_json_string(content, name, marks.literal(trigger.end, with_id=True)))
     if isinstance(content, Notation):
         found = notation_rules(content, json_spec(str(content.schema), spec), name, marks)
-        end, text = marks.literal(trigger.end, with_id=True), CallText(b"", b"", quote=marks.spelled(content.quote))
+        end, text = marks.literal(trigger.end, with_id=True), CallText(b"", b"", quote=marks.to_bytes(content.quote))
         return ContentRules(f"{name} {end}", found.rules, found.unchecked, found.warnings, found.unique, text)
     assert isinstance(content, Elements | Keywords)
     return _elements(content, trigger, name, spec, marks)

@@ -9,10 +9,10 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from plait.constrained.guidance.call_tracker import BEGINS
-from plait.constrained.json_schema.compiler import schema_rules
 from plait.constrained.json_schema.emptiness import is_of_kind
 from plait.constrained.json_schema.lark_scalars import regex_literal
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.schema_compiler import schema_rules
 from plait.constrained.specs import Keywords
 from plait.constrained.structural.elements import ElementValue
 from plait.constrained.structural.json_string import pattern_in_json
@@ -67,8 +67,8 @@ def _quoted(case: Case, name: str) -> list[tuple[str, tuple[str, ...]]]:
     """Returns (a terminal, it and those that it refers to) of the strings in single quotes, and of the others."""
     if "enum" in case[0]:
         texts = [value for value in case[0]["enum"] if isinstance(value, str)]
-        spelled = [f"'{t}'" if _SINGLE.fullmatch(t) else json.dumps(t, ensure_ascii=False) for t in texts]
-        return [(name, (f"{name}: /{'|'.join(map(regex_literal, spelled))}/",))]
+        literals = [f"'{t}'" if _SINGLE.fullmatch(t) else json.dumps(t, ensure_ascii=False) for t in texts]
+        return [(name, (f"{name}: /{'|'.join(map(regex_literal, literals))}/",))]
     body = f"{name}B: {string_body(case)} & /{regex_to_lark(_SINGLE.pattern)}/"
     single = (f"{name}S", (body, f'{name}S: "\'" {name}B "\'"'))
     parts = [_NOT_SINGLE]

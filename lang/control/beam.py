@@ -100,7 +100,7 @@ class _BranchSearch:
             (probe,) = session.fork(1)
             self._run.register_session(probe)
             call = GenResult(self._run, self._name, probe.generate(self._limited(self._step_params)))
-            call.lane = self._branch.lane
+            call.branch_id = self._branch.branch_id
             self._run.add(call)
             self._run.close(probe)
             calls.append(call)

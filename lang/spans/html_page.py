@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from plait.lang.spans.call_spans import Span, Trace, lane_name
+from plait.lang.spans.call_spans import Span, Trace, branch_label
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR, _TOP = 1100, 110, 30, 34, 24, 24
 _MIN_BAR = 2.0  # pixels
@@ -50,11 +50,11 @@ def _section(trace: Trace) -> str:
 
 def _chart(trace: Trace) -> str:
     per_second = (_WIDTH - _LEFT - _RIGHT) / max(trace.seconds, 1e-6)
-    height = _TOP + _ROW * len(trace.lanes) + 6
+    height = _TOP + _ROW * len(trace.branch_parents) + 6
     parts = [f'<svg width="{_WIDTH}" height="{height}" role="img">', *_axis(trace.seconds, per_second, height)]
-    for lane in range(len(trace.lanes)):
-        y = _TOP + lane * _ROW + _BAR * 0.7
-        parts.append(f'<text x="0" y="{y:.0f}">{escape(lane_name(trace, lane))}</text>')
+    for branch_id in range(len(trace.branch_parents)):
+        y = _TOP + branch_id * _ROW + _BAR * 0.7
+        parts.append(f'<text x="0" y="{y:.0f}">{escape(branch_label(trace, branch_id))}</text>')
     parts += [_bar(span, per_second) for span in trace.spans]
     return "".join([*parts, "</svg>"])
 
@@ -70,7 +70,7 @@ def _axis(seconds: float, per_second: float, height: int) -> list[str]:
 
 
 def _bar(span: Span, per_second: float) -> str:
-    x, y = _LEFT + span.start_s * per_second, _TOP + span.lane * _ROW
+    x, y = _LEFT + span.start_s * per_second, _TOP + span.branch_id * _ROW
     width = max(_MIN_BAR, (span.end_s - span.start_s) * per_second)
     rects = []
     for kind, share in _shares(span):

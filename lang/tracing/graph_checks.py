@@ -53,7 +53,7 @@ def _unused_forks(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
     for number, handles in traced_run.forks:
         node = traced_run.nodes[number]
         assert isinstance(node, ForkInto)
-        if traced_run.read_lanes.isdisjoint(node.branches) and all(handle() is None for handle in handles):
+        if traced_run.read_branches.isdisjoint(node.branches) and all(handle() is None for handle in handles):
             fork = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
             text = f"{fork} never used: neither joined nor read nor returned"
             yield number, Problem(text, node.place)

@@ -35,7 +35,7 @@ def compile_body(
     if problems:
         raise CompileError(name, problems)
     place = function_location(getattr(inspect.unwrap(body), "__code__", None))
-    return Graph(name, tuple(traced_run.nodes), tuple(traced_run.lanes), parameters, defaults, place)
+    return Graph(name, tuple(traced_run.nodes), tuple(traced_run.branch_parents), parameters, defaults, place)
 
 
 def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun) -> tuple[str, ...]:

@@ -97,8 +97,8 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_role(self, role: str, behind: Sequence[Step]) -> Awaitable[None] | None:
-        """Begins a turn; what is returned is to be waited for. `behind`: the steps after this one."""
+    def begin_role(self, role: str, following: Sequence[Step]) -> Awaitable[None] | None:
+        """Begins a turn; what is returned is to be waited for. `following`: the steps after this one."""
         self.begin_turn(role)
         return None
 
@@ -159,11 +159,11 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def text_behind(self, behind: Iterable[Step], tokenizer: Tokenizer) -> str:
-        """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
-        it, of which texts and the end of the open turn are known."""
+    def trailing_text(self, following: Iterable[Step], tokenizer: Tokenizer) -> str:
+        """Returns the text that belongs to the constraint of the next gen; "" if none does. `following`: the steps
+        after it, of which texts and the end of the open turn are known."""
         parts: list[tuple[str, bool]] = []
-        for step in behind:
+        for step in following:
             if isinstance(step, TextStep):
                 parts.append((step.text, False))
                 continue
@@ -173,7 +173,7 @@ class BranchText(ABC, Generic[S, V]):
         return trailing_text(parts, tokenizer)
 
     def start_gen(
-        self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, followed_by: str
+        self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, trailing_text: str
     ) -> list[Call]:
         """Starts n calls after the text, which goes on with the first. `params`: with their seed, see `seed_path`."""
         session = self.session()
@@ -182,11 +182,11 @@ class BranchText(ABC, Generic[S, V]):
         try:
             for index, sample in enumerate((session, *samples)):
                 sample.set_next_call_name(name)
-                calls.append(sample.generate(params.for_sample(index), constraint, followed_by))
+                calls.append(sample.generate(params.for_sample(index), constraint, trailing_text))
         finally:
             for sample in samples:
                 sample.close()  # takes effect after its call
-        self.expect_known(followed_by)
+        self.expect_known(trailing_text)
         return calls
 
     def start_select(

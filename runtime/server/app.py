@@ -34,7 +34,7 @@ from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.http.unknown_paths import unknown_path_text
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
-from plait.runtime.server.protocols.anthropic import messages
+from plait.runtime.server.protocols.anthropic import endpoint as anthropic_messages
 from plait.runtime.server.protocols.batches import batches, files
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import generate as ollama_generate
@@ -50,7 +50,7 @@ from plait.runtime.server.settings import ServerSettings
 
 ROUTERS = (
     *(endpoints.router, model_facts.router, models.router, completions.router, chat.router, responses.router),
-    *(embeddings.router, messages.router, generate.router, server_info.router, ollama_generate.router),
+    *(embeddings.router, anthropic_messages.router, generate.router, server_info.router, ollama_generate.router),
     *(ollama_models.router, ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
     stored_responses.router,
 )

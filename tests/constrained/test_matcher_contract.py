@@ -13,7 +13,7 @@ from matchers import allowed_tokens, compile_in_process
 from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
 from plait.constrained.guidance import mask_cache
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, regex_source
-from plait.constrained.json_schema.compiler import compile_json
+from plait.constrained.json_schema.schema_compiler import compile_json
 from plait.constrained.specs import Spec
 
 

@@ -18,8 +18,8 @@ def kv_demand(status: Status) -> float:
     A waiting call is taken to need as many tokens as a running one; without any, a 64th of all.
     """
     total = max(1, status.total_pages)
-    per_call = status.held_pages / status.running_calls if status.running_calls else total / 64
-    return (status.held_pages + status.waiting_calls * per_call) / total
+    per_call = status.used_pages / status.running_calls if status.running_calls else total / 64
+    return (status.used_pages + status.waiting_calls * per_call) / total
 
 
 def desired_replicas(

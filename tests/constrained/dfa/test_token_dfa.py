@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.constrained import Vocabulary
-from plait.constrained.compile_service.messages import pack_dfa, unpack_dfa
+from plait.constrained.compile_service.worker_messages import pack_dfa, unpack_dfa
 from plait.constrained.dfa.byte_partitions import MAX_PARTITIONS, state_partitions
 from plait.constrained.dfa.dfa_grammar import DfaGrammar
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, build_table_dfa

@@ -289,7 +289,7 @@ def flood_sockets(num_frames: int, seed: int) -> Counter:
         deadline = time.monotonic() + 60
         while (status := client.status()).sessions and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert (status.sessions, status.clients, status.held_pages) == (0, 1, 0)
+        assert (status.sessions, status.clients, status.used_pages) == (0, 1, 0)
         counts["bad_frames"] = status.bad_frames
         client.close()
         assert not engine_loop.error_log._counts, f"internal errors: {dict(engine_loop.error_log._counts)}"

@@ -21,7 +21,7 @@ from plait.runtime.server.protocols.ollama.types import (
     OllamaGenerated,
     OllamaMessage,
 )
-from plait.runtime.server.protocols.shared import ContentLogprob, as_written, drawn_weight, token_logprobs
+from plait.runtime.server.protocols.shared import ContentLogprob, as_written, importance_weight, token_logprobs
 
 EndpointKind = Literal["chat", "generate"]
 Line = OllamaChat | OllamaGenerated
@@ -78,7 +78,7 @@ class OllamaResponseWriter:
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
             warnings=warnings,
-            weight=drawn_weight(result),
+            weight=importance_weight(result),
             cache_miss=cache_miss_report(self._client, result, prompt_ids),
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )

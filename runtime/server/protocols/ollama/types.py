@@ -14,7 +14,7 @@ from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight, StrictStruct
+from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight, StrictStruct
 
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs")  # beside `options`, not in it
 
@@ -156,7 +156,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 

@@ -42,9 +42,9 @@ from plait.runtime.server.protocols.openai.chat_response import (
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
-    DrawnWeight,
+    ImportanceWeight,
     checked_count,
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
@@ -118,9 +118,9 @@ def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> 
 
 def _extensions(
     checked: CheckedChat, client: Client, result: CallResult
-) -> tuple[DrawnWeight | UnsetType, CacheMissReport | UnsetType]:
+) -> tuple[ImportanceWeight | UnsetType, CacheMissReport | UnsetType]:
     """The last fields of a choice that has ended."""
-    return drawn_weight(result), cache_miss_report(client, result, checked.submission.prompt_ids)
+    return importance_weight(result), cache_miss_report(client, result, checked.submission.prompt_ids)
 
 
 # -- answers without streaming ---------------------------------------------------------------------

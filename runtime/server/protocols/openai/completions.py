@@ -45,9 +45,9 @@ from plait.runtime.server.protocols.openai.fields import (
     constraint_of,
 )
 from plait.runtime.server.protocols.shared import (
-    DrawnWeight,
+    ImportanceWeight,
     checked_count,
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
 )
@@ -94,7 +94,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 
@@ -222,7 +222,10 @@ def _choices(
         for result in _best_by_mean_logprob(candidates, checked.n):
             writer = _ChoiceWriter(client, checked, prompt, entries)
             text, logprobs = writer.write_result(result)
-            extensions = drawn_weight(result), cache_miss_report(client, result, checked.submissions[prompt].prompt_ids)
+            extensions = (
+                importance_weight(result),
+                cache_miss_report(client, result, checked.submissions[prompt].prompt_ids),
+            )
             choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
     return choices
 
@@ -279,7 +282,7 @@ class _CompletionStream(StreamWriter):
                 choice = CompletionChoice(text, index, logprobs, reason)
                 if result is not None:
                     prompt_ids = self._checked.submissions[index // self._checked.n].prompt_ids
-                    choice.weight = drawn_weight(result)
+                    choice.weight = importance_weight(result)
                     choice.cache_miss = cache_miss_report(self._client, result, prompt_ids)
                 chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)

@@ -33,7 +33,7 @@ from plait.runtime.server.http.response import (
 )
 from plait.runtime.server.protocols.answer import respond
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
-from plait.runtime.server.protocols.programs.compiler import CompiledProgram, compile_program
+from plait.runtime.server.protocols.programs.program_compiler import CompiledProgram, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
 from plait.runtime.server.protocols.programs.types import (
     CallAnswer,
@@ -44,7 +44,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
-from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
+from plait.runtime.server.protocols.shared import importance_weight, timeout_of
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -187,7 +187,7 @@ class _Execution:
             logprobs,
             usage,
             list(result.warnings) or msgspec.UNSET,
-            drawn_weight(result),
+            importance_weight(result),
             cache_miss_report(self._client, result),
         )
 

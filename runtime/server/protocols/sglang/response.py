@@ -22,7 +22,7 @@ from plait.runtime.server.generation.threads import LARGE_TOKENS
 from plait.runtime.server.http.response import encoded
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
-from plait.runtime.server.protocols.shared import drawn_weight
+from plait.runtime.server.protocols.shared import importance_weight
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 
@@ -87,7 +87,7 @@ class SglangResponseWriter:
             particles=UNSET if result is None or result.particles is None else result.particles.report(),
         )
         if result is not None:
-            meta_info.weight = drawn_weight(result)
+            meta_info.weight = importance_weight(result)
             meta_info.cache_miss = cache_miss_report(self._client, result, self._prompt_request.submission.prompt_ids)
         if self._prompt_request.with_logprobs:
             meta_info.output_token_logprobs = self._entries

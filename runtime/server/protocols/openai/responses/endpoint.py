@@ -44,7 +44,7 @@ from plait.runtime.server.protocols.openai.responses.stored_conversation import 
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
@@ -153,7 +153,7 @@ def _finished(
         output=items.output,
         usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
         warnings=handle.warnings(more=checked.prepared.warnings),
-        weight=drawn_weight(output.call.result(0)),
+        weight=importance_weight(output.call.result(0)),
         cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
     )
 
