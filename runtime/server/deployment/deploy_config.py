@@ -20,8 +20,8 @@ from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.models_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.engines.start import num_ranks
-from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.http.api_keys import read_keys
 from plait.runtime.server.settings import ServerSettings, server_settings
 from plait.runtime.similar_names import did_you_mean

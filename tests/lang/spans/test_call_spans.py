@@ -12,7 +12,7 @@ from span_samples import call_segment, program
 import plait
 from plait import gen
 from plait.lang.spans.call_spans import collect_runs, trace_of
-from plait.lang.spans.html_page import _shares, render_page
+from plait.lang.spans.export import _shares, render_page
 from plait.runtime.errors import CallFailed
 
 

@@ -11,7 +11,7 @@ from span_samples import program
 import plait
 from plait.cli import main
 from plait.lang.spans.call_spans import Span, Trace
-from plait.lang.spans.html_page import _shares, render_page
+from plait.lang.spans.export import _shares, render_page
 
 
 class BalancedHtmlParser(HTMLParser):

@@ -25,11 +25,11 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import KeepAlive, json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
 from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of
 from plait.runtime.server.protocols.anthropic.response import (
     AnswerUsage,
     AnthropicMessage,
+    ContentBlocks,
     Event,
     MessageDelta,
     MessageStart,
@@ -37,6 +37,7 @@ from plait.runtime.server.protocols.anthropic.response import (
     Ping,
     Stop,
     TokenCount,
+    stop_reason_of,
 )
 from plait.runtime.server.protocols.anthropic.types import MessagesRequest, PromptFields
 from plait.runtime.server.protocols.shared import remaining_context

@@ -27,7 +27,13 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import sse_event
 from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.chat_request import conversation_of, max_tokens_of, top_logprobs_of
+from plait.runtime.server.protocols.openai.chat_request import (
+    ChatRequest,
+    CustomTool,
+    conversation_of,
+    max_tokens_of,
+    top_logprobs_of,
+)
 from plait.runtime.server.protocols.openai.chat_response import (
     ChatChoice,
     ChatChunk,
@@ -39,7 +45,6 @@ from plait.runtime.server.protocols.openai.chat_response import (
     MessageBuilder,
     ResponseHead,
 )
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
     ImportanceWeight,

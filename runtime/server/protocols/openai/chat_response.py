@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.server.generation.cache_miss import CacheMissReport
-from plait.runtime.server.protocols.openai.chat_types import CustomCall, FunctionCall
+from plait.runtime.server.protocols.openai.chat_request import CustomCall, FunctionCall
 from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight

@@ -28,8 +28,7 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
 from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.openai.responses.events import Event, OutputItems, ResponseEvent
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
