@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -22,13 +22,12 @@ from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
 from plait.runtime.server.protocols.ollama.models import unload, use_ollama_model
 from plait.runtime.server.protocols.ollama.request import (
     AnswerFunctionCall,
@@ -180,11 +179,12 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
     if is_empty:
         return json_response(load_response(kind, body.model))
     checked = await _check(body, kind, model, tenant_of(request))
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        [checked.submission],
+        lambda handle: _LineWriter(model.client, checked, handle, request_id(request)),
         stream=body.stream is not False,
-        events=lambda: _lines(model.client, checked, request_id(request)),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         media_type=LINES,
     )
@@ -201,31 +201,17 @@ async def _check(
     return CheckedRequest(kind, body.model, submission, prepared)
 
 
-async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
-    async with submit(client, [checked.submission]) as handle:
-        (result,) = await handle.results()
-        is_large = checked.submission.sampling.logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_in_thread_if(is_large, _whole_line, client, checked, handle, result)
-
-
-def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, result: CallResult) -> Line:
-    output = ChatOutput(checked.prepared, client, handle.calls[0])
-    writer = _writer(client, checked, output)
-    writer.add_parts(output.parse_result(result), is_last=True)
-    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings(more=checked.prepared.warnings))
-
-
-def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
-    return OllamaResponseWriter(checked.kind, checked.model, client, output)
-
-
-class _LineStream(StreamWriter):
-    """Writes an answer as lines of JSON."""
+class _LineWriter(AnswerWriter):
+    """One object, or lines of JSON."""
 
     def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
-        self._handle, self._request_id, self._prompt_ids = handle, request_id, checked.submission.prompt_ids
+        self._checked, self._handle, self._request_id = checked, handle, request_id
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
-        self._writer, self._more_warnings = _writer(client, checked, self._output), checked.prepared.warnings
+        self._writer = OllamaResponseWriter(checked.kind, checked.model, client, self._output)
+
+    def body(self, results: Sequence[CallResult]) -> Line:
+        self._writer.add_parts(self._output.parse_result(results[0]), is_last=True)
+        return self._last_line()
 
     def write(self, batch: Batch) -> bytes:
         for _, update in batch:
@@ -234,22 +220,15 @@ class _LineStream(StreamWriter):
         return b"" if line is None else _encode(line)
 
     def finish(self) -> bytes:
-        result = self._output.call.result(0)
-        warnings = self._handle.warnings(more=self._more_warnings)
-        return _encode(self._writer.final_line(result, self._prompt_ids, warnings))
+        return _encode(self._last_line())
 
     def fail(self, error: ApiError) -> bytes:
         return _encode(error_body("/api/", error, self._request_id))
 
+    def _last_line(self) -> Line:
+        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
+        return self._writer.final_line(self._output.call.result(0), self._checked.submission.prompt_ids, warnings)
+
 
 def _encode(line: Any) -> bytes:
     return msgspec.json.encode(line) + b"\n"
-
-
-def _lines(client: Client, checked: CheckedRequest, request_id: str) -> AsyncGenerator[bytes, None]:
-    return stream_events(
-        client,
-        [checked.submission],
-        lambda handle: _LineStream(client, checked, handle, request_id),
-        checked.prepared.constraint_param,
-    )
