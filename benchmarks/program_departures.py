@@ -118,7 +118,7 @@ class Departures:
 
     @property
     def lost_pages(self) -> int:
-        known = sum(self.counts[name] for name in ("free_pages", "cached_pages", "held_pages"))
+        known = sum(self.counts[name] for name in ("free_pages", "cached_pages", "used_pages"))
         return self.counts["total_pages"] - known
 
 

@@ -9,10 +9,10 @@ from plait.constrained.dfa.dfa_grammar import DfaGrammar
 from plait.constrained.dfa.token_dfa import TokenDfa
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
-from plait.constrained.json_schema.compiler import compile_json
-from plait.constrained.regex.compiler import ByteDfaBuilder, compile_regex
+from plait.constrained.json_schema.schema_compiler import compile_json
+from plait.constrained.regex.regex_compiler import ByteDfaBuilder, compile_regex
 from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Reasoning, Regex, Spec, Structural
-from plait.constrained.structural.compiler import compile_structural
+from plait.constrained.structural.structural_compiler import compile_structural
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 

@@ -25,7 +25,7 @@ MAX_BYTES = 4 << 20
 MAX_SPECS = 1024
 _MAGIC = b"plait constraints 1\n"
 _DIGEST_BYTES = 32
-WRITE_SPECS_S = 10.0  # between two writes of a KeptSpecs
+WRITE_SPECS_S = 10.0  # between two writes of a RecentSpecs
 _logger = logging.getLogger("plait.constrained")
 
 
@@ -104,34 +104,34 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for
 
 
-class KeptSpecs:
+class RecentSpecs:
     """The specs that `used` returns, the most recently used first, and those of the last start that are not compiled
     again yet. Without a file it has none.
 
-    >>> kept = KeptSpecs(spec_file, cache.grammars.specs)                  # doctest: +SKIP
+    >>> kept = RecentSpecs(spec_file, cache.grammars.specs)                  # doctest: +SKIP
     >>> kept.read()                                                       # doctest: +SKIP
-    >>> kept.next_to_restore()                                            # doctest: +SKIP
+    >>> kept.next_to_warm_up()                                            # doctest: +SKIP
     Regex(pattern='[0-9]+')
     """
 
     def __init__(self, spec_file: SpecFile | None, used: Callable[[], list[Spec]]) -> None:
         self._file, self._used = spec_file, used
-        self._to_restore: list[Spec] = []  # the next one is the last
+        self._to_warm_up: list[Spec] = []  # the next one is the last
         self._writes_from = monotonic() + WRITE_SPECS_S  # nothing is written before this time
 
     def read(self) -> None:
         """Reads the specs to restore."""
         if self._file is not None:
-            self._to_restore = self._file.read()[::-1]
+            self._to_warm_up = self._file.read()[::-1]
 
     @property
-    def has_unrestored(self) -> bool:
-        """Whether `next_to_restore` has a spec."""
-        return bool(self._to_restore)
+    def needs_warmup(self) -> bool:
+        """Whether `next_to_warm_up` has a spec."""
+        return bool(self._to_warm_up)
 
-    def next_to_restore(self) -> Spec:
+    def next_to_warm_up(self) -> Spec:
         """Removes and returns the most recently used spec that is not restored yet."""
-        return self._to_restore.pop()
+        return self._to_warm_up.pop()
 
     def write(self) -> None:
         """Writes the specs, the most recently used first."""
@@ -141,9 +141,9 @@ class KeptSpecs:
     def write_soon(self) -> None:
         """Writes the specs in a thread, now and then, so that they outlive a process that is killed."""
         now = monotonic()
-        if self._file is not None and not self._to_restore and now >= self._writes_from:
+        if self._file is not None and not self._to_warm_up and now >= self._writes_from:
             self._writes_from = now + WRITE_SPECS_S
             Thread(target=self._file.write, args=(self._specs(),), daemon=True, name="plait-constraints").start()
 
     def _specs(self) -> list[Spec]:
-        return list(dict.fromkeys([*self._used(), *reversed(self._to_restore)]))
+        return list(dict.fromkeys([*self._used(), *reversed(self._to_warm_up)]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plait.constrained.json_schema.bundling import bundled
-from plait.constrained.json_schema.embedding import embed_schema
+from plait.constrained.json_schema.embedded_resource import embed_schema
 from plait.constrained.structural.elements import parameter_kinds
 
 __all__ = ["bundled", "closed_arguments", "embed_schema", "parameter_kinds"]

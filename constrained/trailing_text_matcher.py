@@ -40,24 +40,24 @@ class TrailingText:
         self.vocabulary = vocabulary
         self.eos_mask = np.zeros(mask_words(len(vocabulary)), np.int32)  # read-only
         _set_bits(self.eos_mask, vocabulary.eos_ids)
-        self._spellings: dict[int, list[int]] = {}
-        self.tokens = self.spelling(0)
+        self._tokenizations: dict[int, list[int]] = {}
+        self.tokens = self.tokenization(0)
         self.tokens_at = [self._tokens_at(start) for start in range(len(self.data))]  # that continue it at a byte
         self.spanning = self._find_spanning()
         self.spanned_value_tokens = np.array([entry.value_token for entry in self.spanning], np.int64)
 
-    def spelling(self, start: int) -> list[int]:
+    def tokenization(self, start: int) -> list[int]:
         """Returns tokens that spell the text from byte `start` on, as the tokenizer splits it where it can."""
-        known = self._spellings.get(start)
+        known = self._tokenizations.get(start)
         if known is None:
-            known = self._spellings[start] = _spell(self.data[start:], self.vocabulary)
+            known = self._tokenizations[start] = _spell(self.data[start:], self.vocabulary)
         return known
 
     def _tokens_at(self, start: int) -> list[int]:
         ids, longest = self.vocabulary.ids_by_bytes, self.vocabulary.max_token_bytes
         ends = range(start + 1, min(len(self.data), start + longest) + 1)
         tokens = [ids[self.data[start:end]] for end in ends if self.data[start:end] in ids]
-        return [*tokens, *self.spelling(start)[:1]]
+        return [*tokens, *self.tokenization(start)[:1]]
 
     def _find_spanning(self) -> list[_Spanning]:
         """Returns the tokens that end with a beginning of the text, after something that is a token too."""
@@ -208,7 +208,7 @@ class TrailingTextMatcher(Matcher):
     def forced_tokens(self) -> list[int]:
         start = self._only_start()
         if start is not None:
-            return list(self._trailing_text.spelling(start))
+            return list(self._trailing_text.tokenization(start))
         return self._inner.forced_tokens() if self._must_continue_value() else []
 
     @property
@@ -236,7 +236,7 @@ class TrailingTextMatcher(Matcher):
         if self._num_eos or self._is_text_complete:
             return []
         if self._starts:
-            return list(self._trailing_text.spelling(max(self._starts)))
+            return list(self._trailing_text.tokenization(max(self._starts)))
         value = self._inner.completion(limit)
         return None if value is None else [*value, *self._trailing_text.tokens]
 

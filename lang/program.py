@@ -23,7 +23,7 @@ from plait.lang.execution.event_loop import (
 )
 from plait.lang.execution.execution import Execution
 from plait.lang.execution.threads import num_workers
-from plait.lang.keywords import RunKeywords
+from plait.lang.gen_keywords import RunKeywords
 from plait.lang.program_arguments import ProgramArguments
 from plait.lang.program_batch import ProgramBatch
 from plait.lang.sampling_options import Options, run_options

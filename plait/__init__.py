@@ -26,8 +26,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.compat.global_config import global_config
     from plait.lang.control.agent import AgentRun, AgentStep, agent
-    from plait.lang.control.beam import beam
-    from plait.lang.control.beam_search import BeamHypothesis
+    from plait.lang.control.beam import BeamHypothesis, beam
     from plait.lang.control.combinators import best_of, vote
     from plait.lang.control.combinators import map as map
     from plait.lang.core.derived.reasoning import separate_reasoning
@@ -199,8 +198,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.tracing.graph": "Graph",
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.agent": "AgentRun AgentStep agent",
-    "plait.lang.control.beam": "beam",
-    "plait.lang.control.beam_search": "BeamHypothesis",
+    "plait.lang.control.beam": "BeamHypothesis beam",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.states.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",

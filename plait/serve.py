@@ -17,16 +17,39 @@ if TYPE_CHECKING:
     from plait.runtime.server.settings import ServerSettings
 
 KEY_VARIABLE = "PLAIT_API_KEY"
-SAME_NAMES = (  # options that the server's settings have under the same name
-    *("host", "port", "model_name", "open_metrics", "log_prompts", "strict_fields", "untagged_tool_calls"),
-    *("max_body_bytes", "max_queue", "max_queue_bytes", "max_requests_per_key", "max_restarts", "files_dir"),
-    *("max_file_bytes", "max_batch_lines", "max_stored_bytes_per_key", "max_files_per_key", "max_batch_calls"),
-    *("max_response_bytes", "max_response_bytes_per_key"),
-)
-NAMES_OF_SECONDS = (  # those whose settings end in _s
-    *("max_queue_time", "store_responses", "body_timeout", "idle_timeout", "write_timeout", "drain_timeout"),
-    *("stuck_after", "retry_after"),
-)
+SAME_NAMES = ("host", "port", "model_name", "open_metrics", "log_prompts", "strict_fields", "untagged_tool_calls")
+"""Options that the server's settings have under the same name, besides those of `_OPTIONS`."""
+
+_Option = tuple[str, type, str, str]  # flag, type, what its value is called, help
+_OPTIONS: dict[str, tuple[_Option, ...]] = {  # by group; the setting of one in seconds, S, ends in _s
+    "limits and timeouts": (
+        ("--max-body-bytes", int, "N", "larger requests are refused; default: 8388608"),
+        ("--max-queue", int, "N", "calls that may wait beside the running ones, n of a request with n; default: 4096"),
+        ("--max-queue-bytes", int, "N", "bytes of the bodies of requests that wait; default: 268435456"),
+        ("--max-queue-time", float, "S", "a request that has not begun by then is refused; default: 0, none"),
+        ("--max-requests-per-key", int, "N", "requests (of programs: calls) of one key at once; default: 0, no limit"),
+        ("--body-timeout", float, "S", "seconds for a body to arrive; default: 30"),
+        ("--idle-timeout", float, "S", "seconds between two requests of a connection; default: 75"),
+        ("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15"),
+        ("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30"),
+        ("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600"),
+        ("--max-restarts", int, "N", "of a runtime in a row, none of which lasts for 60 s; default: 8"),
+        ("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1"),
+    ),
+    "files and batches": (
+        ("--files-dir", str, "DIR", "directory of /v1/files and /v1/batches; default: none, and both are refused"),
+        ("--max-file-bytes", int, "N", "a larger file is refused; default: 209715200"),
+        ("--max-batch-lines", int, "N", "a file with more lines is refused; default: 50000"),
+        ("--max-stored-bytes-per-key", int, "N", "of all files of a key, results included; default: 4294967296"),
+        ("--max-files-per-key", int, "N", "files that a key may store; default: 1000"),
+        ("--max-batch-calls", int, "N", "calls of batches in flight at once; default: the rows of the batch"),
+    ),
+    "stored responses": (
+        ("--store-responses", float, "S", "how long /v1/responses keeps answers, in memory; default: 0, not at all"),
+        ("--max-response-bytes", int, "N", "of the stored responses of all keys; default: 268435456"),
+        ("--max-response-bytes-per-key", int, "N", "of the stored responses of one key; default: 67108864"),
+    ),
+}
 
 
 def add_serve_options(server: argparse.ArgumentParser) -> None:
@@ -48,9 +71,10 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--untagged-tool-calls", action="store_true", help=text)
     _add_models(server.add_argument_group("several models"))
     _add_access(server.add_argument_group("access"))
-    _add_limits(server.add_argument_group("limits and timeouts"))
-    _add_files(server.add_argument_group("files and batches"))
-    _add_responses(server.add_argument_group("stored responses"))
+    for title, options in _OPTIONS.items():
+        group = server.add_argument_group(title)
+        for flag, kind, metavar, text in options:
+            group.add_argument(flag, type=kind, metavar=metavar, help=text)
     text = "refuse fields that have no effect here, instead of listing them in the answer's warnings"
     server.add_argument("--strict-fields", action="store_true", help=text)
     log = server.add_argument_group("log")
@@ -80,65 +104,14 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
 def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key", metavar="KEY", help=f"clients must send this key; better: {KEY_VARIABLE} or a file")
     group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
+    text = "the weight of a key's share; default: 1; repeatable"
+    group.add_argument("--key-weight", action="append", metavar="NAME=W", help=text)
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
     group.add_argument(
         "--allowed-host", action="append", metavar="NAME", help="a DNS name of this server, beside --host; repeatable"
     )
     group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
-
-
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    def number(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=kind, metavar=metavar, help=text)
-
-    number("--max-body-bytes", int, "N", "larger requests are refused; default: 8388608")
-    number(
-        "--max-queue",
-        int,
-        "N",
-        "calls that may wait beside the running ones; a request with n counts n calls; default: 4096",
-    )
-    number("--max-queue-bytes", int, "N", "bytes of the bodies of requests that wait; default: 268435456")
-    number("--max-queue-time", float, "S", "a request that has not begun after S seconds is refused; default: 0, none")
-    group.add_argument(
-        "--key-weight", action="append", metavar="NAME=W", help="the weight of a key's share; default: 1; repeatable"
-    )
-    number(
-        "--max-requests-per-key",
-        int,
-        "N",
-        "running and waiting requests (of programs: calls) of one key; default: 0, no limit",
-    )
-    number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
-    number("--idle-timeout", float, "S", "seconds between two requests of a connection; default: 75")
-    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15")
-    number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
-    number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")
-    number("--max-restarts", int, "N", "of a runtime in a row, none of which lasts for 60 s; default: 8")
-    number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
-
-
-def _add_files(group: argparse._ArgumentGroup) -> None:
-    text = "the directory of /v1/files and /v1/batches; default: none, and both are refused"
-    group.add_argument("--files-dir", metavar="DIR", help=text)
-    for flag, text in (
-        ("--max-file-bytes", "a larger file is refused; default: 209715200"),
-        ("--max-batch-lines", "a file with more lines is refused; default: 50000"),
-        ("--max-stored-bytes-per-key", "of all files of a key, results included; default: 4294967296"),
-        ("--max-files-per-key", "files that a key may store; default: 1000"),
-        ("--max-batch-calls", "calls of batches that are in flight at once; default: the rows of the batch"),
-    ):
-        group.add_argument(flag, type=int, metavar="N", help=text)
-
-
-def _add_responses(group: argparse._ArgumentGroup) -> None:
-    text = "seconds for which /v1/responses keeps what it answers, in memory; default: 0, nothing is stored"
-    group.add_argument("--store-responses", type=float, metavar="S", help=text)
-    text = "of the stored responses of all keys; default: 268435456"
-    group.add_argument("--max-response-bytes", type=int, metavar="N", help=text)
-    text = "of the stored responses of one key; default: 67108864"
-    group.add_argument("--max-response-bytes-per-key", type=int, metavar="N", help=text)
 
 
 def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
@@ -162,10 +135,11 @@ def _server_settings(
     from plait.runtime.server.settings import server_settings
 
     same = {name: getattr(options, name) for name in SAME_NAMES}
-    seconds = {f"{name}_s": getattr(options, name) for name in NAMES_OF_SECONDS}
+    for flag, _, metavar, _ in (option for group in _OPTIONS.values() for option in group):
+        name = flag[2:].replace("-", "_")
+        same[f"{name}_s" if metavar == "S" else name] = getattr(options, name)
     return server_settings(
         **same,
-        **seconds,
         api_keys=keys,
         key_weights=weights,
         cors_origins=options.cors_origin,

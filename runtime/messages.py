@@ -24,7 +24,7 @@ MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select, or a Generate with token healing, may replace
 MAX_FORK_CHILDREN = 4096
-MAX_FOLLOWED_BY_BYTES = 256  # of `Generate.followed_by`
+MAX_TRAILING_TEXT_BYTES = 256  # of `Generate.trailing_text`
 MAX_NAME_CHARS = 256  # of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
@@ -69,7 +69,7 @@ class Append(Message, frozen=True):
 class Generate(Message, frozen=True):
     """Samples tokens after the session's text and appends them to it.
 
-    followed_by: text that is appended to the session's text after the value, or without it if the call fails. A value
+    trailing_text: text that is appended to the session's text after the value, or without it if the call fails. A value
         under `constraint` ends only where this text can follow. It is not part of the value or of the reply, and does
         not count towards `max_tokens`.
     plain_bytes: number of bytes at the end of the text that token healing may remove: plain text of one author. The
@@ -81,7 +81,7 @@ class Generate(Message, frozen=True):
     call: int
     sampling: SamplingParams
     constraint: Spec | None = None
-    followed_by: str = ""
+    trailing_text: str = ""
     plain_bytes: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -177,17 +177,17 @@ ClientMessage = (
 SessionCall = Generate | Select | Embed
 
 
-def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Spec | None) -> str | None:
-    """Returns why a Generate cannot have this `followed_by`, or None if it can."""
-    if not followed_by:
+def trailing_text_error(trailing_text: str, sampling: SamplingParams, constraint: Spec | None) -> str | None:
+    """Returns why a Generate cannot have this `trailing_text`, or None if it can."""
+    if not trailing_text:
         return None
     if sampling.samples_sequence:
         name = "exact" if sampling.exact else "particles"
-        return f"followed_by cannot be combined with {name}: the text after a value is not part of its distribution"
+        return f"trailing_text cannot be combined with {name}: the text after a value is not part of its distribution"
     if constraint is None or sampling.min_tokens:
-        return "followed_by needs a constraint, and cannot be combined with min_tokens"
-    if len(followed_by.encode(errors="replace")) > MAX_FOLLOWED_BY_BYTES:
-        return f"followed_by is longer than {MAX_FOLLOWED_BY_BYTES} bytes"
+        return "trailing_text needs a constraint, and cannot be combined with min_tokens"
+    if len(trailing_text.encode(errors="replace")) > MAX_TRAILING_TEXT_BYTES:
+        return f"trailing_text is longer than {MAX_TRAILING_TEXT_BYTES} bytes"
     return None
 
 
@@ -277,10 +277,10 @@ class Failed(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """The state of the scheduler. free_pages + cached_pages + held_pages == total_pages; a page holds one token's KV.
+    """The state of the scheduler. free_pages + cached_pages + used_pages == total_pages; a page holds one token's KV.
 
     The fields from `steps` on are counters; `UsageTotals` describes those from `prompt_tokens` to `forced_tokens`.
-    spared_tokens: tokens whose KV attention did not read again, because requests that share it read it together.
+    shared_kv_tokens: tokens whose KV attention did not read again, because requests that share it read it together.
     """
 
     call: int
@@ -290,7 +290,7 @@ class Status(Message, frozen=True):
     waiting_calls: int
     free_pages: int
     cached_pages: int
-    held_pages: int
+    used_pages: int
     total_pages: int
     steps: int
     computed_tokens: int
@@ -300,7 +300,7 @@ class Status(Message, frozen=True):
     cached_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
-    spared_tokens: int = 0
+    shared_kv_tokens: int = 0
 
 
 class BlockBatch(Message, frozen=True):

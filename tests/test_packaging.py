@@ -43,8 +43,8 @@ NEED_TORCH = (
         "plait.runtime.executor.torch_outputs",
         "plait.runtime.executor.transformers_runner",
     ),
-    *(f"plait.runtime.executor.distributed.{name}" for name in ("micro_batches", "process_group", "rank_runner")),
-    *(f"plait.runtime.models.transformers_backend.{name}" for name in ("attention", "falcon", "model")),
+    *(f"plait.runtime.executor.distributed.{name}" for name in ("process_group", "rank_runner")),
+    "plait.runtime.models.transformers_backend.model",
 )
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, json, sys

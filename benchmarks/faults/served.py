@@ -70,7 +70,7 @@ class Server:
 
     def is_idle(self) -> bool:
         counts = self.counts()
-        return not (counts["running_calls"] or counts["waiting_calls"] or counts["held_pages"])
+        return not (counts["running_calls"] or counts["waiting_calls"] or counts["used_pages"])
 
     def is_ready(self) -> bool:
         return self.http.get("/ready").status_code == 200

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from plait.constrained.json_schema.compiler import json_rules
+from plait.constrained.json_schema.schema_compiler import json_rules
 from plait.constrained.specs import GrammarError, JsonSchema
 
 MAX_NESTED = 4  # grammars within one another

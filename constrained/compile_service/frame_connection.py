@@ -10,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from plait.constrained.compile_service.messages import (
+from plait.constrained.compile_service.worker_messages import (
     MAX_FRAME_BYTES,
     CompileJob,
     FromWorker,

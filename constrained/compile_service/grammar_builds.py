@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from plait.constrained.compile_service.background_calls import BackgroundCalls
-from plait.constrained.compile_service.messages import TokenDfaArrays, unpack_dfa
+from plait.constrained.compile_service.worker_messages import TokenDfaArrays, unpack_dfa
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource

@@ -21,7 +21,7 @@ GIVE_WAY_S = 0.05  # seconds of a worker, for its weight, by which a tenant is a
 class PendingSpec:
     """A spec and the tenant of each ticket that waits for it.
 
-    `owner`: the tenant that is charged for it. `is_small`: it is compiled in the small lane. `answer_by`: when it must
+    `owner`: the tenant that is charged for it. `is_small`: it is compiled in the small queue. `answer_by`: when it must
     have been answered (monotonic seconds), once it is being compiled. `gives_way`: it is being compiled while another
     tenant waits that was served less. `is_stopped`: its worker does not run, since another one took its place.
     `is_done`: it has been answered, or has no tickets any more.
@@ -80,7 +80,7 @@ class PendingSpecs:
             del self._num_specs[owner], self._num_bytes[owner]
 
 
-class Lanes:
+class SpecQueues:
     """The queue of small specs and the queue of large ones. Tenants share the workers by weight and by time.
 
     A spec that was taken from a queue holds a worker until `settle` finds that it has ended, or that it gives way to a
@@ -105,8 +105,8 @@ class Lanes:
 
     def put(self, pending: PendingSpec, tenant: str, *, first: bool = False) -> None:
         """Queues a spec for one of its tenants."""
-        lane = self._small if pending.is_small else self._large
-        lane.put(tenant, pending, first=first)
+        queue = self._small if pending.is_small else self._large
+        queue.put(tenant, pending, first=first)
 
     def discard(self, pending: PendingSpec, tenant: str | None = None) -> None:
         """Removes a spec for `tenant`, or for all of its tenants; does nothing if it is not queued."""
@@ -115,10 +115,10 @@ class Lanes:
 
     def pop(self, now: float, *, may_be_large: bool) -> PendingSpec | None:
         """Removes and returns the next large spec if `may_be_large`, else the next small one, else None."""
-        lane = self._large if may_be_large and len(self._large) else self._small
-        if not len(lane):
+        queue = self._large if may_be_large and len(self._large) else self._small
+        if not len(queue):
             return None
-        tenant, pending = lane.pop(now)
+        tenant, pending = queue.pop(now)
         self._shares.take(tenant)
         self._begun[pending] = tenant, now
         pending.gives_way = pending.is_stopped = False
@@ -137,8 +137,8 @@ class Lanes:
                 del self._begun[pending]
                 self._shares.take(tenant, -1)
         for pending, (tenant, _) in self._begun.items():
-            lane = self._small if pending.is_small else self._large
-            other = lane.next_tenant(now)
+            queue = self._small if pending.is_small else self._large
+            other = queue.next_tenant(now)
             if other is None or pending.is_stopped:
                 pending.gives_way = False
             else:

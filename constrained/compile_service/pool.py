@@ -15,14 +15,14 @@ from plait.constrained.compile_service import failures
 from plait.constrained.compile_service.answer_cache import AnswerCache
 from plait.constrained.compile_service.grammar_builds import GrammarBuilds, grammar_of
 from plait.constrained.compile_service.in_place import compile_in_place
-from plait.constrained.compile_service.messages import CompileRefused, CompileResult, WorkerInit
-from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec, PendingSpecs
+from plait.constrained.compile_service.pending_spec import PendingSpec, PendingSpecs, SpecQueues
 from plait.constrained.compile_service.spec_cost import is_small
+from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
-from plait.constrained.reasoning import ReasoningGrammar
-from plait.constrained.spec_file import KeptSpecs, SpecFile
+from plait.constrained.reasoning_matcher import ReasoningGrammar
+from plait.constrained.spec_file import RecentSpecs, SpecFile
 from plait.constrained.specs import CompileQueueFull, GrammarError, Reasoning, Spec
 from plait.constrained.tokens.vocabulary import Vocabulary
 
@@ -36,7 +36,7 @@ SMALL_LIMIT_S = 0.1  # CPU time of a small spec; one that takes longer counts as
 MAX_WAIT_S = 30.0  # time in the queue
 MAX_IN_PLACE_SHARE = 0.05  # share of the caller's time for compiling in place; workers compile the rest
 _WRITE_RETRY_S = 0.001
-_RESTORING_TENANT = "\0restoring"  # no name of a tenant
+_WARMUP_TENANT = "\0warmup"  # no name of a tenant
 
 
 class CompilePool:
@@ -98,15 +98,15 @@ class CompilePool:
         self._last_start_succeeded = True  # False if the last process died before it was ready
         self._keeps_workers = start_eagerly  # whether workers run even if no job waits
         self._builds = GrammarBuilds[PendingSpec](vocabulary)
-        self._queue = Lanes(tenant_weights)
+        self._queue = SpecQueues(tenant_weights)
         self._pending = PendingSpecs()
         self._waiting: dict[int, PendingSpec] = {}  # by ticket
         self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
         self._answers: dict[int, Grammar | GrammarError] = {}
         self._reasoning: dict[int, Reasoning] = {}  # by ticket: the reasoning before the value that is compiled
         self._last_ticket = 0
-        self._kept_specs = KeptSpecs(spec_file, self.cache.grammars.specs)
-        self._restoring: set[int] = set()  # tickets that the pool submitted itself
+        self._recent_specs = RecentSpecs(spec_file, self.cache.grammars.specs)
+        self._warmup_tickets: set[int] = set()  # tickets that the pool submitted itself
 
     def start(self) -> None:
         """Starts the workers without waiting for them; without `start_eagerly` they start with the first job.
@@ -115,7 +115,7 @@ class CompilePool:
         """
         self._open = True
         self._builds.open()
-        self._kept_specs.read()
+        self._recent_specs.read()
         if self._keeps_workers:
             self._builds.warm_up()  # here, before a request waits for it
         self._dispatch()
@@ -199,8 +199,8 @@ class CompilePool:
         self._restore_one()
         self._dispatch()
         answers, self._answers = self._answers, {}
-        for ticket in self._restoring & answers.keys():
-            self._restoring.remove(ticket)
+        for ticket in self._warmup_tickets & answers.keys():
+            self._warmup_tickets.remove(ticket)
             del answers[ticket]
         return [(ticket, self._with_reasoning(ticket, answer)) for ticket, answer in answers.items()]
 
@@ -216,7 +216,7 @@ class CompilePool:
     def close(self) -> None:
         """Ends the processes and fails all pending tickets; their answers can still be collected."""
         if self._open:
-            self._kept_specs.write()
+            self._recent_specs.write()
         self._open = False
         for pending in self._pending:
             self._queue.discard(pending)
@@ -230,11 +230,11 @@ class CompilePool:
     def _may_restore(self) -> bool:
         """Returns whether specs of the last start are left, and the workers run and have nothing else to do."""
         is_idle = self._open and self._keeps_workers and not self._pending and self._workers.num_idle > 0
-        return self._kept_specs.has_unrestored and is_idle
+        return self._recent_specs.needs_warmup and is_idle
 
     def _restore_one(self) -> None:
         if self._may_restore():
-            self._restoring.add(self.submit(self._kept_specs.next_to_restore(), _RESTORING_TENANT))
+            self._warmup_tickets.add(self.submit(self._recent_specs.next_to_warm_up(), _WARMUP_TENANT))
 
     # -- the queue --------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class CompilePool:
         if compiled is not None:
             grammar = build_grammar(compiled, self.vocabulary)
             self.cache.put(spec, grammar)
-            self._kept_specs.write_soon()
+            self._recent_specs.write_soon()
         self._in_place_from = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         if grammar is not None:
             self.vocabulary.warm_up_forced_tokens()  # here: the time of a token counts against its constraint
@@ -319,7 +319,7 @@ class CompilePool:
 
     def _finish_job(self, pending: PendingSpec, outcome: CompileResult | JobFailure) -> None:
         if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
-            self._move_to_large_lane(pending)
+            self._move_to_large_queue(pending)
         elif outcome is JobFailure.LATE:
             cpu_s, limit_s = self._workers.cpu_seconds(pending), self._limit_s(pending)
             if cpu_s < limit_s and monotonic() < pending.answer_by:
@@ -347,7 +347,7 @@ class CompilePool:
             self._builds.running.discard(pending)
             self._finish(pending, failures.not_built(pending.spec, self._wall_limit_s))
 
-    def _move_to_large_lane(self, pending: PendingSpec) -> None:
+    def _move_to_large_queue(self, pending: PendingSpec) -> None:
         """Makes a spec large that was estimated to be small and has used up the time of a small one.
 
         It continues if a large job may run; otherwise it is queued again, before the other specs of its tenants. A spec
@@ -383,7 +383,7 @@ class CompilePool:
         """Caches the answer and passes it to all tickets of the spec."""
         self.cache.put(pending.spec, answer, valid_for_s)
         self._finish(pending, answer)
-        self._kept_specs.write_soon()
+        self._recent_specs.write_soon()
 
     def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:
         """Answers the tickets of a spec that is no longer queued; does nothing if all were cancelled."""

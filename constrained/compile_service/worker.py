@@ -16,7 +16,7 @@ from time import perf_counter
 
 import msgspec
 
-from plait.constrained.compile_service.messages import (
+from plait.constrained.compile_service.worker_messages import (
     MAX_FRAME_BYTES,
     CompileJob,
     CompileRefused,

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from plait.constrained.compile_service.frame_connection import FrameConnection
-from plait.constrained.compile_service.messages import (
+from plait.constrained.compile_service.worker_messages import (
     CompileJob,
     FromWorker,
     WorkerInit,

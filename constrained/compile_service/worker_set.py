@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
-from plait.constrained.compile_service.messages import CompileResult, WorkerInit
+from plait.constrained.compile_service.worker_messages import CompileResult, WorkerInit
 from plait.constrained.compile_service.worker_process import TemplateProcess, WorkerProcess
 from plait.constrained.specs import Spec
 

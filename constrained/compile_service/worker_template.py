@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from plait.constrained.compile_service.messages import (
+from plait.constrained.compile_service.worker import run_worker
+from plait.constrained.compile_service.worker_messages import (
     MAX_FRAME_BYTES,
     REAP,
     WorkerInit,
@@ -26,7 +27,6 @@ from plait.constrained.compile_service.messages import (
     encode,
     receive_control,
 )
-from plait.constrained.compile_service.worker import run_worker
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
 from plait.constrained.guidance.unique_items import item_tokens
 from plait.constrained.regex.python_syntax import to_plain_pattern

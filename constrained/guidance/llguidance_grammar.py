@@ -10,17 +10,11 @@ import llguidance
 import msgspec
 import numpy as np
 
-from plait.constrained.grammar import Grammar, Matcher, mask_words
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.guidance.call_tracker import CallTexts, CallTracker, spell_control
-from plait.constrained.guidance.inner_matcher import (
-    DEAD_END,
-    EMPTY_LANGUAGE,
-    compile_inner_matcher,
-    raise_on_error,
-)
+from plait.constrained.guidance.inner_matcher import DEAD_END, EMPTY_LANGUAGE, compile_inner_matcher, raise_on_error
 from plait.constrained.guidance.item_tracker import ItemTracker
 from plait.constrained.guidance.llguidance_matcher import LlguidanceMatcher, UniqueItemsMatcher
-from plait.constrained.guidance.mask_cache import MaskCache
 from plait.constrained.guidance.unique_items import UniqueItems
 from plait.constrained.guidance.unique_paths import UniquePaths
 from plait.constrained.json_validation import Segment, json_validation_error, segments_validation_error
@@ -78,7 +72,7 @@ class LlguidanceGrammar(Grammar):
         delimiters = tuple(JsonDelimiters(begin, end) for begin, end in source.json_delimiters or ())
         self._json_regions = JsonRegions(delimiters, source.free_text, source.json_delimiters is None)
         self.control_texts = {token: spell_control(token) for _, token in source.control_tokens}
-        self.marks = [_spelled(mark, source.control_tokens, vocabulary) for mark in source.marks]
+        self.marks = [_mark_tokens(mark, source.control_tokens, vocabulary) for mark in source.marks]
         self.initial_completion: list[int] | None = None  # from the start of a text; None until one was found
         self.no_completion_within = -1  # a search from the start of a text found none of at most so many tokens
         self._item_tracker: ItemTracker | None = None
@@ -133,7 +127,7 @@ class LlguidanceGrammar(Grammar):
         return raise_on_error(inner)
 
 
-def _spelled(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
+def _mark_tokens(mark: str, control_tokens: Sequence[tuple[str, int]], vocabulary: Vocabulary) -> list[int]:
     """Returns the tokens of a mark, in which some texts are control tokens."""
     ids = dict(sorted(control_tokens, key=lambda pair: -len(pair[0])))
     parts = re.split(f"({'|'.join(map(re.escape, ids))})", mark) if ids else [mark]
@@ -164,3 +158,49 @@ def regex_source(pattern: str, vocabulary: Vocabulary) -> LlguidanceSource:
     >>> regex_source("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
     """
     return ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_regex(pattern)), vocabulary)
+
+
+# -- mask cache -----------------------------------------------------------------------------------
+# Keeps the masks of a grammar at the beginning that all its texts have in common.
+
+MAX_MASKS = 24
+SLOW_S = 50e-6  # a mask that took longer is kept; most take less than 5 us, and finding one takes 0.2 us
+
+
+class MaskCache:
+    """The mask at the start of a text, and at most `MAX_MASKS` - 1 slow ones within `forced`, of `num_words` int32.
+
+    forced: the bytes with which every text of the grammar begins. token_bytes: of all tokens. Texts of all users share
+    the masks, so that none is kept after bytes that a model has chosen: it would be faster the second time, which tells
+    one user how a value of another one began.
+
+    >>> masks = MaskCache(1, b"{", (b"{", b"a"))
+    >>> masks.put([0], np.array([7], np.int32), seconds=0.001)            # doctest: +SKIP
+    >>> masks.get([0])                                                    # doctest: +SKIP
+    array([7], dtype=int32)
+    """
+
+    def __init__(self, num_words: int, forced: bytes, token_bytes: Sequence[bytes]) -> None:
+        self.max_bytes = 4 * num_words * MAX_MASKS
+        self.slow_s = SLOW_S
+        self._forced, self._token_bytes = forced, token_bytes
+        self._initial: Int32Array | None = None
+        self._masks: dict[tuple[int, ...], Int32Array] = {}
+
+    def get(self, tokens: Sequence[int]) -> Int32Array | None:
+        """Returns the mask after `tokens`, int32 [num_words], not to be changed; None if it is not kept."""
+        if not tokens:
+            return self._initial
+        return self._masks.get(tuple(tokens)) if self._masks and len(tokens) <= len(self._forced) else None
+
+    def put(self, tokens: Sequence[int], mask: Int32Array, seconds: float) -> None:
+        """Keeps a copy of the mask after `tokens` if they are none, or if all texts begin so and it took long."""
+        if not tokens:
+            self._initial = mask.copy()
+        elif seconds > self.slow_s and len(self._masks) < MAX_MASKS - 1 and self._is_forced(tokens):
+            self._masks[tuple(tokens)] = mask.copy()
+
+    def _is_forced(self, tokens: Sequence[int]) -> bool:
+        if len(tokens) > len(self._forced):
+            return False
+        return self._forced.startswith(b"".join(self._token_bytes[token] for token in tokens))

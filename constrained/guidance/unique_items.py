@@ -46,19 +46,19 @@ class ItemTokens:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        spelled, size = list(enumerate(vocabulary.token_bytes)), len(vocabulary)
-        self.quotes = _mask_of([token for token, data in spelled if b'"' in data], size)
-        self.ends = _mask_of([token for token, data in spelled if _can_end(data)], size)
-        self.spaces = _mask_of([token for token, data in spelled if data[:1].isspace()], size)
-        self.repeats = _mask_of([token for token, data in spelled if _can_repeat(data)], size)
-        self._spelled, self._size = spelled, size
+        token_bytes, size = list(enumerate(vocabulary.token_bytes)), len(vocabulary)
+        self.quotes = _mask_of([token for token, data in token_bytes if b'"' in data], size)
+        self.ends = _mask_of([token for token, data in token_bytes if _can_end(data)], size)
+        self.spaces = _mask_of([token for token, data in token_bytes if data[:1].isspace()], size)
+        self.repeats = _mask_of([token for token, data in token_bytes if _can_repeat(data)], size)
+        self._token_bytes, self._size = token_bytes, size
         self._with_byte: dict[int, Bits] = {}
-        self._with_quotes = sorted((data, token) for token, data in spelled if b'"' in data)
+        self._with_quotes = sorted((data, token) for token, data in token_bytes if b'"' in data)
 
     def with_byte(self, byte: int) -> Bits:
         """Returns the tokens that have a byte, as a mask."""
         if byte not in self._with_byte:
-            self._with_byte[byte] = _mask_of([token for token, data in self._spelled if byte in data], self._size)
+            self._with_byte[byte] = _mask_of([token for token, data in self._token_bytes if byte in data], self._size)
         return self._with_byte[byte]
 
     def with_quotes(self, beginning: bytes) -> list[int]:
@@ -124,12 +124,12 @@ class UniqueItems:
         other._text, other._states = self._text, self._states[-1:]
         return other
 
-    def _spelled(self, token: int) -> bytes:
+    def _bytes_of(self, token: int) -> bytes:
         return self._control_texts.get(token) or self._vocabulary.token_bytes[token]
 
     def accept(self, token: int) -> None:
         """Appends a token that repeats no item."""
-        text = self._text + self._spelled(token)
+        text = self._text + self._bytes_of(token)
         state = self._tracker.advance(self._states[-1], text)
         assert state is not None, "the token was not checked"
         self._text = text
@@ -142,7 +142,7 @@ class UniqueItems:
 
     def repeats(self, tokens: Iterable[int]) -> bool:
         """Returns whether an item would be a repetition after these tokens."""
-        return self.repeats_text(b"".join(map(self._spelled, tokens)))
+        return self.repeats_text(b"".join(map(self._bytes_of, tokens)))
 
     def repeats_text(self, data: bytes) -> bool:
         """Returns whether an item would be a repetition after these bytes."""
@@ -153,7 +153,7 @@ class UniqueItems:
 
         The second is not searched in arrays that were seen to have many possible items, such as any strings.
         """
-        text = self._text + self._spelled(token)
+        text = self._text + self._bytes_of(token)
         state = self._tracker.advance(self._states[-1], text)
         if state is None:
             return True
@@ -182,7 +182,7 @@ class UniqueItems:
                     self._tracker.with_many_items.add(frame.nodes)
                 return True
             for token in tokens:
-                longer = text + self._spelled(token)
+                longer = text + self._bytes_of(token)
                 reached = self._tracker.advance(state, longer)
                 if reached is None:
                     continue

@@ -12,7 +12,7 @@ from urllib.parse import urldefrag
 
 import msgspec
 
-from plait.constrained.json_schema.embedding import embed_schema
+from plait.constrained.json_schema.embedded_resource import embed_schema
 from plait.constrained.json_schema.rewrite.document import SchemaDocument, draft_of, escape_pointer_token, parse_json
 from plait.constrained.json_schema.rewrite.references.resources import DEFINITIONS, ROOT, join_reference
 from plait.constrained.specs import GrammarError, JsonSchema

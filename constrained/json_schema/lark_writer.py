@@ -39,8 +39,8 @@ from plait.constrained.json_schema.rewrite.numbers import (
     needs_pattern,
     number_range,
 )
-from plait.constrained.json_schema.spelling import JSON, Spelling
 from plait.constrained.json_schema.subschemas import parts_of
+from plait.constrained.json_schema.value_syntax import JSON, ValueSyntax
 
 WIDE_FROM = 300  # optional properties; llguidance alone follows up to 500
 MAX_CHARS = 4 << 20  # of a grammar
@@ -67,13 +67,13 @@ def write_lark(
     *,
     has_space: bool = False,
     wide_from: int = WIDE_FROM,
-    spelling: Spelling | None = None,
+    syntax: ValueSyntax | None = None,
 ) -> list[str] | None:
     """Returns the rules of a Lark grammar of a rewritten schema, or None if it needs none.
 
     with_options: returns a schema that stays JSON, with llguidance's options, as a text. separators: the texts between
     the items of an array or an object, and behind a name. has_space: white space may stand around separators and within
-    brackets. wide_from: the number of optional properties from which an object is wide. spelling: of all values, if it
+    brackets. wide_from: the number of optional properties from which an object is wide. syntax: of all values, if it
     is not that of JSON. Raises NotWritten.
 
     Each bracket, name, separator and scalar is a lexeme of its own, as in llguidance's JSON Schema: its lexer follows
@@ -81,8 +81,8 @@ def write_lark(
 
     >>> write_lark({"type": "object", "properties": {"a": {}}}, json.dumps, (",", ":"))
     """
-    writer = _Writer(schema, with_options, separators, has_space, wide_from, spelling)
-    return writer.rules() if writer.is_needed or spelling else None
+    writer = _Writer(schema, with_options, separators, has_space, wide_from, syntax)
+    return writer.rules() if writer.is_needed or syntax else None
 
 
 class _Writer:
@@ -93,11 +93,11 @@ class _Writer:
         separators: tuple[str, str],
         has_space: bool,
         wide_from: int,
-        spelling: Spelling | None,
+        syntax: ValueSyntax | None,
     ) -> None:
         self._definitions: dict[str, Schema] = schema.get("$defs", {})
         self._root: Schema = {name: value for name, value in schema.items() if name != "$defs"}
-        self._with_options, self._wide_from, self._spelling = with_options, wide_from, spelling
+        self._with_options, self._wide_from, self._syntax = with_options, wide_from, syntax
         self._gap = " SPACE? " if has_space else ""
         self._separator, self._colon = (f"{self._gap}{quoted(text)}{self._gap}" for text in separators)
         self._sequences = Sequences(self._separator, self._rule)
@@ -136,8 +136,8 @@ class _Writer:
 
     def _leads(self, schema: Schema) -> bool:
         """Returns whether a schema, or one to which it leads, must be written."""
-        if self._spelling is not None:
-            return not self._spelling.is_json(schema)
+        if self._syntax is not None:
+            return not self._syntax.is_json(schema)
         return any(
             id(part) in self._needing or ("$ref" in part and part["$ref"].removeprefix(_PREFIX) in self._leading)
             for part in parts_of(schema)
@@ -166,7 +166,7 @@ class _Writer:
             if key not in self._numbers:
                 self._numbers[key] = self._number([schema], kinds_of([schema])[0])
             return self._numbers[key]
-        if self._spelling is not None and (schema is True or schema == {}):
+        if self._syntax is not None and (schema is True or schema == {}):
             return self._definition(_ANY)
         if schema is True or not self._leads(schema):
             return self._leaf(schema)
@@ -208,8 +208,8 @@ class _Writer:
         options: list[str | None] = []
         if any("enum" in part for part in parts):
             listed = listed_within_bounds(schema, parts)
-            is_json = self._spelling is None and not (isinstance(listed, dict) and is_beyond_llguidance(listed))
-            return self._leaf(listed) if is_json else self._literals(listed, self._spelling or JSON)
+            is_json = self._syntax is None and not (isinstance(listed, dict) and is_beyond_llguidance(listed))
+            return self._leaf(listed) if is_json else self._literals(listed, self._syntax or JSON)
         number = next((kind for kind in rest if kind in ("number", *OF_NUMBERS)), None)
         is_fraction = number == "fraction"
         if number and (is_fraction or any(needs_pattern(part, is_integer=number == "integer") for part in parts)):
@@ -217,12 +217,12 @@ class _Writer:
             rest.remove(number)
         for kind, names, write in (("object", _OF_OBJECTS, self._object), ("array", _OF_ARRAYS, self._array)):
             about = {name: schema[name] for name in names if name in schema}
-            if kind in rest and (self._spelling or self._is_wide(schema) or self._leads(about)):
+            if kind in rest and (self._syntax or self._is_wide(schema) or self._leads(about)):
                 options.append(write(about))
                 rest.remove(kind)
-        if self._spelling is not None:
-            options += self._spelled(self._spelling, parts, rest)
-            rest = [kind for kind in rest if kind in self._spelling.kinds_as_json]
+        if self._syntax is not None:
+            options += self._kind_options(self._syntax, parts, rest)
+            rest = [kind for kind in rest if kind in self._syntax.kinds_as_json]
         if rest:
             left = {k: v for k, v in schema.items() if not (k in _OF_OBJECTS and "object" not in rest)}
             left = {k: v for k, v in left.items() if not (k in _OF_ARRAYS and "array" not in rest)}
@@ -230,32 +230,32 @@ class _Writer:
             options.append(self._leaf({**left, "type": rest}))
         return self._choice(options)
 
-    def _spelled(self, spelling: Spelling, parts: list[dict[str, Any]], kinds: list[str]) -> list[str | None]:
+    def _kind_options(self, syntax: ValueSyntax, parts: list[dict[str, Any]], kinds: list[str]) -> list[str | None]:
         """Returns the expressions of the scalars among `kinds` that are not written as in JSON."""
-        options: list[str | None] = [self._terminal(spelling.literals[kind]) for kind in kinds if kind in _LITERALS]
-        if "string" in kinds and "string" not in spelling.kinds_as_json:
-            found = spelling.strings(parts, f"S{len(self._rules)}")
+        options: list[str | None] = [self._terminal(syntax.literals[kind]) for kind in kinds if kind in _LITERALS]
+        if "string" in kinds and "string" not in syntax.kinds_as_json:
+            found = syntax.strings(parts, f"S{len(self._rules)}")
             if found is not None:
                 options.append(self._rule(found[0]))
                 self._rules += found[1]
         return options
 
-    def _literals(self, schema: Schema, spelling: Spelling) -> str | None:
+    def _literals(self, schema: Schema, syntax: ValueSyntax) -> str | None:
         """Returns the expression of listed values that are not written as in JSON."""
         if not isinstance(schema, dict):
             return None
         if schema.keys() - {"enum", "allOf", "type"} or schema.get("allOf"):
             raise NotWritten
-        return self._choice([self._literal(value, spelling) for value in schema["enum"]])
+        return self._choice([self._literal(value, syntax) for value in schema["enum"]])
 
-    def _literal(self, value: Any, spelling: Spelling) -> str | None:
+    def _literal(self, value: Any, syntax: ValueSyntax) -> str | None:
         if isinstance(value, dict):
-            listed = [(spelling.name(name), self._literal(value[name], spelling)) for name in self._ordered(value)]
+            listed = [(syntax.name(name), self._literal(value[name], syntax)) for name in self._ordered(value)]
             inner: list[str | None] = [name and one and f"{name} {self._colon} {one}" for name, one in listed]
         elif isinstance(value, list):
-            inner = [self._literal(one, spelling) for one in value]
+            inner = [self._literal(one, syntax) for one in value]
         else:
-            return spelling.scalar(value)
+            return syntax.scalar(value)
         if not all(inner):
             return None
         begin, end = ('"{"', '"}"') if isinstance(value, dict) else ('"["', '"]"')
@@ -263,12 +263,12 @@ class _Writer:
 
     def _ordered(self, names: Iterable[str]) -> list[str]:
         """Returns the names of members in the order in which they are written."""
-        is_sorted = self._spelling is not None and self._spelling.has_sorted_names
+        is_sorted = self._syntax is not None and self._syntax.has_sorted_names
         return sorted(names, key=str.lower) if is_sorted else list(names)
 
     def _name(self, name: str) -> str | None:
         """Returns the expression of a member's name; None if it cannot be written."""
-        return quoted(json.dumps(name, ensure_ascii=False)) if self._spelling is None else self._spelling.name(name)
+        return quoted(json.dumps(name, ensure_ascii=False)) if self._syntax is None else self._syntax.name(name)
 
     def _leaf(self, schema: Schema) -> str | None:
         """Returns the rule of a schema that stays a JSON schema, or the terminal of a simple one."""
@@ -355,7 +355,7 @@ class _Writer:
         low, high = schema.get("minProperties", 0) - len(required), schema.get("maxProperties")
         if (low > 0 or high is not None) and len(members) > len(required):
             chosen = within_counts([member.is_required for member in members], low + len(required), high)
-            if self._spelling is None or chosen is None:
+            if self._syntax is None or chosen is None:
                 raise NotWritten
             kept = zip(members, chosen, strict=True)
             members, low = [Member(one.expression, must) for one, must in kept if must is not None], 0
@@ -382,7 +382,7 @@ class _Writer:
         listed = "|".join(regex_literal(json.dumps(name, ensure_ascii=False)) for name in names)
         any_name = f'/"{STRING_BYTE if not patterns else PLAIN_BYTE}*"/ & ~/({listed})/'
         matching = {f'/"{regex_to_lark(pattern[1:-1])}"/': inner for pattern, inner in patterns.items()}
-        other = self._spelling and self._spelling.other_name(names, list(patterns))
+        other = self._syntax and self._syntax.other_name(names, list(patterns))
         if other:
             any_name, matching = other[0], dict(zip(other[1], patterns.values(), strict=True))
         others = "".join(f" & ~{name}" for name in matching)

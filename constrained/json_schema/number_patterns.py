@@ -105,11 +105,11 @@ def multiples_of(step: Fraction) -> str | None:
     return f"-?{_WHOLE}(\\.{options})?"
 
 
-def _ending_with(ends: list[str], num_behind: int) -> str | None:
-    """Returns the pattern of the numbers that end with one of these digits, the last `num_behind` behind the point."""
+def _ending_with(ends: list[str], num_places: int) -> str | None:
+    """Returns the pattern of the numbers that end with one of these digits, the last `num_places` behind the point."""
     wholes: dict[str, list[str]] = {}
     for end in ends:
-        point = len(end) - num_behind
+        point = len(end) - num_places
         wholes.setdefault(end[point:].rstrip("0"), []).append(end[:point])
     options = []
     for fraction, some in wholes.items():

@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 
 from plait.constrained.dfa.token_dfa import DfaTooLarge
-from plait.constrained.regex.compiler import ByteDfa, build_byte_dfa
+from plait.constrained.regex.regex_compiler import ByteDfa, build_byte_dfa
 
 BUILD_LIMIT_S = 0.3
 _CHUNK_BYTES = 1 << 20

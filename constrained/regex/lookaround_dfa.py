@@ -67,10 +67,10 @@ class _BytesOfClasses:
 
     def _targets(self, place: int, row: Int32Array) -> Int32Array:
         """Returns the states that the bytes of a row of `utf8_rows` lead to, where the classes lead to `row`."""
-        spelled = self._rows[place]
-        found = np.where(spelled <= -2, row[np.maximum(-2 - spelled, 0)], NO_BYTE).astype(np.int32)
-        for byte in np.flatnonzero(spelled > 0):
-            found[byte] = self._inner_state(int(spelled[byte]), row)
+        encoded = self._rows[place]
+        found = np.where(encoded <= -2, row[np.maximum(-2 - encoded, 0)], NO_BYTE).astype(np.int32)
+        for byte in np.flatnonzero(encoded > 0):
+            found[byte] = self._inner_state(int(encoded[byte]), row)
         return found
 
     def _inner_state(self, place: int, row: Int32Array) -> int:

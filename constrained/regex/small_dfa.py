@@ -134,7 +134,7 @@ def _members(members: list[ParseItem]) -> list[tuple[int, int]]:
     return [(content, content) if str(kind) == "LITERAL" else content for kind, content in members]
 
 
-class _Spelling(NamedTuple):
+class _EncodedClasses(NamedTuple):
     """Disjoint classes beyond ASCII spelled in bytes (see utf8_rows), and the given classes that each belongs to."""
 
     rows: Int32Array
@@ -149,17 +149,17 @@ class _Determinizer:
         self._work_left = max_work
         self._todo = [frozenset((_START,))]
         self._number = {self._todo[0]: 0}
-        self._spellings: dict[tuple[Ranges, ...], _Spelling] = {}
+        self._encodings: dict[tuple[Ranges, ...], _EncodedClasses] = {}
 
     def build(self) -> tuple[Int32Array, int, NDArray[np.bool_]]:
         ascii_rows: list[dict[int, int]] = []
-        beyond: list[tuple[int, _Spelling, tuple[int, ...]]] = []  # a state, and the states that its classes lead to
+        beyond: list[tuple[int, _EncodedClasses, tuple[int, ...]]] = []  # a state, and the ones its classes lead to
         for index, subset in enumerate(self._todo):  # grows
             following = self._following(subset)
             ascii_rows.append(self._ascii_row(following))
-            spelling, targets = self._beyond(following)
-            if spelling is not None:
-                beyond.append((index, spelling, targets))
+            encoding, targets = self._beyond(following)
+            if encoding is not None:
+                beyond.append((index, encoding, targets))
         parts = [np.full((len(ascii_rows), 256), -1, np.int32)]
         for index, row in enumerate(ascii_rows):
             if row:
@@ -199,7 +199,7 @@ class _Determinizer:
                 reached.setdefault(byte, set()).add(position)
         return {byte: self._state(positions) for byte, positions in reached.items()}
 
-    def _beyond(self, following: frozenset[int]) -> tuple[_Spelling | None, tuple[int, ...]]:
+    def _beyond(self, following: frozenset[int]) -> tuple[_EncodedClasses | None, tuple[int, ...]]:
         """Returns how the characters beyond ASCII are spelled that may follow, and the states after them."""
         positions: dict[Ranges, list[int]] = {}
         for position in sorted(following):
@@ -208,29 +208,29 @@ class _Determinizer:
         if not positions:
             return None, ()
         classes = tuple(sorted(positions))
-        spelling = self._spellings.get(classes)
-        if spelling is None:
+        encoding = self._encodings.get(classes)
+        if encoding is None:
             self._spend(RANGE_WORK * sum(map(len, classes)))
             pieces = split_classes(classes)
-            spelling = _Spelling(utf8_rows([ranges for ranges, _ in pieces]), [members for _, members in pieces])
-            self._spellings[classes] = spelling
+            encoding = _EncodedClasses(utf8_rows([ranges for ranges, _ in pieces]), [members for _, members in pieces])
+            self._encodings[classes] = encoding
         reached = [
             self._state(position for member in members for position in positions[classes[member]])
-            for members in spelling.members
+            for members in encoding.members
         ]
-        return spelling, tuple(reached)
+        return encoding, tuple(reached)
 
-    def _add_rows(self, parts: list[Int32Array], beyond: list[tuple[int, _Spelling, tuple[int, ...]]]) -> None:
+    def _add_rows(self, parts: list[Int32Array], beyond: list[tuple[int, _EncodedClasses, tuple[int, ...]]]) -> None:
         """Appends the rows for the later bytes of characters to `parts`, and fills in those for the first bytes."""
         first: dict[tuple[int, tuple[int, ...]], Int32Array] = {}
         count = len(parts[0])
-        for state, spelling, targets in beyond:
-            key = id(spelling), targets
+        for state, encoding, targets in beyond:
+            key = id(encoding), targets
             if key not in first:
-                self._spend(len(spelling.rows))
-                later = np.arange(count, count + len(spelling.rows) - 1)
+                self._spend(len(encoding.rows))
+                later = np.arange(count, count + len(encoding.rows) - 1)
                 where_to = np.array([*reversed(targets), -1, -1, *later], np.int32)  # of the entries -2 - k .. R - 1
-                rows = where_to[spelling.rows + len(targets) + 1]
+                rows = where_to[encoding.rows + len(targets) + 1]
                 first[key] = rows[0]
                 parts.append(rows[1:])
                 count += len(rows) - 1

@@ -18,12 +18,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from plait.constrained.guidance.call_tracker import CallText, ElementText
-from plait.constrained.json_schema.compiler import rewritten_schema
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import kinds_of, property_schema
 from plait.constrained.json_schema.lark_scalars import regex_literal
 from plait.constrained.json_schema.lark_sequences import within_counts
 from plait.constrained.json_schema.rewrite.document import Schema, escape_pointer_token
+from plait.constrained.json_schema.schema_compiler import rewritten_schema
 from plait.constrained.json_schema.unique_parts import separate_unique_items
 from plait.constrained.specs import NAME_PLACE, GrammarError, JsonSchema
 from plait.constrained.structural.marks import Marks

@@ -67,7 +67,7 @@ class Marks:
         """Returns the pattern of a fixed text in which control tokens are spelled as given, and {id} is an id."""
         return self._text_pattern(text, with_id=True).decode()
 
-    def spelled(self, text: str) -> bytes:
+    def to_bytes(self, text: str) -> bytes:
         """Returns a fixed text in which control tokens are as `spell_control` has it."""
         return b"".join(p.encode() if isinstance(p, str) else spell_control(p) for p in self._pieces(text))
 

@@ -9,10 +9,10 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
 from plait.constrained.guidance.call_tracker import BEGINS, CONTAINERS
-from plait.constrained.json_schema.compiler import schema_rules
 from plait.constrained.json_schema.emptiness import OF_NUMBERS, is_of_kind, kinds_of
 from plait.constrained.json_schema.lark_scalars import number_terminal, regex_literal
 from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.json_schema.schema_compiler import schema_rules
 from plait.constrained.specs import CDATA_BEGIN, CDATA_END, TYPE_PLACE, Elements, GrammarError
 from plait.constrained.structural.elements import ElementValue
 from plait.constrained.structural.marks import Marks

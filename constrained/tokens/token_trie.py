@@ -1,7 +1,7 @@
 r"""The tokens of a vocabulary as a prefix tree whose edges are classes of bytes, so that equal tokens share a node.
 
 An automaton that treats all letters alike cannot tell "ab" from "xy". With the letters in one class both tokens end at
-one node, and a tree of 100,000 nodes shrinks to a few dozen. See byte_partitions.py for the partitions.
+one node, and a tree of 100,000 nodes shrinks to a few dozen. `constrained/dfa/token_dfa.py` has the partitions.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class RemoteSession(SessionWithoutRuntime):
     def set_next_call_name(self, name: str | None) -> None:
         """Does nothing: a service does not know variables."""
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> RemoteCall:
-        """`followed_by` is always empty, since the client does not take it."""
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> RemoteCall:
+        """`trailing_text` is always empty, since the client does not take it."""
         check_sampling(params)
         self._require_text("gen")
         self._client.check_generate(params, constraint)

@@ -102,7 +102,7 @@ def encode_run(state: ProgramState, codec: ValueCodec) -> dict[str, Any]:
     saver = _Saver(codec, {id(call_segment): number for number, call_segment in enumerate(call_segments)})
     return {
         "calls": [saver.call(call_segment, run) for call_segment in call_segments],
-        "lanes": run.lanes,
+        "lanes": run.branch_parents,
         "segments": [saver.segment(segment) for segment in branch.segments],
         "turns": [list(turn[:3]) for turn in branch.turns],
         "open_turn": branch.open_turn,
@@ -153,7 +153,7 @@ class _Saver:
             "name": call_segment.name,
             "kind": "select" if isinstance(call_segment, SelectResult) else "gen",
             "siblings": [self._numbers[id(sibling)] for sibling in call_segment.siblings],
-            "lane": call_segment.lane,
+            "lane": call_segment.branch_id,
             "place": None if place is None else [place.filename, place.lineno],
             "began_s": call_segment.began_s - run.started_s,
             "ended_s": call_segment.ended_s - run.started_s,
@@ -198,7 +198,7 @@ def decode_run(program: str, client: BackendClient, data: Mapping[str, Any], cod
     """Returns the state of a saved run. Raises CannotSave if a class of one of its values is gone."""
     run = Run(program, client, Options())
     branch = Branch(run)
-    run.lanes = list(data["lanes"])
+    run.branch_parents = list(data["lanes"])
     loader = _Loader(run, client, codec, data["calls"])
     branch.segments += [loader.segment(segment) for segment in data["segments"]]
     branch.turns += [Turn(*turn) for turn in data["turns"]]
@@ -227,7 +227,7 @@ class _Loader:
             call_segment = SelectResult(run, data["name"], call, value_format)
         else:
             call_segment = SavedGen(run, data["name"], call, data.get("type"), self._reader(data))
-        call_segment.lane = data["lane"]
+        call_segment.branch_id = data["lane"]
         call_segment.place = None if data["place"] is None else SourceLocation(*data["place"])
         call_segment.began_s, call_segment.ended_s = run.started_s + data["began_s"], run.started_s + data["ended_s"]
         return call_segment

@@ -41,7 +41,7 @@ class Branch(BranchText[Segment, Segment]):
         seed_path: SeedPath | None = None,
     ) -> None:
         super().__init__(TextSegment, parent, seed_path)
-        self.lane: int = run.new_lane(None if parent is None else parent.lane)
+        self.branch_id: int = run.new_branch_id(None if parent is None else parent.branch_id)
         self.run = run
         self._session = session
         self._adapter: str = run.adapter if parent is None else parent._adapter  # of the session
@@ -75,14 +75,14 @@ class Branch(BranchText[Segment, Segment]):
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
-        """Runs an expression. `behind`: what the same expression of the program appends next."""
-        expr._run_on(self, behind)
+    def append(self, expr: Expr, following: Sequence[Step] = ()) -> None:
+        """Runs an expression. `following`: what the same expression of the program appends next."""
+        expr._run_on(self, following)
 
-    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
+    def begin_call(self, expr: CallExpr, following: Sequence[Step] = ()) -> None:
         """Starts the call of an expression, and sets its variables. Raises ProgramError if it is refused at once."""
         self._use_adapter(self.run.adapter if expr.adapter is None else expr.adapter)
-        expr._begin(self, behind)
+        expr._begin(self, following)
 
     def _use_adapter(self, name: str) -> None:
         """Continues on a session of the same text that the adapter `name` computes. Raises InputError."""
@@ -169,9 +169,9 @@ class Branch(BranchText[Segment, Segment]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
-        """Begins a turn. `behind` as in `append`: a call of a tool can begin the turn in another way than a text."""
-        if behind and isinstance(behind[0], GenToolCall) and behind[0].choice != "none":
+    def begin_role(self, role: str, following: Sequence[Step]) -> None:
+        """Begins a turn. `following` as in `append`: a call of a tool can begin the turn in another way than a text."""
+        if following and isinstance(following[0], GenToolCall) and following[0].choice != "none":
             from plait.lang.core.tool_use.tool_turns import (
                 begin_call_turn,  # lazy, here and below: few programs have tools
             )

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from plait.runtime.sampling_params import SamplingParams
 
 
-def begin_own_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Step] = ()) -> None:
-    """Starts a call, and sets its variable. `behind`: what the same expression of the program appends next.
+def begin_own_call(branch: Branch, expr: Gen | Select | GenToolCall, following: Sequence[Step] = ()) -> None:
+    """Starts a call, and sets its variable. `following`: what the same expression of the program appends next.
 
     Raises ProgramError, which names the variable, if the call is refused before it starts.
     """
     try:
         match expr:
             case Gen():
-                _generate(branch, expr, behind)
+                _generate(branch, expr, following)
             case Select():
                 _select(branch, expr)
             case GenToolCall():
@@ -41,7 +41,7 @@ def begin_own_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Seq
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
 
-def _generate(branch: Branch, expr: Gen, behind: Sequence[Step] = ()) -> None:
+def _generate(branch: Branch, expr: Gen, following: Sequence[Step] = ()) -> None:
     run = branch.run
     params, n = expr.options.merged_over(run.defaults, expr.constraint)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
@@ -52,13 +52,13 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Step] = ()) -> None:
     if expr.retries or expr.draft_tokens:
         _generate_in_steps(branch, expr, params, n, is_cut_by_budget)
         return
-    followed_by = ""
+    trailing_text = ""
     if expr.constraint is not None and not params.min_tokens and run.client.takes_following_text:
-        followed_by = branch.text_behind(behind, run.client.tokenizer)
+        trailing_text = branch.trailing_text(following, run.client.tokenizer)
     samples: list[GenResult] = []
-    for call in branch.start_gen(expr.name, params, expr.constraint, n, followed_by):
+    for call in branch.start_gen(expr.name, params, expr.constraint, n, trailing_text):
         sample = _result_type(expr.value_format)(run, expr.name, call, expr.value_format)
-        sample.lane = run.new_lane(branch.lane) if samples else branch.lane
+        sample.branch_id = run.new_branch_id(branch.branch_id) if samples else branch.branch_id
         sample.is_cut_by_budget = is_cut_by_budget
         run.add(sample)
         samples.append(sample)
@@ -96,6 +96,6 @@ def _select(branch: Branch, expr: Select) -> None:
     same_seed = expr.options.keeps_seed(run.defaults)
     call = branch.start_select(expr.name, expr.choices, expr.method, timeout_s, draw, same_seed)
     call_segment = SelectResult(run, expr.name, call, expr.value_format)
-    call_segment.lane = branch.lane
+    call_segment.branch_id = branch.branch_id
     run.add(call_segment)
     branch.add(expr.name, call_segment)

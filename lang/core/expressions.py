@@ -63,7 +63,7 @@ class Concat(Expr):
 
     parts: tuple[Expr, ...]
 
-    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
+    def _run_on(self, branch: Branch, following: Sequence[Step]) -> None:
         for index, part in enumerate(self.parts):
             part._run_on(branch, self.parts[index + 1 :])
 
@@ -85,12 +85,12 @@ class CallExpr(Expr):
         """The variables that it sets, that of the call first."""
         return [] if self._call.name is None else [self._call.name]
 
-    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
-        branch.begin_call(self, behind)
+    def _run_on(self, branch: Branch, following: Sequence[Step]) -> None:
+        branch.begin_call(self, following)
 
-    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
-        """Starts the call, and sets its variables. `behind`: what the same expression of the program appends next."""
-        branch.begin_own_call(self._call, behind)
+    def _begin(self, branch: Branch, following: Sequence[Step]) -> None:
+        """Starts the call, and sets its variables. `following`: what the same expression of the program appends."""
+        branch.begin_own_call(self._call, following)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class SystemWithTools(Expr):
     content: Expr
     tools: tuple[Tool, ...]
 
-    def _run_on(self, branch: Branch, behind: Sequence[Step]) -> None:
+    def _run_on(self, branch: Branch, following: Sequence[Step]) -> None:
         branch.write_system_turn(self)
 
 

@@ -11,7 +11,7 @@ from plait.lang.choices import ChoicesMethod
 from plait.lang.core.expressions import Expr, T, Typed
 from plait.lang.core.gen_forms import REGEX_STRING, build_gen
 from plait.lang.errors import unknown_keyword
-from plait.lang.keywords import FORM_KEYWORDS, GenKeywords, RegexGenKeywords, Stop, TypedGenKeywords
+from plait.lang.gen_keywords import FORM_KEYWORDS, GenKeywords, RegexGenKeywords, Stop, TypedGenKeywords
 from plait.lang.sampling_options import SAMPLING_KEYWORDS
 from plait.lang.tools.make_tools import ToolSource
 from plait.lang.tools.tool import Tool

@@ -179,7 +179,7 @@ class CallSegment(Segment):
         self.siblings: tuple[CallSegment, ...] = (self,)  # all samples of one gen: the program reads them together
         self.name = name
         self.is_cut_by_budget = False  # whether its max_tokens is what the budget left
-        self.lane = 0  # the number of its branch in traces
+        self.branch_id = 0  # the number of its branch in traces
         self.began_s = time.monotonic()
         self.ended_s = 0.0  # time.monotonic() like `began_s`; 0 while the call runs
         self.place = caller_location()  # the line of the program that made the call

@@ -49,7 +49,7 @@ class Run:
         self._handled_causes: list[BaseException] = []
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
-        self.lanes: list[int | None] = []  # for each branch, the number of its parent branch
+        self.branch_parents: list[int | None] = []  # for each branch, the number of its parent branch
         self.aborted = False  # by its reader, its budget, or after a failure
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
         self.chat_template = self._template_of(client)
@@ -110,10 +110,10 @@ class Run:
         self._sessions.pop(id(session), None)
         session.close()
 
-    def new_lane(self, parent: int | None) -> int:
+    def new_branch_id(self, parent: int | None) -> int:
         """Returns the number of a new branch whose parent is branch `parent`."""
-        self.lanes.append(parent)
-        return len(self.lanes) - 1
+        self.branch_parents.append(parent)
+        return len(self.branch_parents) - 1
 
     def abort_session(self, session: BackendSession) -> None:
         """Aborts one session and its calls."""

@@ -35,8 +35,8 @@ def value_weight(meta: Any, text: str) -> Any:
     if (exact := meta.get("exact")) is not None:
         weight = exact["logprob"] - sum(exact["constrained_logprob"]) / 2
         return ValueWeight(weight, exact["logprob"] - weight)
-    if (drawn := meta.get("weight")) is not None:
-        return ValueWeight(drawn["log_weight"], drawn["constrained_logprob"])
+    if (weight := meta.get("weight")) is not None:
+        return ValueWeight(weight["log_weight"], weight["constrained_logprob"])
     if meta.get("input_token_logprobs") and meta.get("choice_scores") is not None:
         sums = [math.fsum(token[0] for token in tokens) for tokens in meta["input_token_logprobs"]]
         highest = max(sums)

@@ -22,7 +22,7 @@ class Span:
     `compile_s`: the part of `queue_s` in which the call waited for its constraint to be compiled.
     """
 
-    lane: int
+    branch_id: int
     name: str
     kind: str  # gen or select
     start_s: float
@@ -40,10 +40,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """The spans of one run. `lanes[i]`: the parent lane of lane i, None for the first lane."""
+    """The spans of one run. `branch_parents[i]`: the parent of branch i, None for the first one."""
 
     program: str
-    lanes: tuple[int | None, ...]
+    branch_parents: tuple[int | None, ...]
     spans: tuple[Span, ...]
     seconds: float
     error: str | None
@@ -62,13 +62,15 @@ class Trace:
             {**metadata, "name": "process_name", "tid": first, "args": {"name": self.program}},
             {**metadata, "name": "process_sort_index", "tid": first, "args": {"sort_index": process}},
         ]
-        for lane in range(len(self.lanes)):
-            name = {"name": lane_name(self, lane)}
-            events.append({**metadata, "name": "thread_name", "tid": first + lane, "args": name})
-            events.append({**metadata, "name": "thread_sort_index", "tid": first + lane, "args": {"sort_index": lane}})
+        for branch_id in range(len(self.branch_parents)):
+            name = {"name": branch_label(self, branch_id)}
+            events.append({**metadata, "name": "thread_name", "tid": first + branch_id, "args": name})
+            events.append(
+                {**metadata, "name": "thread_sort_index", "tid": first + branch_id, "args": {"sort_index": branch_id}}
+            )
         for span in self.spans:
-            args = {key: value for key, value in asdict(span).items() if key not in ("lane", "start_s", "end_s")}
-            where = {"ph": "X", "pid": process, "tid": first + span.lane, "cat": span.kind}
+            args = {key: value for key, value in asdict(span).items() if key not in ("branch_id", "start_s", "end_s")}
+            where = {"ph": "X", "pid": process, "tid": first + span.branch_id, "cat": span.kind}
             events.append({**where, "name": span.name, **_microseconds(span.start_s, span.end_s), "args": args})
             if span.queue_s > 0:
                 waited = _microseconds(span.start_s, min(span.end_s, span.start_s + span.queue_s))
@@ -76,10 +78,10 @@ class Trace:
         return events
 
 
-def lane_name(trace: Trace, lane: int) -> str:
-    """Returns "main", or "branch 3 of 1" with the numbers of the lane and of its parent (omitted for main)."""
-    parent = trace.lanes[lane]
-    return "main" if parent is None else f"branch {lane}" + (f" of {parent}" if parent else "")
+def branch_label(trace: Trace, branch_id: int) -> str:
+    """Returns "main", or "branch 3 of 1" with the numbers of the branch and of its parent (omitted for main)."""
+    parent = trace.branch_parents[branch_id]
+    return "main" if parent is None else f"branch {branch_id}" + (f" of {parent}" if parent else "")
 
 
 def trace_of(run: Run) -> Trace:
@@ -87,7 +89,7 @@ def trace_of(run: Run) -> Trace:
     call_segments = run.call_segments()
     spans = _spans(call_segments, run)
     error = None if run.error is None else str(run.error)
-    return Trace(run.program, tuple(run.lanes), spans, max((span.end_s for span in spans), default=0.0), error)
+    return Trace(run.program, tuple(run.branch_parents), spans, max((span.end_s for span in spans), default=0.0), error)
 
 
 @contextmanager
@@ -107,11 +109,11 @@ def _spans(call_segments: Sequence[CallSegment], run: Run) -> tuple[Span, ...]:
     spans: list[Span] = []
     last_end_s: dict[int, float] = {}
     for call_segment in call_segments:
-        began_s, previous_end_s = call_segment.began_s - run.started_s, last_end_s.get(call_segment.lane)
-        if previous_end_s is None and (parent := run.lanes[call_segment.lane]) is not None:
+        began_s, previous_end_s = call_segment.began_s - run.started_s, last_end_s.get(call_segment.branch_id)
+        if previous_end_s is None and (parent := run.branch_parents[call_segment.branch_id]) is not None:
             began_s = max(began_s, min(last_end_s.get(parent, 0.0), _served_s(call_segment, run.started_s)))
         spans.append(_span(call_segment, max(began_s, previous_end_s or 0.0), run.started_s))
-        last_end_s[call_segment.lane] = max(previous_end_s or 0.0, spans[-1].end_s)
+        last_end_s[call_segment.branch_id] = max(previous_end_s or 0.0, spans[-1].end_s)
     return tuple(spans)
 
 
@@ -128,11 +130,11 @@ def _span(call_segment: CallSegment, start_s: float, origin_s: float) -> Span:
     start_s = min(start_s, end_s)
     name = call_segment.name or kind
     if failure is not None:
-        return Span(call_segment.lane, name, kind, start_s, end_s, 0.0, 0.0, "", str(failure))
+        return Span(call_segment.branch_id, name, kind, start_s, end_s, 0.0, 0.0, "", str(failure))
     usage = call_segment.call.result().usage
     waited_s = max(0.0, _served_s(call_segment, origin_s) - start_s)  # such as for the end of a running step
     return Span(
-        call_segment.lane,
+        call_segment.branch_id,
         name,
         kind,
         start_s,

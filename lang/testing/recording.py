@@ -138,10 +138,10 @@ class RecordedSession:
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         raise InputError("a recording stores text, so token ids cannot be appended")
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        call = self._inner.generate(params, constraint, followed_by)
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
+        call = self._inner.generate(params, constraint, trailing_text)
         self._record(call, Asked(self._name, "", params, constraint))
-        self._parts.append(followed_by)
+        self._parts.append(trailing_text)
         return call
 
     def select(

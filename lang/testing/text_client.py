@@ -136,8 +136,8 @@ class TextSession(SessionWithoutRuntime):
             raise InputError(f"a session's text must be str, not {type(text).__name__}")
         self._text += text
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        """`followed_by` is always empty, since the client does not take it."""
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
+        """`trailing_text` is always empty, since the client does not take it."""
         check_sampling(params)
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete")

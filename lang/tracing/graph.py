@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The checked steps of a program. `nodes`: the steps, in the order of the body. `lanes`: for each branch, the
-    number of its parent branch. `parameters`: the arguments that were not given to compile().
+    """The checked steps of a program. `nodes`: the steps, in the order of the body. `branch_parents`: for each
+    branch, the number of its parent branch. `parameters`: the arguments that were not given to compile().
 
     >>> graph = qa.compile()                                            # doctest: +SKIP
     >>> print(graph)                                                    # doctest: +SKIP
@@ -31,17 +31,22 @@ class Graph:
 
     name: str
     nodes: tuple[Node, ...]
-    lanes: tuple[int | None, ...]
+    branch_parents: tuple[int | None, ...]
     parameters: tuple[str, ...]
     defaults: Options
     place: SourceLocation | None
+
+    @property
+    def lanes(self) -> tuple[int | None, ...]:
+        """The former name of `branch_parents`, until the next release."""
+        return self.branch_parents
 
     @property
     def prefix(self) -> tuple[Append, ...]:
         """The steps before the first one that depends on an argument or on the model: the text that all runs share."""
         prefix: list[Append] = []
         for node in self.nodes:
-            if isinstance(node, Append) and isinstance(node.expr, Text | RoleBegin | RoleEnd) and not node.lane:
+            if isinstance(node, Append) and isinstance(node.expr, Text | RoleBegin | RoleEnd) and not node.branch_id:
                 prefix.append(node)
             elif not isinstance(node, BeginScope):
                 break
@@ -104,4 +109,4 @@ class Graph:
         return as_text(self)
 
     def __repr__(self) -> str:
-        return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.lanes)} branches>"
+        return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.branch_parents)} branches>"

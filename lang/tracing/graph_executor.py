@@ -61,7 +61,7 @@ class GraphRun:
 
     def run_to_completion(self) -> None:
         for number, node in enumerate(self.nodes):
-            node.run(number, self, self.states[node.lane])
+            node.run(number, self, self.states[node.branch_id])
 
     # -- EvaluationContext ------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ def as_text(graph: Graph) -> str:
     lines = [f"program {graph.name}({', '.join(graph.parameters)}){location}"]
     if graph.defaults.fields or graph.defaults.n or graph.defaults.template_variables:
         lines.append(f"  defaults {describe_options(graph.defaults)}")
-    return "\n".join([*lines, *_lane_lines(graph, 0, 1)])
+    return "\n".join([*lines, *_branch_lines(graph, 0, 1)])
 
 
-def _lane_lines(graph: Graph, lane: int, depth: int) -> Iterator[str]:
+def _branch_lines(graph: Graph, branch_id: int, depth: int) -> Iterator[str]:
     inside = 0  # the number of open turns and scopes
     for node in graph.nodes:
-        if node.lane != lane:
+        if node.branch_id != branch_id:
             continue
         if node.nesting < 0:
             inside = max(0, inside - 1)
@@ -37,7 +37,7 @@ def _lane_lines(graph: Graph, lane: int, depth: int) -> Iterator[str]:
         if isinstance(node, ForkInto):
             for index, branch in enumerate(node.branches):
                 yield f"{indent}  branch {index}"
-                yield from _lane_lines(graph, branch, depth + inside + 2)
+                yield from _branch_lines(graph, branch, depth + inside + 2)
 
 
 # -- Mermaid --------------------------------------------------------------------------------------
@@ -62,12 +62,12 @@ class _Flowchart:
             if node.nesting < 0:
                 continue
             yield f"  n{number}{_shape(node)}"
-            predecessors = self._last[node.lane]
+            predecessors = self._last[node.branch_id]
             if isinstance(node, Join | Adopt):
                 predecessors = [box for branch in node.branches for box in self._last[branch]]
             for predecessor in dict.fromkeys(predecessors):
                 yield f"  {predecessor} --> n{number}"
-            self._last[node.lane] = [f"n{number}"]
+            self._last[node.branch_id] = [f"n{number}"]
             if isinstance(node, ForkInto):
                 self._last.update({branch: [f"n{number}"] for branch in node.branches})
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Node(ABC):
-    """One step on branch number `lane` (0: the program's own), written at `place`.
+    """One step on branch number `branch_id` (0: the program's own), written at `place`.
 
     `nesting`: 1 if the step begins a turn or a scope, -1 if it ends one.
     """
 
-    lane: int
+    branch_id: int
     place: SourceLocation | None
 
     @property
@@ -65,10 +65,10 @@ class Append(Node):
 
     def run(self, number: int, graph_run: GraphRun, s: ProgramState) -> None:
         branch, gen = s._branch, self.expr._call if isinstance(self.expr, CallExpr) else None
-        num_calls, behind = len(branch.call_segments()), list[Append]()
+        num_calls, following = len(branch.call_segments()), list[Append]()
         if isinstance(self.expr, RoleBegin) or (isinstance(gen, Gen) and gen.constraint is not None):
-            behind = steps_behind(graph_run.nodes, number)
-        branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in behind])
+            following = following_steps(graph_run.nodes, number)
+        branch.append(graph_run.resolve_expr(self.expr), [graph_run.resolve_expr(step.expr) for step in following])
         for call_segment in branch.call_segments()[num_calls:]:
             call_segment.place = self.place or call_segment.place  # the program's line, not graph.run(...)
         for name in self.expr._variables if isinstance(self.expr, CallExpr) else ():
@@ -237,7 +237,7 @@ _READS: dict[str, Callable[[Branch], Any]] = {
 }
 
 
-def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:
+def following_steps(nodes: Sequence[Node], number: int) -> list[Append]:
     """Returns the texts that the expression of step `number` appends behind it, with the end of the turn; of the
     beginning of a turn, the call of a tool too."""
     call, found = nodes[number], list[Append]()

@@ -15,7 +15,7 @@ from plait.lang.argument_checks import keyword_of
 from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.errors import CompileError, Problem
 from plait.lang.sampling_options import Options
-from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, steps_behind
+from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, following_steps
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
 from plait.runtime.programs.variables import gather_variables
@@ -76,7 +76,7 @@ class _Writer:
 
     def program(self) -> list[dict[str, Any]]:
         for number, node in enumerate(self._graph.nodes):
-            writer = self._writers[node.lane]
+            writer = self._writers[node.branch_id]
             if writer.forked and not isinstance(node, Join | Adopt):
                 self._refuse(node, "the program has a step between a fork and its join")
             self._step(number, node, writer)
@@ -131,7 +131,7 @@ class _Writer:
         if isinstance(expr, Gen):
             gen = self._gen(node, expr)
             if expr.constraint is not None:
-                gen["following_nodes"] = len(steps_behind(self._graph.nodes, number))
+                gen["following_nodes"] = len(following_steps(self._graph.nodes, number))
             return {"gen": gen}
         select: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
         if expr.timeout_s is not None:

@@ -16,29 +16,31 @@ if TYPE_CHECKING:
 class TracedResult(Segment):
     """The future result of a step. If `result.sample` is None and n > 1, the value is a list of n."""
 
-    def __init__(self, traced_run: TracedRun, lane: int, base: TracedValue, result: NodeOutput, n: int = 1) -> None:
+    def __init__(
+        self, traced_run: TracedRun, branch_id: int, base: TracedValue, result: NodeOutput, n: int = 1
+    ) -> None:
         self.base, self.result, self.n = base, result, n
-        self._traced_run, self._lane = traced_run, lane
+        self._traced_run, self._branch_id = traced_run, branch_id
 
     @classmethod
     def of_call(
         cls,
         traced_run: TracedRun,
-        lane: int,
+        branch_id: int,
         node: int,
         name: str | None,
         n: int = 1,
         value_format: ValueFormat | None = None,
     ) -> TracedResult:
         result = NodeOutput(node, name)
-        return cls(traced_run, lane, make_traced_value(traced_run, result, value_format), result, n)
+        return cls(traced_run, branch_id, make_traced_value(traced_run, result, value_format), result, n)
 
     @property
     def value_format(self) -> ValueFormat | None:
         return self.base._value_format
 
     def value(self) -> Any:
-        self._traced_run.read_lanes.add(self._lane)
+        self._traced_run.read_branches.add(self._branch_id)
         if self.n == 1:
             return self.base
         samples = [NodeOutput(self.result.node, self.result.name, index) for index in range(self.n)]
@@ -52,7 +54,7 @@ class TracedResult(Segment):
 
     def text(self) -> Any:
         """Returns the text of the result, which is part of the state's text."""
-        self._traced_run.read_lanes.add(self._lane)
+        self._traced_run.read_branches.add(self._branch_id)
         return (
             self.base
             if self.value_format is None and self.n == 1
@@ -73,7 +75,7 @@ class TracedResult(Segment):
 
     def _read(self, method: str, read: Callable[[Segment], Any]) -> Any:
         """Returns what `read` finds in the result; for n > 1 a list."""
-        self._traced_run.read_lanes.add(self._lane)
+        self._traced_run.read_branches.add(self._branch_id)
         node, name = self.result.node, self.result.name
 
         def read_sample(sample: int | None) -> TracedValue:

@@ -70,7 +70,7 @@ class TracedRun(Run):
         """The number of the expression that is recorded now."""
         self.scope_starts: dict[int, int] = {}
         """By the step that begins a scope, its first segment."""
-        self.read_lanes: set[int] = set()
+        self.read_branches: set[int] = set()
         """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Branch]]]] = []
         """For each fork its step, and weak references to its branches, which their states and the group hold."""
@@ -122,9 +122,9 @@ class TracedBranch(Branch):
                 self._append_text(piece)
                 continue
             number = self._add_step(piece)
-            self.add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
+            self.add_segment(TracedResult(self.run, self.branch_id, piece, NodeOutput(number, None)))
 
-    def begin_call(self, expr: CallExpr, behind: Sequence[Step] = ()) -> None:
+    def begin_call(self, expr: CallExpr, following: Sequence[Step] = ()) -> None:
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
         gen = expr._call
@@ -135,21 +135,21 @@ class TracedBranch(Branch):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
             value_format = tool_call_format(gen.tools, gen.choice, value=gen.value_format)
-        result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
+        result = TracedResult.of_call(self.run, self.branch_id, self._add_step(expr), gen.name, n, value_format)
         self.add_segment(result)
         if gen.name is not None:
             self.variables[gen.name] = result
         for name in expr._variables:
             if name != gen.name:
-                self.variables[name] = TracedResult.of_call(self.run, self.lane, result.result.node, name, n)
+                self.variables[name] = TracedResult.of_call(self.run, self.branch_id, result.result.node, name, n)
 
     # -- the methods of `Branch`, recorded --------------------------------------------------------
 
-    def append(self, expr: Expr, behind: Sequence[Step] = ()) -> None:
+    def append(self, expr: Expr, following: Sequence[Step] = ()) -> None:
         self.run.statement += 1
-        super().append(expr, behind)
+        super().append(expr, following)
 
-    def begin_role(self, role: str, behind: Sequence[Step]) -> None:
+    def begin_role(self, role: str, following: Sequence[Step]) -> None:
         """Records the beginning of a turn. How the turn begins is found when the graph runs."""
         self.begin_turn(role)
 
@@ -178,7 +178,7 @@ class TracedBranch(Branch):
             super().assign(name, value)
         number = self._add_step(SetVariable, name, value)
         if isinstance(value, TracedValue):
-            self.set(name, TracedResult(self.run, self.lane, value, NodeOutput(number, name)))
+            self.set(name, TracedResult(self.run, self.branch_id, value, NodeOutput(number, name)))
 
     def begin_scope(self, name: str) -> int:
         number = self._add_step(BeginScope, name)
@@ -190,10 +190,10 @@ class TracedBranch(Branch):
         if all(isinstance(segment, TextSegment) for segment in inside):
             self.set(name, AssignedValue("".join(segment.text() for segment in inside)))
         else:
-            self.set(name, TracedResult.of_call(self.run, self.lane, number, name))
+            self.set(name, TracedResult.of_call(self.run, self.branch_id, number, name))
 
     def text_segments(self) -> list[Segment]:
-        return [TracedResult(self.run, self.lane, self._read("text"), NodeOutput(len(self.run.nodes) - 1, None))]
+        return [TracedResult(self.run, self.branch_id, self._read("text"), NodeOutput(len(self.run.nodes) - 1, None))]
 
     def read_text(self) -> Any:
         return self._read("text")
@@ -209,7 +209,7 @@ class TracedBranch(Branch):
 
     def _output(self, label: str, step: type[Node], *details: Any) -> TracedValue:
         """Adds a step that reads this branch, and returns the traced value of its output."""
-        self.run.read_lanes.add(self.lane)
+        self.run.read_branches.add(self.branch_id)
         node = self._add_step(step, *details)
 
         def evaluate(context: EvaluationContext) -> Any:
@@ -218,7 +218,7 @@ class TracedBranch(Branch):
         return TracedValue(self.run.placeholders, label, frozenset([NodeOutput(node, None)]), evaluate)
 
     def awaited_call_segments(self) -> list[Any]:
-        self.run.read_lanes.add(self.lane)
+        self.run.read_branches.add(self.branch_id)
         return []
 
     def call_tool(self, name: str, variable: Segment, timeout: float | None) -> Any:
@@ -244,12 +244,12 @@ class TracedBranch(Branch):
         children = super().fork(size)
         for child in children:
             child.has_text = self.has_text
-        number = self._add_step(ForkInto, tuple(child.lane for child in children))
+        number = self._add_step(ForkInto, tuple(child.branch_id for child in children))
         self.run.forks.append((number, [weakref.ref(child) for child in children]))
         return children
 
     def join(self, children: Sequence[Branch], mode: JoinMode, point: ForkPoint, winners: int | None = None) -> None:
-        number = self._add_step(Join, self._read_lanes_of(children), mode, winners)
+        number = self._add_step(Join, self._read_branches_of(children), mode, winners)
         if winners is not None:
             self._join_winners(number, children, mode, point, winners)
         elif mode == "gather_variable":
@@ -266,7 +266,7 @@ class TracedBranch(Branch):
         if mode != "gather_variable":
             raise InputError("compile: the winners of a race are not known, so only their variables can be joined")
         for name in set.intersection(*(set(child.variables) - point.names for child in children)):
-            self.variables[name] = TracedResult.of_call(self.run, self.lane, number, name, winners)
+            self.variables[name] = TracedResult.of_call(self.run, self.branch_id, number, name, winners)
 
     def trace_race(self, forks: Any, first: int) -> Any:
         won = type(forks)(forks.states, forks.src_state, forks)
@@ -274,12 +274,12 @@ class TracedBranch(Branch):
         return won
 
     def begin_adopt(self, winner: Branch, children: Sequence[Branch]) -> None:
-        self._add_step(Adopt, self._read_lanes_of(children), children.index(winner))
+        self._add_step(Adopt, self._read_branches_of(children), children.index(winner))
 
-    def _read_lanes_of(self, children: Sequence[Branch]) -> tuple[int, ...]:
-        lanes = tuple(child.lane for child in children)
-        self.run.read_lanes.update(lanes)
-        return lanes
+    def _read_branches_of(self, children: Sequence[Branch]) -> tuple[int, ...]:
+        branch_ids = tuple(child.branch_id for child in children)
+        self.run.read_branches.update(branch_ids)
+        return branch_ids
 
     def copy_segment(self, segment: Segment) -> None:
         self.add_segment(segment)
@@ -290,9 +290,9 @@ class TracedBranch(Branch):
 
     def _add_step(self, what: Any, *details: Any) -> int:
         node = (
-            Append(self.lane, caller_location(), what, self.run.statement)
+            Append(self.branch_id, caller_location(), what, self.run.statement)
             if isinstance(what, Expr)
-            else what(self.lane, caller_location(), *details)
+            else what(self.branch_id, caller_location(), *details)
         )
         return self.run.add_node(node)
 

@@ -138,7 +138,7 @@ class TracedValue(Expr):
         sources = self._sources.union(*(other._sources for other in others if isinstance(other, TracedValue)))
         return TracedValue(self._placeholders, label, sources, evaluate, (), None, is_plain)
 
-    def _run_on(self, branch: Any, behind: Sequence[Step]) -> None:
+    def _run_on(self, branch: Any, following: Sequence[Step]) -> None:
         branch.append_traced(self)
 
     # -- operations whose result is traced too ----------------------------------------------------

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from plait.constrained.specs import Choices, Spec
+from plait.lang.core.expressions import CallExpr, Gen, GenToolCall
 from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
 from plait.lang.execution.event_loop import require_no_running_loop
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location, function_location
 from plait.lang.states.async_state import AsyncState
 from plait.lang.states.state import ProgramState
+from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tracing.graph import Graph
-from plait.lang.tracing.graph_checks import find_problems
+from plait.lang.tracing.nodes import Append, ForkInto, Node
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun
 from plait.lang.tracing.traced_value import Argument, EvaluationContext, TracedValue
 from plait.runtime.errors import PlaitError
@@ -35,7 +38,7 @@ def compile_body(
     if problems:
         raise CompileError(name, problems)
     place = function_location(getattr(inspect.unwrap(body), "__code__", None))
-    return Graph(name, tuple(traced_run.nodes), tuple(traced_run.lanes), parameters, defaults, place)
+    return Graph(name, tuple(traced_run.nodes), tuple(traced_run.branch_parents), parameters, defaults, place)
 
 
 def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun) -> tuple[str, ...]:
@@ -92,3 +95,51 @@ def _failed(traced_run: TracedRun, error: Exception) -> CompileError:
     elif not isinstance(error, PlaitError):
         text = f"the body raised {type(error).__name__}{': ' + text if text else ''}"
     return CompileError(traced_run.program, [Problem(text, place)])
+
+
+# -- graph checks ---------------------------------------------------------------------------------
+# Checks of a compiled program: constraints that cannot be compiled, and branches whose results are never used.
+
+
+def find_problems(traced_run: TracedRun) -> list[Problem]:
+    """Returns all problems, in the order of the program."""
+    numbered_problems = [*_constraints(traced_run), *_unused_forks(traced_run)]
+    return [problem for _, problem in sorted(numbered_problems, key=lambda numbered: numbered[0])]
+
+
+def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
+    """Yields constraints that do not compile. Each is compiled once, in a separate process, as the runtime does."""
+    errors: dict[Spec, str | None] = {}
+    for number, node in enumerate(traced_run.nodes):
+        spec = _constraint_of(node)
+        if spec is None or isinstance(spec, Choices):
+            continue
+        if spec not in errors:
+            from plait.runtime.client.constraint_check import constraint_error  # lazy: loads the grammar libraries
+
+            errors[spec] = constraint_error(spec)
+        reason = errors[spec]
+        if reason is not None:
+            assert isinstance(node, Append)
+            name = f"gen({node.name!r})" if node.name else "gen"
+            yield number, Problem(f"{name}: the constraint cannot be used: {reason}", node.place)
+
+
+def _constraint_of(node: Node) -> Spec | None:
+    if not isinstance(node, Append) or not isinstance(node.expr, CallExpr):
+        return None
+    expr = node.expr._call
+    if isinstance(expr, GenToolCall):
+        return tool_call_format(expr.tools, expr.choice, value=expr.value_format).spec
+    return expr.constraint if isinstance(expr, Gen) else None
+
+
+def _unused_forks(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
+    """Yields forks whose branches were never joined or read, and to which no reference is left after the body."""
+    for number, handles in traced_run.forks:
+        node = traced_run.nodes[number]
+        assert isinstance(node, ForkInto)
+        if traced_run.read_branches.isdisjoint(node.branches) and all(handle() is None for handle in handles):
+            fork = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
+            text = f"{fork} never used: neither joined nor read nor returned"
+            yield number, Problem(text, node.place)

@@ -16,7 +16,7 @@ from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.dfa.token_dfa import DfaTooLarge
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
-from plait.constrained.reasoning import ReasoningGrammar
+from plait.constrained.reasoning_matcher import ReasoningGrammar
 from plait.constrained.specs import (
     Ebnf,
     Elements,

@@ -114,8 +114,8 @@ class DeferredSession:
 
         self._add(_Instruction(append, tuple(calls)))
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, followed_by))
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
+        return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, trailing_text))
 
     def select(
         self,

@@ -27,7 +27,7 @@ from plait.runtime.messages import (
     Select,
     SelectMethod,
     Welcome,
-    followed_by_error,
+    trailing_text_error,
 )
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.similar_names import did_you_mean
@@ -114,10 +114,10 @@ class Session:
     def set_next_call_name(self, name: str | None) -> None:
         """Does nothing. The sessions of `plait.testing` take the variable of the next call."""
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
-        """Samples tokens after the text so far and appends them to it, and then `followed_by`.
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call:
+        """Samples tokens after the text so far and appends them to it, and then `trailing_text`.
 
-        A constrained value ends only where `followed_by` can follow, at most 256 bytes of known text, and prefers to.
+        A constrained value ends only where `trailing_text` can follow, at most 256 bytes of known text, and prefers to.
         The result and its usage are those of the value alone. With `params.exact` or `params.particles` the value does
         not depend on it.
         A lenient constraint is enforced in part; `result().violation` tells whether the text violates the rest.
@@ -132,18 +132,18 @@ class Session:
         if params.samples_sequence and constraint is None:
             option = "exact" if params.exact else "particles"
             raise InputError(f"{option} needs a constraint, such as regex or json_schema", field=option)
-        if params.samples_sequence and followed_by:
+        if params.samples_sequence and trailing_text:
             call = self.generate(params, constraint)
-            self.append(followed_by)
+            self.append(trailing_text)
             return call
-        if (error := followed_by_error(followed_by, params, constraint)) is not None:
-            raise InputError(error, field="followed_by")
+        if (error := trailing_text_error(trailing_text, params, constraint)) is not None:
+            raise InputError(error, field="trailing_text")
         self._flush("gen")
         plain_bytes = 0 if params.token_healing is False else self._num_plain
-        self._sent_tail, self._num_plain = UNKNOWN_TAIL, len(followed_by.encode())
+        self._sent_tail, self._num_plain = UNKNOWN_TAIL, len(trailing_text.encode())
         self._num_sent = max(1, self._num_sent - min(plain_bytes, MAX_REPLACED))  # a lower bound
         return self._start_call(
-            lambda call: Generate(self.session_id, call, params, constraint, followed_by, plain_bytes),
+            lambda call: Generate(self.session_id, call, params, constraint, trailing_text, plain_bytes),
             params.timeout_s,
             constraint if getattr(constraint, "lenient", False) else None,
         )

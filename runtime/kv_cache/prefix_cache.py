@@ -1,6 +1,6 @@
 """The prefix cache: gives pages to sequences, finds cached prefixes, and publishes computed tokens in the radix tree.
 
-Invariant: free + cached + held == total. Held pages are locked in the tree, private to a sequence, or reserved for a
+Invariant: free + cached + used == total. Used pages are locked in the tree, private to a sequence, or reserved for a
 token that is not sampled yet.
 """
 
@@ -298,7 +298,7 @@ class PrefixCache:
             self.pool.release(self.tree.evict_tenant(tenant))
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns the numbers of (free, cached, held) pages."""
+        """Returns the numbers of (free, cached, used) pages."""
         return (
             self.pool.num_free,
             self.tree.num_cached,

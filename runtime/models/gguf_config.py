@@ -58,7 +58,9 @@ class GGUFKeys:
         return checked_int(self.prefix + key, value, maximum)
 
 
-def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_softcaps: bool = False) -> Fields:
+def common_fields(
+    keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_softcaps: bool = False, full_rotary: bool = True
+) -> Fields:
     """The fields of ModelConfig that all families store alike. Raises CorruptModel or UnsupportedModel.
 
     `has_softcaps`: whether the caller reads the keys of soft-capping.
@@ -68,6 +70,9 @@ def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_sof
         _reject_softcaps(keys)
     hidden_size = keys.checked_int("embedding_length", MAX_VALUES["hidden_size"])
     num_heads = keys.uniform_int("attention.head_count", MAX_VALUES["num_heads"])
+    head_dim = _head_dim(keys, hidden_size // num_heads)
+    if full_rotary:
+        _require_full_rotary(keys, head_dim)
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     return dict(
         vocab_size=keys.get("vocab_size", len(tokens) if isinstance(tokens, list) else 0),
@@ -75,7 +80,7 @@ def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_sof
         num_layers=keys.checked_int("block_count", MAX_VALUES["num_layers"]),
         num_heads=num_heads,
         num_kv_heads=keys.uniform_int("attention.head_count_kv", MAX_VALUES["num_heads"], num_heads),
-        head_dim=_head_dim(keys, hidden_size // num_heads),
+        head_dim=head_dim,
         intermediate_size=keys.uniform_int("feed_forward_length", MAX_VALUES["intermediate_size"]),
         rms_norm_eps=keys.get("attention.layer_norm_rms_epsilon", None),
         rope_theta=keys.get("rope.freq_base", 10_000.0),
@@ -89,7 +94,7 @@ def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields, *, has_sof
     )
 
 
-def require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
+def _require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
     """Raises UnsupportedModel if only some dimensions of a head rotate."""
     if keys.get("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModel(f"rope.dimension_count differs from the head size {head_dim}; they must be equal")

@@ -13,11 +13,21 @@ from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_
 _ROPE_KINDS = "linear, llama3, yarn and longrope"
 
 
-def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None = None) -> Fields:
-    """The fields of ModelConfig that all families name alike.
+def common_fields(
+    config: Mapping[str, Any],
+    *,
+    rope: Mapping[str, Any] | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    full_rotary: bool = True,
+) -> Fields:
+    """The fields of ModelConfig that all families name alike. Raises CorruptModel or UnsupportedModel.
 
-    `rope`: the rotary parameters, for families that keep them elsewhere. Raises CorruptModel or UnsupportedModel.
+    `rope`: the rotary parameters, for families that keep them elsewhere. `activation`: the key and the only value of
+    the MLP's activation. `full_rotary`: all dimensions of a head must rotate.
     """
+    _require_activation(config, *activation)
+    if full_rotary:
+        _require_full_rotary(config)
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise UnsupportedModel(
             "the model attends to later tokens too (bidirectional attention), which plait does not support"
@@ -42,17 +52,23 @@ def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None =
     )
 
 
-def require_activation(config: Mapping[str, Any], key: str, name: str) -> None:
+def _require_activation(config: Mapping[str, Any], key: str, name: str) -> None:
     """Raises UnsupportedModel unless the MLP has the activation `name`."""
     if config.get(key, name) != name:
         raise UnsupportedModel(f"the activation {config[key]!r:.40} is not supported, only {name}")
 
 
-def require_full_rotary(config: Mapping[str, Any]) -> None:
+def _require_full_rotary(config: Mapping[str, Any]) -> None:
     """Raises UnsupportedModel if only some dimensions of a head rotate."""
     share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share not in (None, 1):
         raise UnsupportedModel(f"partial_rotary_factor {share!r:.20} is not supported in this family")
+
+
+def attention_biases(config: Mapping[str, Any]) -> Fields:
+    """Whether q, k and v have biases, and o: one field of the config."""
+    bias = checked_bool("attention_bias", config.get("attention_bias", False))
+    return dict(attention_bias=bias, output_bias=bias)
 
 
 def layer_types(config: Mapping[str, Any], num_layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:

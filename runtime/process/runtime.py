@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -20,14 +22,13 @@ from plait.host.group_signals import blocked_for_child
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.process.runtime_directory import make_runtime_directory
-from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.process.unused_gpu import warn_of_unused_gpu
 
-if TYPE_CHECKING:  # slow imports happen while the runtime process starts
+if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from tqdm import tqdm
 
     from plait.runtime.client.client import Client
 
@@ -219,3 +220,112 @@ def _startup_error(name: str, text: str) -> errors.PlaitError:
     if isinstance(kind, type) and issubclass(kind, errors.PlaitError):
         return kind(text)
     return errors.RuntimeGone(text)
+
+
+# -- startup display ------------------------------------------------------------------------------
+# What a starting runtime shows: a progress bar on a terminal, lines elsewhere, or nothing.
+
+Progress: TypeAlias = bool | Callable[[str], object] | None  # the argument of Runtime
+BAR_DELAY_S = 0.5  # a bar appears if loading takes longer
+LINES_DELAY_S = 5.0  # lines appear if loading takes longer; at once if kernels are compiled
+LINE_INTERVAL_S = 10.0
+COMPILING = "compiling kernels"  # begins the text of the activity that makes the first start slow
+
+
+class StartupDisplay:
+    """Shows nothing, which is what `progress=False` asks for."""
+
+    def show(self, fraction: float, doing: str) -> None:
+        """Shows the current activity and which part of it is done, 0 to 1."""
+
+    def close(self) -> None:
+        """Ends the display."""
+
+
+def startup_display(progress: Progress, started: float) -> StartupDisplay:
+    """Returns the display for `Runtime(progress=...)`. `started`: when the start began, in monotonic seconds."""
+    if callable(progress):
+        return PlainLines(started, progress)
+    if progress is None:
+        return ProgressBar(started) if sys.stderr is not None and sys.stderr.isatty() else PlainLines(started)
+    return ProgressBar(started) if progress else StartupDisplay()
+
+
+class ProgressBar(StartupDisplay):
+    """A bar on standard error, which is removed at the end."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._bar: tqdm[Any] | None = None
+
+    def show(self, fraction: float, doing: str) -> None:
+        if self._bar is None:
+            if not is_compiling(doing) and time.monotonic() - self._started <= BAR_DELAY_S:
+                return
+            self._bar = _tqdm_bar()
+        self._bar.n = round(100 * fraction)
+        self._bar.set_description_str(doing, refresh=False)
+        self._bar.refresh()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class PlainLines(StartupDisplay):
+    """Lines on standard error, or for `write`: one for each slow activity, and one each ten seconds while it lasts."""
+
+    def __init__(self, started: float, write: Callable[[str], object] | None = None) -> None:
+        self._started = started
+        self._write = write or _write_to_standard_error
+        self._next_line_at = started + LINES_DELAY_S
+        self._is_compiling = False
+
+    def show(self, fraction: float, doing: str) -> None:
+        now = time.monotonic()
+        is_new = is_compiling(doing) != self._is_compiling
+        if not is_new and now < self._next_line_at:
+            return
+        self._is_compiling = is_compiling(doing)
+        self._next_line_at = now + LINE_INTERVAL_S
+        self._write(f"{doing}, after {now - self._started:.0f} s [{fraction:.0%}]")
+
+
+def _write_to_standard_error(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or a pipe that nobody reads
+        print(f"plait: {text}", file=sys.stderr, flush=True)
+
+
+def is_compiling(doing: str) -> bool:
+    """Whether the activity compiles kernels."""
+    return doing.startswith(COMPILING)
+
+
+def _tqdm_bar() -> tqdm[Any]:
+    from tqdm import tqdm
+
+    return tqdm(
+        total=100,
+        bar_format="{desc} {bar} {percentage:3.0f}%",
+        leave=False,
+        file=sys.stderr,
+        ncols=shutil.get_terminal_size().columns,  # tqdm alone shows nothing on a terminal of unknown width
+    )
+
+
+# -- child environment ----------------------------------------------------------------------------
+# The environment of a runtime process: that of its owner, without keys and passwords.
+
+SECRET_NAME = re.compile(r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+
+
+def environment_without_secrets() -> dict[str, str]:
+    """Returns the variables of this process whose names do not end like that of a secret.
+
+    The runtime needs none: its owner downloads models and checks the keys of clients. `/proc/PID/environ` and core
+    files of the runtime then hold none either.
+
+    >>> "PLAIT_API_KEY" in environment_without_secrets()
+    False
+    """
+    return {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}

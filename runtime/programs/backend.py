@@ -19,7 +19,7 @@ class BackendSession(Protocol):
         """Says which variable the next call sets."""
 
     def append(self, text: str, *, control: bool = False) -> None: ...
-    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call: ...
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, trailing_text: str = "") -> Call: ...
     def select(
         self,
         choices: Sequence[str],
@@ -41,7 +41,7 @@ NEEDED_OF_CLIENT = ("open_session", "next_id", "model", "tokenizer", "takes_foll
 class BackendClient(Protocol):
     """`model` has a `model_path`, a `vocab_size` and a `context_length`; `tokenizer` a `chat_template`.
 
-    Capabilities: `takes_following_text`: a session's `generate` takes `followed_by`. `takes_token_ids`: a session has
+    Capabilities: `takes_following_text`: a session's `generate` takes `trailing_text`. `takes_token_ids`: a session has
     `append_tokens`, and its calls return token ids and logprobs.
     """
 

@@ -6,12 +6,12 @@ copies the three collections (not the text).
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from plait.runtime.client.trailing_text import trailing_text
 from plait.runtime.errors import InputError
 from plait.runtime.programs.steps import RoleEndStep, Step, TextStep
 from plait.runtime.seed_path import SeedPath
@@ -98,8 +98,8 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def begin_role(self, role: str, behind: Sequence[Step]) -> Awaitable[None] | None:
-        """Begins a turn; what is returned is to be waited for. `behind`: the steps after this one."""
+    def begin_role(self, role: str, following: Sequence[Step]) -> Awaitable[None] | None:
+        """Begins a turn; what is returned is to be waited for. `following`: the steps after this one."""
         self.begin_turn(role)
         return None
 
@@ -160,11 +160,11 @@ class BranchText(ABC, Generic[S, V]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def text_behind(self, behind: Iterable[Step], tokenizer: Tokenizer) -> str:
-        """Returns the text that belongs to the constraint of the next gen; "" if none does. `behind`: the steps after
-        it, of which texts and the end of the open turn are known."""
+    def trailing_text(self, following: Iterable[Step], tokenizer: Tokenizer) -> str:
+        """Returns the text that belongs to the constraint of the next gen; "" if none does. `following`: the steps
+        after it, of which texts and the end of the open turn are known."""
         parts: list[tuple[str, bool]] = []
-        for step in behind:
+        for step in following:
             if isinstance(step, TextStep):
                 parts.append((step.text, False))
                 continue
@@ -174,7 +174,7 @@ class BranchText(ABC, Generic[S, V]):
         return trailing_text(parts, tokenizer)
 
     def start_gen(
-        self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, followed_by: str
+        self, name: str | None, params: SamplingParams, constraint: Spec | None, n: int, trailing_text: str
     ) -> list[Call]:
         """Starts n calls after the text, which goes on with the first. `params`: with their seed, see `seed_path`."""
         session = self.session()
@@ -183,11 +183,11 @@ class BranchText(ABC, Generic[S, V]):
         try:
             for index, sample in enumerate((session, *samples)):
                 sample.set_next_call_name(name)
-                calls.append(sample.generate(params.for_sample(index), constraint, followed_by))
+                calls.append(sample.generate(params.for_sample(index), constraint, trailing_text))
         finally:
             for sample in samples:
                 sample.close()  # takes effect after its call
-        self.expect_known(followed_by)
+        self.expect_known(trailing_text)
         return calls
 
     def start_select(
@@ -231,3 +231,40 @@ class BranchText(ABC, Generic[S, V]):
         self.turns += [
             turn._replace(start=turn.start + shift, stop=turn.stop + shift) for turn in child.turns[point.num_turns :]
         ]
+
+
+# -- trailing text --------------------------------------------------------------------------------
+# The text after a constrained value that belongs to its constraint: a beginning of what is known to follow.
+
+MAX_CHARS = 32
+"""Characters of the text that belong to the constraint: enough to tell it from a longer value. The rest is appended."""
+_WORD_END = re.compile(r"(?<=\S)(?=\s)")
+
+
+def trailing_text(parts: list[tuple[str, bool]], tokenizer: Tokenizer) -> str:
+    """Returns the beginning of the text of `parts`, (text, control) as in `Tokenizer.encode`, up to a control token.
+
+    A longer text is cut at the end of a word, so that its tokens do not change.
+
+    >>> following_text([(" legs and two wings, which most birds use to fly.", False)], tokenizer)   # doctest: +SKIP
+    ' legs and two wings, which most'
+    """
+    text = ""
+    for part, control in parts:
+        plain = _before_control_token(part, tokenizer) if control else part
+        text += plain
+        if len(plain) < len(part) or len(text) > MAX_CHARS:
+            break
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return ""  # half of a surrogate pair: refused where the text is tokenized
+    if len(text) <= MAX_CHARS:
+        return text
+    ends = [match.start() for match in _WORD_END.finditer(text[: MAX_CHARS + 1]) if match.start()]
+    return text[: max(ends, default=MAX_CHARS)]
+
+
+def _before_control_token(text: str, tokenizer: Tokenizer) -> str:
+    places = [text.find(added) for added in tokenizer.added_texts if added]
+    return text[: min((place for place in places if place >= 0), default=len(text))]

@@ -15,8 +15,8 @@ class Step:
     """One step. The name of its method has an underscore, because a value that is traced in `compile` is a step too,
     whose other attributes are those of the value."""
 
-    def _run_on(self, branch: Any, behind: Sequence[Step]) -> Awaitable[None] | None:
-        """Does the step on a branch. `behind`: the steps after it. What is returned is to be waited for."""
+    def _run_on(self, branch: Any, following: Sequence[Step]) -> Awaitable[None] | None:
+        """Does the step on a branch. `following`: the steps after it. What is returned is to be waited for."""
         raise NotImplementedError
 
 
@@ -26,7 +26,7 @@ class TextStep(Step):
 
     text: str
 
-    def _run_on(self, branch: Any, behind: Sequence[Step]) -> None:
+    def _run_on(self, branch: Any, following: Sequence[Step]) -> None:
         branch.write(self.text)
 
 
@@ -36,8 +36,8 @@ class RoleBeginStep(Step):
 
     role: str
 
-    def _run_on(self, branch: Any, behind: Sequence[Step]) -> Awaitable[None] | None:
-        waiting: Awaitable[None] | None = branch.begin_role(self.role, behind)
+    def _run_on(self, branch: Any, following: Sequence[Step]) -> Awaitable[None] | None:
+        waiting: Awaitable[None] | None = branch.begin_role(self.role, following)
         return waiting
 
 
@@ -47,5 +47,5 @@ class RoleEndStep(Step):
 
     role: str
 
-    def _run_on(self, branch: Any, behind: Sequence[Step]) -> None:
+    def _run_on(self, branch: Any, following: Sequence[Step]) -> None:
         branch.end_turn(self.role)

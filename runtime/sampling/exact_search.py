@@ -204,11 +204,11 @@ class ExactSearch:
                 self._push_rest(bound, prefix, prefix.left)
                 return True
             fraction = min(fraction / distribution.allowed_mass, 1 - 2**-53)
-        drawn = distribution.draw(prefix.left, fraction, allowed)
-        if drawn is None:
+        sampled = distribution.draw(prefix.left, fraction, allowed)
+        if sampled is None:
             prefix.num_draws -= 1
             return False
-        token, probability = drawn
+        token, probability = sampled
         node = self.tree.child(prefix.node, token, probability)
         child = _Prefix(prefix, token, prefix.logprob + math.log(probability), node, child_seed(prefix.seed, token))
         self._push(bound, child, is_rest=False)

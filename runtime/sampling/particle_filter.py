@@ -118,7 +118,7 @@ class ParticleFilter:
         self.effective_sample_size = float(num_particles)
         self.num_resamplings = self.num_nodes = self.num_checks = self.num_masks = 0
         self._constraint, self._seed, self._step = constraint, seed, 0
-        self._drawn: list[_Particles] = []
+        self._sampled: list[_Particles] = []
         self.nodes: list[ParticleNode] = []
         self._waiting: set[ParticleNode] = set()
         self._finish_step([_Particles((), num_particles, 0.0, 0.0, constraint.is_end(()))])
@@ -138,7 +138,7 @@ class ParticleFilter:
         log_forced = math.fsum(map(math.log, forced))
         tokens, logprob, log_weight = node.tokens, node.logprob + log_forced, node.log_weight + log_forced
         if node.forced and self._constraint.is_end(tokens):
-            self._drawn.append(_Particles(tokens, node.num_particles, log_weight, logprob, True, node))
+            self._sampled.append(_Particles(tokens, node.num_particles, log_weight, logprob, True, node))
             return
         self._draw(node, _Particles(tokens, node.num_particles, log_weight, logprob, False, node), rows[-1])
 
@@ -165,7 +165,7 @@ class ParticleFilter:
             if not is_finished and constraint.is_dead(after):
                 continue
             logprob = before.logprob + math.log(float(row[token]))
-            self._drawn.append(_Particles(after, num, before.log_weight + log_mass, logprob, is_finished, node))
+            self._sampled.append(_Particles(after, num, before.log_weight + log_mass, logprob, is_finished, node))
 
     def advance(self) -> None:
         """Ends a step whose nodes were all fed: resamples, and sets the next `nodes` or the `value`.
@@ -174,28 +174,28 @@ class ParticleFilter:
         """
         assert not self._waiting
         self._step += 1
-        drawn, self._drawn = self._drawn, []
-        self._finish_step(sorted(drawn, key=lambda particles: particles.path))
+        sampled, self._sampled = self._sampled, []
+        self._finish_step(sorted(sampled, key=lambda particles: particles.path))
 
-    def _finish_step(self, drawn: list[_Particles]) -> None:
-        if not drawn:
+    def _finish_step(self, sampled: list[_Particles]) -> None:
+        if not sampled:
             raise NoParticleLeft
-        if all(particles.is_finished for particles in drawn):
-            self._pick(drawn)
+        if all(particles.is_finished for particles in sampled):
+            self._pick(sampled)
             return
-        drawn = self._thin(self._thin_unlikely(drawn))
-        if self._effective_sample_size(drawn) < RESAMPLE_BELOW * self.num_particles:
-            drawn = self._resample(drawn)
+        sampled = self._thin(self._thin_unlikely(sampled))
+        if self._effective_sample_size(sampled) < RESAMPLE_BELOW * self.num_particles:
+            sampled = self._resample(sampled)
         self.nodes, first = [], 0
-        for particles in drawn:
+        for particles in sampled:
             if particles.is_finished:
-                self._drawn.append(particles)
+                self._sampled.append(particles)
             else:
                 self.nodes.append(self._node(particles, first))
             first += particles.num
         if not self.nodes:
-            self._drawn.clear()
-            self._pick(drawn)
+            self._sampled.clear()
+            self._pick(sampled)
             return
         self._waiting = set(self.nodes)
 
@@ -205,15 +205,15 @@ class ParticleFilter:
             particles.path, forced, first, particles.num, particles.log_weight, particles.logprob, particles.parent
         )
 
-    def _thin_unlikely(self, drawn: list[_Particles]) -> list[_Particles]:
+    def _thin_unlikely(self, sampled: list[_Particles]) -> list[_Particles]:
         """Ends most particles whose continuation is unlikely, where there are others; see `_thin`."""
-        if len(drawn) == 1:  # to ask about it may cost a mask
-            return drawn
-        flags = [not old.is_finished and self._constraint.is_unlikely(old.path) for old in drawn]
+        if len(sampled) == 1:  # to ask about it may cost a mask
+            return sampled
+        flags = [not old.is_finished and self._constraint.is_unlikely(old.path) for old in sampled]
         if all(flags):
-            return drawn
+            return sampled
         kept = []
-        for index, (old, is_unlikely) in enumerate(zip(drawn, flags, strict=True)):
+        for index, (old, is_unlikely) in enumerate(zip(sampled, flags, strict=True)):
             if is_unlikely:
                 num = int(old.num * UNLIKELY_LIVE_ON + self._uniform(_THIN, MAX_PARTICLES + index))
                 log_weight = old.log_weight - math.log(UNLIKELY_LIVE_ON)
@@ -222,15 +222,15 @@ class ParticleFilter:
                 kept.append(old)
         return kept
 
-    def _thin(self, drawn: list[_Particles]) -> list[_Particles]:
+    def _thin(self, sampled: list[_Particles]) -> list[_Particles]:
         """Ends most particles of negligible weight w, so that their prefixes need not be computed.
 
         Those below the threshold c live on with probability w / c and then have the weight c, so expected weights stay.
         """
-        weights, log_scale = _weights(drawn)
+        weights, log_scale = _weights(sampled)
         log_threshold = log_scale + math.log(THIN_BELOW * weights.sum() / self.num_particles)
         kept = []
-        for index, old in enumerate(drawn):
+        for index, old in enumerate(sampled):
             if old.log_weight < log_threshold:
                 expected = old.num * math.exp(old.log_weight - log_threshold)
                 num = int(expected + self._uniform(_THIN, index))
@@ -239,41 +239,41 @@ class ParticleFilter:
                 kept.append(old)
         return kept
 
-    def _resample(self, drawn: list[_Particles]) -> list[_Particles]:
+    def _resample(self, sampled: list[_Particles]) -> list[_Particles]:
         """Systematic resampling: the expected number of each particle is in proportion to its weight."""
-        weights, log_scale = _weights(drawn)
+        weights, log_scale = _weights(sampled)
         self.log_mass += log_scale + math.log(weights.sum() / self.num_particles)
         self.num_resamplings += 1
         offset = self._uniform(_RESAMPLE, 0)
         targets = (offset + np.arange(self.num_particles)) / self.num_particles * weights.sum()
-        chosen = np.minimum(weights.cumsum().searchsorted(targets, side="right"), len(drawn) - 1)
-        counts = np.bincount(chosen, minlength=len(drawn))
+        chosen = np.minimum(weights.cumsum().searchsorted(targets, side="right"), len(sampled) - 1)
+        counts = np.bincount(chosen, minlength=len(sampled))
         return [
             _Particles(old.path, int(num), 0.0, old.logprob, old.is_finished, old.parent)
-            for old, num in zip(drawn, counts, strict=True)
+            for old, num in zip(sampled, counts, strict=True)
             if num
         ]
 
-    def _pick(self, drawn: list[_Particles]) -> None:
+    def _pick(self, sampled: list[_Particles]) -> None:
         """Draws the value by weight."""
-        weights, log_scale = _weights(drawn)
+        weights, log_scale = _weights(sampled)
         self.log_mass += log_scale + math.log(weights.sum() / self.num_particles)
-        self.effective_sample_size = self._effective_sample_size(drawn)
+        self.effective_sample_size = self._effective_sample_size(sampled)
         target = self._uniform(_PICK, 0) * weights.sum()
-        index = min(int(weights.cumsum().searchsorted(target, side="right")), len(drawn) - 1)
-        self.nodes, self.value, self.logprob = [], drawn[index].path, drawn[index].logprob
+        index = min(int(weights.cumsum().searchsorted(target, side="right")), len(sampled) - 1)
+        self.nodes, self.value, self.logprob = [], sampled[index].path, sampled[index].logprob
 
-    def _effective_sample_size(self, drawn: list[_Particles]) -> float:
-        weights, _ = _weights(drawn)
-        squares = sum(weight * weight / particles.num for weight, particles in zip(weights, drawn, strict=True))
+    def _effective_sample_size(self, sampled: list[_Particles]) -> float:
+        weights, _ = _weights(sampled)
+        squares = sum(weight * weight / particles.num for weight, particles in zip(weights, sampled, strict=True))
         return float(weights.sum() ** 2 / squares)
 
     def _uniform(self, stream: int, index: int) -> float:
         return hash_uniform(self._seed, (self._step * _STREAMS + stream) * _MAX_DRAWS + index)
 
 
-def _weights(drawn: list[_Particles]) -> tuple[Float64Array, float]:
+def _weights(sampled: list[_Particles]) -> tuple[Float64Array, float]:
     """The sum of the weights of equal particles, divided by exp(scale), and the scale."""
-    logs = np.array([particles.log_weight + math.log(particles.num) for particles in drawn])
+    logs = np.array([particles.log_weight + math.log(particles.num) for particles in sampled])
     scale = float(logs.max())
     return np.exp(logs - scale), scale

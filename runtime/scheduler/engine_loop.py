@@ -125,7 +125,7 @@ class EngineLoop:
 
     def launch(self, batch: Batch) -> OverlappedStep:
         """Starts the batch's forward pass. If it must wait for the pending step's tokens, `sample` starts it."""
-        step = OverlappedStep(batch, self.batch_scheduler.provisional_nodes)
+        step = OverlappedStep(batch, self.batch_scheduler.inserted_nodes)
         step.launch(self.step_executor, self.pending_step)
         return step
 
@@ -234,7 +234,7 @@ class EngineLoop:
 
     def status(self, call_id: int) -> Status:
         """Returns the current counters, as the reply to an Inspect message."""
-        free, cached, held = self.cache.counts()
+        free, cached, used = self.cache.counts()
         totals = self.calls.totals.with_running((*self.batch_scheduler.running, *self.batch_scheduler.waiting))
         return Status(
             call_id,
@@ -244,13 +244,13 @@ class EngineLoop:
             waiting_calls=len(self.batch_scheduler.waiting) + self.calls.num_compiling,
             free_pages=free,
             cached_pages=cached,
-            held_pages=held,
+            used_pages=used,
             total_pages=self.cache.pool.total,
             steps=self.num_steps,
             computed_tokens=self.num_computed_tokens,
             retractions=self.batch_scheduler.num_retractions,
             bad_frames=self.transport.num_bad_frames,
-            spared_tokens=self.model_runner.num_saved_reads,
+            shared_kv_tokens=self.model_runner.num_saved_reads,
             **msgspec.structs.asdict(totals),
         )
 

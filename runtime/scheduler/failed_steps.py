@@ -22,13 +22,13 @@ def discard_steps(
     for step in steps:
         step.finish(cache)
         step.batch.set_rows([])
-    provisional = [cache.first_node_of_insert(*node) for step in steps for node in step.provisional_nodes]
+    inserted = [cache.first_node_of_insert(*node) for step in steps for node in step.inserted_nodes]
     for scheduled in rows:
         scheduled.request.drop_draft()
-        cache.discard(scheduled.request.seq, scheduled.start, provisional)
+        cache.discard(scheduled.request.seq, scheduled.start, inserted)
     requests = list(dict.fromkeys(scheduled.request for scheduled in rows))
     for request in [request for request in batch_scheduler.running if request not in requests]:
         batch_scheduler.retract(request)  # its node may be one of those removed below
-    for node in provisional:
+    for node in inserted:
         cache.rollback_insert(node)
     return requests

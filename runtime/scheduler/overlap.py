@@ -30,8 +30,8 @@ class OverlappedStep:
     `mark_in_flight`; collect the tokens; `finish`.
     """
 
-    def __init__(self, batch: Batch, provisional_nodes: list[tuple[RadixNode, int]]) -> None:
-        self.batch, self.provisional_nodes = batch, list(provisional_nodes)
+    def __init__(self, batch: Batch, inserted_nodes: list[tuple[RadixNode, int]]) -> None:
+        self.batch, self.inserted_nodes = batch, list(inserted_nodes)
         self.sampled_requests = batch.sampled_requests  # the index of a request in this list is its slot
         self.in_flight: InFlightStep | None = None
         self.error: Exception | None = None

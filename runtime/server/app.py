@@ -8,6 +8,7 @@ all that an endpoint does, and puts three more functions between a stream's even
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,8 @@ from plait.runtime.server.http import openapi, static_page
 from plait.runtime.server.http.admission import FORM_BYTES, AdmissionMiddleware, BodyLimitMiddleware
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
-from plait.runtime.server.http.unknown_paths import unknown_path_text
 from plait.runtime.server.ops.request_context import RequestContextMiddleware
-from plait.runtime.server.protocols.anthropic import messages
+from plait.runtime.server.protocols.anthropic import endpoint as anthropic_messages
 from plait.runtime.server.protocols.batches import batches, files
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
 from plait.runtime.server.protocols.ollama import generate as ollama_generate
@@ -50,7 +50,7 @@ from plait.runtime.server.settings import ServerSettings
 
 ROUTERS = (
     *(endpoints.router, model_facts.router, models.router, completions.router, chat.router, responses.router),
-    *(embeddings.router, messages.router, generate.router, server_info.router, ollama_generate.router),
+    *(embeddings.router, anthropic_messages.router, generate.router, server_info.router, ollama_generate.router),
     *(ollama_models.router, ollama_embed.router, tokenize.router, program_route.router, files.router, batches.router),
     stored_responses.router,
 )
@@ -239,3 +239,37 @@ async def _error_response(request: Request, error: Exception) -> Response:
     api_error = answered_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     body = error_body(request.url.path, api_error, request.state.request_id)
     return json_response(body, api_error.status, api_error.headers)
+
+
+# -- unknown paths --------------------------------------------------------------------------------
+# What a 404 for a path without an endpoint says: the path, and the endpoint that was probably meant.
+
+MAX_PATH_CHARS = 100
+
+
+def unknown_path_text(path: str, known: Iterable[str]) -> str:
+    """Returns the message for `path`, which is none of the endpoints `known`.
+
+    Most wrong paths come from a base URL with or without `/v1`.
+    """
+    shown = path[:MAX_PATH_CHARS]
+    meant = _meant(shown, sorted((other for other in known if other != "/"), key=len))
+    if meant is None:
+        return f"there is no endpoint {shown!r}; GET /openapi.json lists all"
+    return f"there is no endpoint {shown!r}; perhaps {meant} is meant{_base_url_hint(shown, meant)}"
+
+
+def _meant(path: str, known: list[str]) -> str | None:
+    for end in (path, path.removeprefix("/v1")):
+        for other in known:
+            if end.count("/") and other in (end, f"/v1{end}"):
+                return other
+    return next(iter(difflib.get_close_matches(path, known, n=1, cutoff=0.8)), None)
+
+
+def _base_url_hint(path: str, meant: str) -> str:
+    if meant == f"/v1{path}":
+        return ": let the base URL of the client end with /v1"
+    if path == f"/v1{meant}":
+        return ": let the base URL of the client end without /v1"
+    return ""

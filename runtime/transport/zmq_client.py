@@ -22,8 +22,7 @@ from plait.host.fork import register_after_fork_in_child
 from plait.runtime.errors import CLIENT_CLOSED, RUNTIME_EXITED, RuntimeGone
 from plait.runtime.messages import PROTOCOL, Append, ClientMessage, Close, Hello, Inspect, Open, ServerMessage, Welcome
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
-from plait.runtime.transport.frame_decoder import decode_server_frame
-from plait.runtime.transport.frames import build_frame, build_frames, encode, encode_client_message
+from plait.runtime.transport.frames import build_frame, build_frames, decode_server_frame, encode, encode_client_message
 from plait.runtime.transport.io_driver import EventLoopIoDriver, IoDriver, ThreadIoDriver
 from plait.runtime.transport.zmq_server import CLIENT_ID_BYTES, FRAMES_SOCKET, LIFELINE_SOCKET
 

@@ -18,8 +18,7 @@ import zmq
 
 from plait.runtime.messages import ClientMessage, ServerMessage
 from plait.runtime.transport.base import ClientId
-from plait.runtime.transport.frame_decoder import decode_client_frame
-from plait.runtime.transport.frames import build_frame, encode
+from plait.runtime.transport.frames import build_frame, decode_client_frame, encode
 
 CLIENT_ID_BYTES = 16
 FRAMES_SOCKET, LIFELINE_SOCKET = "frames", "lifeline"

@@ -11,9 +11,8 @@ from example_share import share_of
 from matchers import allowed_tokens, compile_in_process
 
 from plait.constrained import Choices, Grammar, GrammarError, JsonSchema, Matcher, Regex, Vocabulary, mask_words
-from plait.constrained.guidance import mask_cache
-from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, regex_source
-from plait.constrained.json_schema.compiler import compile_json
+from plait.constrained.guidance.llguidance_grammar import MAX_MASKS, LlguidanceGrammar, MaskCache, regex_source
+from plait.constrained.json_schema.schema_compiler import compile_json
 from plait.constrained.specs import Spec
 
 
@@ -137,7 +136,7 @@ def test_a_mask_that_is_kept_is_the_one_that_would_be_computed(smollm: Vocabular
                 other.rollback(1)
                 tokens.pop()
     assert num_kept
-    assert len(keeping.masks._masks) < mask_cache.MAX_MASKS
+    assert len(keeping.masks._masks) < MAX_MASKS
 
 
 def test_no_mask_is_kept_after_bytes_that_a_model_has_chosen(smollm: Vocabulary) -> None:
@@ -160,10 +159,10 @@ def test_no_mask_is_kept_after_bytes_that_a_model_has_chosen(smollm: Vocabulary)
 
 
 def test_the_number_of_kept_masks_is_bounded() -> None:
-    masks, row = mask_cache.MaskCache(1, b"a" * 100, (b"a",)), np.zeros(1, np.int32)
+    masks, row = MaskCache(1, b"a" * 100, (b"a",)), np.zeros(1, np.int32)
     for n in range(100):
         masks.put([0] * n, row, seconds=1.0)
-    assert [masks.get([0] * n) is not None for n in (0, 1, mask_cache.MAX_MASKS - 1, mask_cache.MAX_MASKS, 99)] == [
+    assert [masks.get([0] * n) is not None for n in (0, 1, MAX_MASKS - 1, MAX_MASKS, 99)] == [
         True,
         True,
         True,

@@ -11,7 +11,7 @@ from matchers import allowed_tokens
 
 from plait.constrained import Choices, Grammar, GrammarError, Matcher, Reasoning, Regex, Vocabulary
 from plait.constrained.compiler import build_grammar, compile_spec
-from plait.constrained.reasoning import ReasoningGrammar
+from plait.constrained.reasoning_matcher import ReasoningGrammar
 
 WORDS = ["</", "t>", "</t", "</t>", ">a", "t>\n", ">\n\n", "\n\n", "<t>", "a<", "<<", "\na", ">\n\na", "é", "ab", "yes"]
 CHARACTERS = "abt<>/\n yesno"

@@ -45,7 +45,7 @@ def test_sessions_of_a_killed_client_are_dropped(runtime):
     child.stdout.close()
     assert are_dropped
     status = runtime.client.status()
-    assert (status.running_calls, status.held_pages, status.clients) == (0, 0, before.clients)
+    assert (status.running_calls, status.used_pages, status.clients) == (0, 0, before.clients)
 
 
 def test_the_runtime_exits_when_its_owner_is_killed():

@@ -165,7 +165,7 @@ def test_the_calls_of_a_client_that_left_are_ended(deployed):
         impatient.post("/v1/completions", json=request_of(max_tokens=900, n=4))
         pytest.fail("900 tokens came in half a second")
     wait_for(lambda: deployed.status()["runtime"]["running_calls"] == 0 and deployed.status()["in_flight"] == 0)
-    assert deployed.status()["runtime"]["held_pages"] == 0
+    assert deployed.status()["runtime"]["used_pages"] == 0
 
 
 def test_replicas_follow_the_load_one_is_killed_and_no_request_is_lost(deployed):

@@ -13,8 +13,7 @@ import pytest
 from runtime_helpers import open_session
 from waiting import wait_until
 
-from plait.runtime.process.child_environment import environment_without_secrets
-from plait.runtime.process.runtime import Runtime
+from plait.runtime.process.runtime import Runtime, environment_without_secrets
 from plait.runtime.sampling_params import sampling_params
 
 pytestmark = pytest.mark.usefixtures("starts_small_model")

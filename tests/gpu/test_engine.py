@@ -104,8 +104,8 @@ def test_prefix_groups_do_not_change_most_outputs() -> None:
                 child.append(f" Chapter {i}: {PROMPTS[i % 4]}")
                 calls.append(child.generate(sampling_params(max_tokens=24, temperature=0.0, ignore_eos=True)))
             outputs = [call.result().token_ids for call in calls]
-            return outputs, engine.client.status().spared_tokens
+            return outputs, engine.client.status().shared_kv_tokens
 
-    (grouped, num_saved_reads), (ungrouped, num_spared_without) = run(True), run(False)
-    assert num_saved_reads > 10 * 24 * 128 and num_spared_without == 0
+    (grouped, num_saved_reads), (ungrouped, num_saved_without) = run(True), run(False)
+    assert num_saved_reads > 10 * 24 * 128 and num_saved_without == 0
     assert sum(a[:8] == b[:8] for a, b in zip(grouped, ungrouped, strict=True)) >= 18

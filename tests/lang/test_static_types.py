@@ -13,7 +13,7 @@ from typing import get_type_hints
 
 import pytest
 
-from plait.lang.keywords import RegexGenKeywords, RunKeywords, TypedGenKeywords
+from plait.lang.gen_keywords import RegexGenKeywords, RunKeywords, TypedGenKeywords
 from plait.lang.sampling_options import GEN_SAMPLING_KEYWORDS, SAMPLING_KEYWORDS
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ import pytest
 from plait.constrained.compile_service.frame_connection import FrameConnection
 from plait.runtime.errors import PlaitError
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.transport.frame_decoder import decode_client_frame, decode_server_frame
-from plait.runtime.transport.frames import build_frame
+from plait.runtime.transport.frames import build_frame, decode_client_frame, decode_server_frame
 
 
 def pickle_that_creates(path: Path) -> bytes:

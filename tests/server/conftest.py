@@ -114,7 +114,7 @@ def idle(engine):
 
     def is_idle():
         status = engine.client.status()
-        return (status.running_calls, status.waiting_calls, status.held_pages) == (0, 0, 0)
+        return (status.running_calls, status.waiting_calls, status.used_pages) == (0, 0, 0)
 
     assert wait_until(is_idle)
     yield

@@ -43,7 +43,7 @@ def wait_for(condition):
 
 def is_idle(runtime):
     status = runtime.client.status()
-    return status.running_calls == status.waiting_calls == status.sessions == status.held_pages == 0
+    return status.running_calls == status.waiting_calls == status.sessions == status.used_pages == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

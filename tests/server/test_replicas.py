@@ -69,7 +69,7 @@ class Served:
 
     def is_idle(self) -> bool:
         replicas = self.status()["replicas"]
-        return all(r["state"] == "ready" and not r["load"] and not r["runtime"]["held_pages"] for r in replicas)
+        return all(r["state"] == "ready" and not r["load"] and not r["runtime"]["used_pages"] for r in replicas)
 
 
 @pytest.fixture(scope="module")

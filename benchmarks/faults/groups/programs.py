@@ -33,7 +33,7 @@ def programs_left(server: Server, scale: Scale) -> Iterator[Figure]:
     left = asyncio.run(measure(server.address, argparse.Namespace(programs=count, branches=6, stay=2.0, seed=1)))
     fault = f"{count} programs of 6 branches whose clients leave"
     yield at_most(f"{fault}: calls end", left.ended_ms, 250, "ms", is_timed=True)
-    held = left.counts["held_pages"] + left.lost_pages + left.in_flight
+    held = left.counts["used_pages"] + left.lost_pages + left.in_flight
     yield at_most(f"{fault}: pages and requests left", held, 0, "")
     worst = max(left.other_ms, default=float("inf"))
     served = f"{len(left.other_ms)} of its requests served meanwhile; this is the slowest"

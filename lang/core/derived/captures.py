@@ -34,8 +34,8 @@ class GenWithCaptures(CallExpr):
     def _variables(self) -> list[str]:
         return [*self.gen._variables, *self.names]
 
-    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
-        self.gen._begin(branch, behind)
+    def _begin(self, branch: Branch, following: Sequence[Step]) -> None:
+        self.gen._begin(branch, following)
         named = self.gen._variables[:1]
         value = branch.variables[named[0]] if named else branch.segments[-1]
         for group in self.names:

@@ -76,7 +76,7 @@ class SeparateReasoning(CallExpr):
     def _variables(self) -> list[str]:
         return [str(self.gen.name), f"{self.gen.name}{REASONING_SUFFIX}"]
 
-    def _begin(self, branch: Branch, behind: Sequence[Step]) -> None:
+    def _begin(self, branch: Branch, following: Sequence[Step]) -> None:
         self.gen._begin(branch, ())
         output = branch.variables[str(self.gen.name)]
         for index, name in enumerate(self._variables):
@@ -173,12 +173,12 @@ def think_first(where: str, gen: Gen, think: bool | str | None, think_tokens: in
         raise InputError(f"{where}: think_tokens must be a number of tokens from 0 on, not {think_tokens!r}") from None
     value_format = gen.value_format
     if value_format is not None:
-        value_format = _behind_reasoning(value_format, spec)
+        value_format = _after_reasoning(value_format, spec)
     gen = replace(gen, constraint=spec, value_format=value_format)
     return SeparateReasoning(gen, replace(tags, is_constrained=True))
 
 
-def _behind_reasoning(value_format: ValueFormat, spec: Reasoning) -> ValueFormat:
+def _after_reasoning(value_format: ValueFormat, spec: Reasoning) -> ValueFormat:
     """Returns a format that reads the value behind the reasoning."""
     mark, read_partial = spec.end + spec.separator, value_format.read_partial
 

@@ -33,7 +33,7 @@ class DraftedCall(RetriedCall):
     def text_so_far(self) -> str:
         """Returns the text of the value that has arrived."""
         with self._lock:
-            is_draft = not self.done() and self._num_followed < 2
+            is_draft = not self.done() and self._num_attempts < 2
         return "" if is_draft else super().text_so_far()
 
     def _extra_meta(self) -> dict[str, Any]:

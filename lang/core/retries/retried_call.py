@@ -49,7 +49,7 @@ class RetriedCall(Call):
         self._max_attempts, self._session = max_attempts, session
         self._start, self._read, self._on_budget_spent = start, read, on_budget_spent
         self._current: Call | None = None
-        self._num_followed = 0  # attempts, with the current one
+        self._num_attempts = 0  # attempts, with the current one
         self._num_counted = 0  # tokens of the current attempt that are counted in `_token_ids`
         self._checked: Call | None = None  # the last attempt whose check has begun
         self._metas: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ class RetriedCall(Call):
         """Follows an attempt, and those after it while they have ended already. The end of another one continues."""
         while call is not None:
             with self._lock:
-                self._current, self._num_counted, self._num_followed = call, 0, self._num_followed + 1
+                self._current, self._num_counted, self._num_attempts = call, 0, self._num_attempts + 1
                 is_ended = self.done()
             if is_ended:  # aborted or expired before this attempt was known
                 call.abort()

@@ -95,7 +95,7 @@ def begin_gen_in_steps(
         run.client, timeout_s, len(steps), start, lambda answer: read(call, answer), session, on_budget_spent
     )
     result = make_result(run, gen.name, call, gen.value_format)
-    result.lane, result.is_cut_by_budget = branch.lane, is_cut_by_budget
+    result.branch_id, result.is_cut_by_budget = branch.branch_id, is_cut_by_budget
     run.add(result)  # before the first step, whose tokens count
     call.begin()
     branch.defer_session().append_later((call,), lambda: ((call.result().text, False),))

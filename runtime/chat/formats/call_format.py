@@ -1,7 +1,7 @@
 """`CallFormat`: how a model writes tool calls, and the text of given calls.
 
 An answer's calls are `begin`, the calls with `separator` between them, `end`. A call is `head`, its arguments, `tail`.
-`format_probe.py` derives a format from a chat template, `format_table.py` lists the exceptions, and `parser.py` reads
+`model_formats.py` derives a format from a chat template, `format_table.py` lists the exceptions, and `parser.py` reads
 calls of every format.
 """
 

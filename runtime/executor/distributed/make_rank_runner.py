@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
+import select
+import shutil
+import tempfile
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from plait.host.child_process import ChildProcess
+from plait.runtime import errors
 from plait.runtime.config import EngineConfig
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.executor.backend_selection import resolve_device_type, uses_transformers
-from plait.runtime.executor.distributed.rank_group import RankGroup
+from plait.runtime.executor.distributed.rank_messages import (
+    Allocate,
+    Channel,
+    Failed,
+    Forward,
+    FromRank,
+    Head,
+    Load,
+    Loaded,
+    Started,
+    ToRank,
+)
 from plait.runtime.executor.runner import StartupProgress
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.pipeline_stages import Stage, split_layers
@@ -22,7 +44,159 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 from plait.runtime.weights.rank_checkpoint import open_rank_checkpoint
 
 if TYPE_CHECKING:
+    from plait.runtime.executor.distributed.process_group import ProcessGroup
     from plait.runtime.executor.distributed.rank_runner import RankRunner
+
+# -- rank group -----------------------------------------------------------------------------------
+# Rank 0's side: starts the other ranks, sends them the steps, and ends when one of them ends.
+#
+# A rank that is lost cannot be replaced alone: its KV is gone, and the others may be within an operation. So the
+# runtime process ends, the ranks see their channels close and end too, and whoever owns the runtime starts it again.
+
+START_TIMEOUT_S = 300.0  # for importing torch on a busy machine
+LOAD_TIMEOUT_S = 3600.0  # beside rank 0, which loads as much; the owner's start_timeout_s is usually shorter
+END_TIMEOUT_S = 2.0
+WATCHER_TIMEOUT_S = 1.0  # for the end of a rank to be noticed
+
+
+def end_process(reason: str) -> None:
+    """Ends the runtime process at once; it may be within an operation that never returns."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{reason}\n".encode())
+    os._exit(1)
+
+
+class RankGroup:
+    """The processes of the ranks 1 to size - 1.
+
+    on_loss: called in a thread with the reason when a rank has ended, once, and not after `close`.
+    """
+
+    group: ProcessGroup  # rank 0's, once the ranks are connected
+
+    def __init__(self, size: int, on_loss: Callable[[str], None] = end_process) -> None:
+        self.size, self._on_loss = size, on_loss
+        self._folder = Path(tempfile.mkdtemp(prefix="plait-ranks-"))  # mode 0700
+        self._is_connected = False
+        self._watcher: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self.processes: list[ChildProcess] = []
+        self._channels: list[Channel] = []
+        atexit.register(self.close)
+        for index in range(1, size):
+            self._start(index)
+
+    def load(self, configs: list[EngineConfig], model_path: Path, connect: Callable[[str], None]) -> None:
+        """Lets every rank load its part of the model, while the caller loads that of rank 0.
+
+        configs: of the ranks from 1. `connect(path)` connects rank 0 to the others, the first time.
+        """
+        rendezvous = "" if self._is_connected else str(self._folder / "rendezvous")
+        if rendezvous:
+            for index in range(1, self.size):
+                if not isinstance(self._receive(index, START_TIMEOUT_S), Started):
+                    raise RuntimeGone(f"rank {index} sent another message than that it has started")
+        for index, (channel, config) in enumerate(zip(self._channels, configs, strict=True), 1):
+            try:
+                channel.send_frame(channel.encode(Load(config, str(model_path), rendezvous)))
+            except OSError:
+                raise RuntimeGone(f"{self._ending(index)} while it started") from None
+        if rendezvous:
+            try:
+                connect(rendezvous)
+            except RuntimeError as error:
+                raise RuntimeGone(f"the ranks could not connect to each other: {error!s:.300}") from error
+            self._is_connected = True
+
+    def agree_on_pages(self, num_pages: int) -> int:
+        """As in `OtherRanks`: waits until all have loaded. Raises what a rank failed with."""
+        for index in range(1, self.size):
+            loaded = self._receive(index, LOAD_TIMEOUT_S)
+            if not isinstance(loaded, Loaded):
+                raise RuntimeGone(f"rank {index} sent another message than that it has loaded")
+            num_pages = min(num_pages, loaded.num_pages)
+        self._send(Allocate(num_pages))
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="plait-ranks", daemon=True)
+            self._watcher.start()
+        return num_pages
+
+    def send(self, message: Forward | Head) -> None:
+        """As in `OtherRanks`."""
+        self._send(message)
+
+    def fail(self, error: Exception) -> None:
+        """As in `OtherRanks`. If a rank has ended, which is why the operation failed, that is the reason."""
+        if self._watcher is not None:
+            self._watcher.join(WATCHER_TIMEOUT_S)
+        text = "".join(traceback.format_exception(error))
+        self.lose(f"{text}\nan error within a step of the ranks ends the runtime: {error!s:.300}")
+
+    def lose(self, reason: str) -> None:
+        """Reports that the ranks can no longer work together, the first time."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the process may end at once
+        self._on_loss(reason)
+
+    def close(self) -> None:
+        """Ends the ranks. Idempotent."""
+        self._closing.set()
+        for process in self.processes:
+            process.hang_up()
+        deadline = time.monotonic() + END_TIMEOUT_S
+        for process in self.processes:
+            process.end(max(0.0, deadline - time.monotonic()))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        atexit.unregister(self.close)
+
+    def _start(self, index: int) -> None:
+        module = "plait.runtime.executor.distributed.rank_process"
+        process = ChildProcess(module, str(index), str(self.size), str(self._folder), channel=True)
+        assert process.channel is not None
+        self.processes.append(process)
+        self._channels.append(Channel(process.channel))
+
+    def _send(self, message: ToRank) -> None:
+        frame = self._channels[0].encode(message)
+        for channel in self._channels:
+            channel.send_frame(frame)
+
+    def _receive(self, index: int, timeout_s: float) -> FromRank:
+        try:
+            message = self._channels[index - 1].receive_from_rank(timeout_s)
+        except TimeoutError:
+            raise RuntimeGone(f"rank {index} did not answer within {timeout_s:g} s") from None
+        except (EOFError, OSError):
+            raise RuntimeGone(f"{self._ending(index)} while it started") from None
+        except (ValueError, msgspec.DecodeError) as error:
+            raise RuntimeGone(f"rank {index} sent a broken message: {error!s:.200}") from None
+        if isinstance(message, Failed):
+            kind = getattr(errors, message.kind, RuntimeGone)
+            is_known = isinstance(kind, type) and issubclass(kind, errors.PlaitError)
+            raise (kind if is_known else RuntimeGone)(f"rank {index}: {message.text}")
+        return message
+
+    def _ending(self, index: int) -> str:
+        """How a rank has ended."""
+        status = self.processes[index - 1].status(END_TIMEOUT_S)
+        return f"rank {index} has ended ({status})" if status else f"rank {index} has closed its channel"
+
+    def _watch(self) -> None:
+        """Waits until a channel is closed, also while the ranks compute."""
+        poller = select.poll()
+        indices = {channel.stream.fileno(): index for index, channel in enumerate(self._channels, 1)}
+        for descriptor in indices:
+            poller.register(descriptor, 0)  # reports the end of the channel only
+        ended = poller.poll()
+        if not self._closing.is_set():
+            self.lose(f"{self._ending(indices[ended[0][0]])}; the runtime ends with it")
+
+
+# -- make rank runner -----------------------------------------------------------------------------
 
 
 def check_ranks(config: EngineConfig, model_path: Path) -> tuple[Checkpoint, tuple[Stage, ...]]:

@@ -58,7 +58,7 @@ class Allocate(msgspec.Struct, tag="allocate"):
 class Forward(msgspec.Struct, tag="forward"):
     """The arrays of `BatchArrays`, then those of the shared prefixes: int32, little endian.
 
-    ends: of the step's micro-batches, see `micro_batches.py`; without pipeline parallelism the number of new tokens.
+    ends: of the step's micro-batches, see `rank_runner.py`; without pipeline parallelism the number of new tokens.
     """
 
     arrays: list[bytes]

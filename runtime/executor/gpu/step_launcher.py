@@ -7,9 +7,10 @@ tokens, or with a sampling parameter that the device's sampler lacks, are left t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from plait.runtime.batch.batch import Batch, ScheduledRequest
@@ -25,12 +26,12 @@ from plait.runtime.executor.gpu.kv_pool_size import (
     fit_pool,
 )
 from plait.runtime.executor.gpu.step_logprobs import LogprobBuffers, LogprobPlan
-from plait.runtime.executor.gpu.step_probabilities import ProbabilityRows
 from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Event, Stream
 from plait.runtime.executor.step import logit_indices, pooled_states
+from plait.runtime.executor.torch_device import upload
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.sampling.logit_ops import TokenMask
-from plait.runtime.sampling.sampler import SamplerOutput
+from plait.runtime.sampling.sampler import Sampler, SamplerOutput
 
 NUM_TRIAL_CAPTURES = 5  # graphs captured to estimate the memory of all of them
 MAX_GRAPH_ROWS = 1024  # a step of more rows reads so much KV that the host launches its operators meanwhile
@@ -233,3 +234,55 @@ def _capture_trial(
         launcher.graphs.capture_all(keys=further)
     bytes_per_graph = max(0, free_after_first - memory.free()) // max(1, len(further))
     return launcher, bytes_per_graph * max(0, len(keys) - NUM_TRIAL_CAPTURES)
+
+
+# -- step probabilities ---------------------------------------------------------------------------
+# The logits of a step's rows whose calls draw their value as a whole (`exact`, `particles`), copied to the host.
+#
+# The host computes their probabilities as its own sampler does, so the other rows of the step stay on the device.
+
+
+class ProbabilityRows:
+    """Those of one step, float32 [n, V] in memory of their own."""
+
+    def __init__(self, rows: Sequence[ScheduledRequest]) -> None:
+        self._requests: list[tuple[GenerationRequest, int]] = []  # and the number of its rows
+        self._indices: list[int] = []  # in the step's logits
+        first_row = 0
+        for scheduled in rows:
+            request, count = scheduled.request, scheduled.num_logits
+            if isinstance(request, GenerationRequest) and request.needs_probabilities and count:
+                self._requests.append((request, count))
+                self._indices += range(first_row, first_row + count)
+            first_row += count
+        self._host = torch.empty(0)
+        self._copied: Event | None = None
+
+    def fetch(self, logits: Callable[[], torch.Tensor], vocab: int, stream: Stream) -> None:
+        """Starts copying the rows to the host. `logits`: called on the device; returns those of the step, [N, V]."""
+        if not self._indices:
+            return
+        shape, is_cuda = (len(self._indices), vocab), stream.device.type == "cuda"
+        needed = torch.empty(shape, dtype=torch.float32, device=stream.device)
+        self._host = torch.empty(shape, dtype=torch.float32, pin_memory=is_cuda)
+        (indices,) = upload([np.array(self._indices, dtype=np.int32)], stream.device)
+
+        def gather() -> None:
+            needed.copy_(logits().index_select(0, indices))
+
+        stream.enqueue(gather)
+        self._copied = stream.copy_to_host(needed, self._host)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `add_to` does not wait."""
+        return self._copied is None or self._copied.is_complete
+
+    def add_to(self, output: SamplerOutput) -> None:
+        """Waits for the copy, and adds the probabilities to a step's output."""
+        if self._copied is not None:
+            self._copied.wait()
+        sampler, logits, first = Sampler(), self._host.numpy(), 0
+        for request, count in self._requests:
+            output.probabilities[request] = sampler.probabilities(logits[first : first + count], request)
+            first += count

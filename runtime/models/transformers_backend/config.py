@@ -16,7 +16,7 @@ INSTALL = "pip install 'plait[transformers]'"
 # Types of layers that keep a recurrent state, or whose mask is neither causal nor a sliding window.
 _ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope", "su"}
-_OWN_ATTENTION = {"FalconForCausalLM"}  # see falcon.py
+_OWN_ATTENTION = {"FalconForCausalLM"}  # see `model.py`
 _ADVICE = "use a checkpoint of another architecture, or a server that runs this one as a plait backend"
 
 

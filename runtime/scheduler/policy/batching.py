@@ -74,7 +74,7 @@ class BatchScheduler(Rows):
         self._preemption = Preemption(self, self._order, max_batch_tokens)
         self._light_tenants = LightTenants(self.fairness) if extra_steps else None
         # Nodes, with their lengths, that `publish_early` made in this step. They are removed if the step fails.
-        self.provisional_nodes: list[tuple[RadixNode, int]] = []
+        self.inserted_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
 
     def has_pages_for_next_batch(self) -> bool:
@@ -122,7 +122,7 @@ class BatchScheduler(Rows):
 
     def _begin_step(self) -> Step:
         is_shared = not all(request.needs_probabilities or request.owner.is_background for request in self.running)
-        self.provisional_nodes.clear()
+        self.inserted_nodes.clear()
         self._now = time.monotonic()
         self._order.begin_step(self._now)
         self.background.begin_step()
@@ -220,7 +220,7 @@ class BatchScheduler(Rows):
         if not count:
             return
         if count > 1 and not request.num_draft_tokens and (node := self.cache.publish_early(request.seq)) is not None:
-            self.provisional_nodes.append((node, len(node.key)))
+            self.inserted_nodes.append((node, len(node.key)))
         request.metrics.count_computed(start, start + count - request.num_draft_tokens)
         self.fairness.charge(request, count, self._now)
         batch.add(request, start, count)

@@ -82,8 +82,8 @@ def best_choice(selection: Selection) -> ChoiceScores:
     if selection.method == "unconditional_likelihood_normalized":
         unconditional = _choice_logprobs(selection, selection.unconditional_requests, 0)
     scores = score_choices(selection.method, logprobs, unconditional)
-    is_drawn = selection.method == "exact"
-    index = _draw(scores, hash_uniform(selection.seed, 0)) if is_drawn else scores.index(max(scores))
+    is_sampled = selection.method == "exact"
+    index = _draw(scores, hash_uniform(selection.seed, 0)) if is_sampled else scores.index(max(scores))
     top_logprobs = _choice_top_logprobs(selection, logprobs) if selection.top_logprobs else None
     return ChoiceScores(index, scores, logprobs, unconditional, top_logprobs)
 

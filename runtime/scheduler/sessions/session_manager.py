@@ -203,9 +203,9 @@ class SessionManager:
 
     def _replacement_of(self, call: SessionCall) -> Append | None:
         """Returns the instruction that replaces a removed call: it appends the text that was to follow the value."""
-        if not isinstance(call, Generate) or not call.followed_by:
+        if not isinstance(call, Generate) or not call.trailing_text:
             return None
-        return Append(call.session, [int(token) for token in self.vocabulary.encode(call.followed_by)])
+        return Append(call.session, [int(token) for token in self.vocabulary.encode(call.trailing_text)])
 
     # -- running instructions ---------------------------------------------------------------------
 
@@ -291,8 +291,8 @@ class SessionManager:
         request.healing = healing
         self.calls.start(session, request)
         if message.constraint is not None:
-            if message.followed_by:
-                self.output_processor.set_trailing_text(request, message.followed_by)
+            if message.trailing_text:
+                self.output_processor.set_trailing_text(request, message.trailing_text)
             request.exact_spec = message.constraint if params.exact else None
             value_spec = message.constraint.then if isinstance(message.constraint, Reasoning) else message.constraint
             request.has_free_text = isinstance(value_spec, Structural) and value_spec.free_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.constrained.specs import Reasoning
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome, followed_by_error
+from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome, trailing_text_error
 from plait.runtime.sampling_params import MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.sessions.session import Session, SessionError
 
@@ -51,7 +51,7 @@ def validate_call(
             return SessionError("invalid", SEQUENCE_SAMPLING_NOT_CONSTRAINED.format(option))
         if isinstance(message.constraint, Reasoning):
             return SessionError("invalid", SEQUENCE_SAMPLING_WITH_REASONING.format(option))
-    if (error_text := followed_by_error(message.followed_by, message.sampling, message.constraint)) is not None:
+    if (error_text := trailing_text_error(message.trailing_text, message.sampling, message.constraint)) is not None:
         return SessionError("invalid", error_text)
     return _validate_length(session, 1 if message.sampling.max_tokens else 0, max_length)
 

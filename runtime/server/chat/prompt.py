@@ -16,7 +16,7 @@ from plait.runtime.chat.derivation.model_formats import PLAIN_FORMATS, ModelForm
 from plait.runtime.chat.formats.call_format import CallFormat
 from plait.runtime.errors import InputError
 from plait.runtime.server.chat.conversation import Conversation
-from plait.runtime.server.chat.messages import template_messages, tool_as_json
+from plait.runtime.server.chat.template_messages import template_messages, tool_as_json
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.literal_pattern import find_in_pieces, literal_pattern
 

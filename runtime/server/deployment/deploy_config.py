@@ -8,25 +8,30 @@ context-length: 4096        # options of `plait serve`, without their dashes
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import msgspec.inspect
 import yaml
+from msgspec import Meta
 
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
+from plait.runtime.server.engines.models_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.engines.start import num_ranks
-from plait.runtime.server.engines.yaml_file import at, entries, is_null, read_root, resolved, text_of
 from plait.runtime.server.http.api_keys import read_keys
 from plait.runtime.server.settings import ServerSettings, server_settings
 from plait.runtime.similar_names import did_you_mean
 
 MAX_REPLICAS = 256
+Replicas = Annotated[int, Meta(ge=1, le=MAX_REPLICAS)]
+MIN_SECONDS = 0.001  # of settings that must be above 0
 DRAIN_TIMEOUT_S = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # A device and the number of replicas are resources of Ray here, and replicas cannot share one file that they write.
@@ -46,15 +51,15 @@ class DeployConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: str = "plait"
     model: str | None = None
-    replicas: int = 1
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-    target_kv_share: float = 0.7
-    upscale_delay_s: float = 10.0
-    downscale_delay_s: float = 300.0
-    cpus: float = 1.0
-    gpus: float = 0.0
-    ingress_cpus: float = 1.0
+    replicas: Replicas = 1
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
+    target_kv_share: Annotated[float, Meta(ge=0.01, le=1)] = 0.7
+    upscale_delay_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    downscale_delay_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    cpus: Annotated[float, Meta(ge=0, le=4096)] = 1.0
+    gpus: Annotated[float, Meta(ge=0, le=1024)] = 0.0
+    ingress_cpus: Annotated[float, Meta(ge=0, le=4096)] = 1.0
     engine: dict[str, Any] = {}
     server: ServerSettings = ServerSettings(drain_timeout_s=DRAIN_TIMEOUT_S)
 
@@ -99,42 +104,33 @@ def _text(name: str, text: str) -> str:
     return text
 
 
-# key -> (field, parser)
-_DEPLOYMENT: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
-    "name": ("name", _name),
-    "model": ("model", _text),
-    "replicas": ("replicas", _number(int, 1, MAX_REPLICAS)),
-    "min-replicas": ("min_replicas", _number(int, 1, MAX_REPLICAS)),
-    "max-replicas": ("max_replicas", _number(int, 1, MAX_REPLICAS)),
-    "target-kv-share": ("target_kv_share", _number(float, 0.01, 1.0)),
-    "upscale-delay": ("upscale_delay_s", _number(float, 0, 86_400)),
-    "downscale-delay": ("downscale_delay_s", _number(float, 0, 86_400)),
-    "cpus": ("cpus", _number(float, 0, 4096)),
-    "gpus": ("gpus", _number(float, 0, 1024)),
-    "ingress-cpus": ("ingress_cpus", _number(float, 0, 4096)),
-}
-_SERVER: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
-    "host": ("host", _text),
-    "port": ("port", _number(int, 1, 65_535)),
-    "model-name": ("model_name", _text),
-    "open-metrics": ("open_metrics", _flag),
-    "page": ("page", _flag),
-    "log-prompts": ("log_prompts", _flag),
-    "strict-fields": ("strict_fields", _flag),
-    "untagged-tool-calls": ("untagged_tool_calls", _flag),
-    "max-body-bytes": ("max_body_bytes", _number(int, 1024, 1 << 30)),
-    "max-queue": ("max_queue", _number(int, 0, 1 << 20)),
-    "max-queue-bytes": ("max_queue_bytes", _number(int, 1024, 1 << 40)),
-    "max-queue-time": ("max_queue_time_s", _number(float, 0, 86_400)),
-    "max-requests-per-key": ("max_requests_per_key", _number(int, 0, 1 << 20)),
-    "drain-timeout": ("drain_timeout_s", _number(float, 0, 86_400)),
-    "body-timeout": ("body_timeout_s", _number(float, 0.001, 86_400)),
-    "idle-timeout": ("idle_timeout_s", _number(float, 0.001, 86_400)),
-    "write-timeout": ("write_timeout_s", _number(float, 0.001, 86_400)),
-    "stuck-after": ("stuck_after_s", _number(float, 0.001, 86_400)),
-    "max-restarts": ("max_restarts", _number(int, 0, 1 << 20)),
-    "retry-after": ("retry_after_s", _number(int, 1, 3600)),
-}
+def _parsers(settings: type[msgspec.Struct], *keys: str) -> dict[str, tuple[str, Callable[[str, str], Any]]]:
+    """The field of each key, and what reads its value from a text, within the range that the field has."""
+    fields = {field.name: field.type for field in msgspec.inspect.type_info(settings).fields}  # type: ignore[attr-defined]
+    parsers: dict[str, tuple[str, Callable[[str, str], Any]]] = {}
+    for key in keys:
+        name = key.replace("-", "_")
+        name = name if name in fields else f"{name}_s"
+        kind = fields[name].types[0] if isinstance(fields[name], msgspec.inspect.UnionType) else fields[name]
+        if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+            number = int if isinstance(kind, msgspec.inspect.IntType) else float
+            parsers[key] = name, _number(number, MIN_SECONDS if kind.ge is None else kind.ge, kind.le or math.inf)
+        else:
+            parsers[key] = name, _flag if isinstance(kind, msgspec.inspect.BoolType) else _text
+    return parsers
+
+
+_DEPLOYMENT = {"name": ("name", _name)} | _parsers(
+    DeployConfig,
+    *("model", "replicas", "min-replicas", "max-replicas", "target-kv-share", "upscale-delay", "downscale-delay"),
+    *("cpus", "gpus", "ingress-cpus"),
+)
+_SERVER = _parsers(
+    ServerSettings,
+    *("host", "model-name", "open-metrics", "page", "log-prompts", "strict-fields", "untagged-tool-calls"),
+    *("max-body-bytes", "max-queue", "max-queue-bytes", "max-queue-time", "max-requests-per-key", "drain-timeout"),
+    *("body-timeout", "idle-timeout", "write-timeout", "stuck-after", "max-restarts", "retry-after"),
+) | {"port": ("port", _number(int, 1, 65_535))}
 _LISTS = {"cors-origin": "cors_origins", "allowed-host": "allowed_hosts"}
 KEY_FILE = "api-key-file"
 LISTENER_KEYS = ("host", "port", "idle-timeout", "write-timeout")  # have no effect behind Ray Serve's proxies

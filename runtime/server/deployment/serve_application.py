@@ -17,7 +17,7 @@ HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 10.0  # a replica that fail
 METRICS_INTERVAL_S, LOOK_BACK_S = 1.0, 3.0  # of the demands that autoscaling sees
 KILL_AFTER_DRAIN_S = 5.0  # what is left at the drain timeout has so long to send its errors
 HEAD = "node:__internal_head__"  # a resource of Ray that the first machine has
-POLICY = "plait.runtime.server.deployment.autoscaling:KvTokensPolicy"
+POLICY = "plait.runtime.server.deployment.engine_replica:KvTokensPolicy"
 
 
 def replica_place() -> Any:

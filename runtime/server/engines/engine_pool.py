@@ -23,6 +23,7 @@ from plait.runtime.errors import DeadlineExceeded, ModelNotFound, PlaitError, Ru
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.engines.model_spec import ModelSpec
 from plait.runtime.server.engines.pooled_model import Engine, PooledModel
+from plait.runtime.server.engines.replicated_runtime import shut_down_all
 from plait.runtime.server.engines.start import start_engine
 from plait.runtime.server.errors import NO_RETRY, OVERLOADED, ApiError
 from plait.runtime.server.settings import ServerSettings
@@ -329,12 +330,7 @@ class EnginePool:
     def shutdown(self) -> None:
         """Ends all engines, side by side. Idempotent."""
         self._is_closing = True
-        engines = [model.engine for model in self.models if model.engine is not None]
-        threads = [threading.Thread(target=engine.shutdown) for engine in engines]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        shut_down_all([model.engine for model in self.models if model.engine is not None])
 
 
 def _draining() -> ApiError:

@@ -17,12 +17,11 @@ _KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true 
 class ModelOption:
     """One setting.
 
-    name: the option without its dashes, and the key in a models file. setting: a field of `EngineConfig`, or
-    "replicas". text: of the help. choices: all values; () for any. is_memory: of the help's group "memory and batches".
+    name: the option without its dashes, and the key in a models file. text: of the help. choices: all values; () for
+    any. is_memory: of the help's group "memory and batches".
     """
 
     name: str
-    setting: str
     text: str
     kind: type = str
     metavar: str | None = None
@@ -33,6 +32,11 @@ class ModelOption:
     def dest(self) -> str:
         """The attribute of parsed arguments."""
         return self.name.replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        """A field of `EngineConfig`, or "replicas"."""
+        return {"compile_deadline": "compile_deadline_s", "kv_memory_gb": "kv_memory_bytes"}.get(self.dest, self.dest)
 
     def parse(self, text: str) -> Any:
         """Returns the setting's value from a text. Raises InputError, which begins with the name."""
@@ -61,81 +65,19 @@ class ModelOption:
 
 
 _OPTIONS = (
-    ModelOption("device", "device", "auto, cpu, cuda, ..., with --replicas a list of them; default: auto"),
-    ModelOption(
-        "replicas", "replicas", "runtimes of the model, on which requests are placed by cached prefix", int, "N"
-    ),
-    ModelOption(
-        "tensor-parallel-size",
-        "tensor_parallel_size",
-        "processes that divide the model, each with its own GPU or on the CPU; default: 1",
-        int,
-        "N",
-    ),
-    ModelOption(
-        "pipeline-parallel-size",
-        "pipeline_parallel_size",
-        "stages that divide the layers, each of --tensor-parallel-size processes; default: 1",
-        int,
-        "N",
-    ),
-    ModelOption(
-        "weights",
-        "weights",
-        f"the format of the weights in memory; default: {EngineConfig().weights}",
-        choices=get_args(WeightFormat),
-    ),
-    ModelOption(
-        "backend",
-        "backend",
-        "what computes the model; default: plait, and transformers for architectures that plait does not have",
-        choices=get_args(ModelBackend),
-    ),
-    ModelOption("chat-template", "chat_template", "a Jinja chat template instead of the model's own", metavar="FILE"),
-    ModelOption("deterministic", "deterministic", "answers do not depend on other requests; slower", bool),
-    ModelOption(
-        "compile-deadline",
-        "compile_deadline_s",
-        "seconds for a constraint to compile, or it is refused; default: 2",
-        float,
-        "S",
-    ),
-    ModelOption(
-        "constraint-file",
-        "constraint_file",
-        "keeps the constraints used last, to compile them again after a restart; default: none",
-        metavar="FILE",
-    ),
-    ModelOption(
-        "context-length",
-        "context_length",
-        "tokens of a request; default: the model's own",
-        int,
-        "N",
-        is_memory=True,
-    ),
-    ModelOption(
-        "kv-dtype",
-        "kv_dtype",
-        "of the KV cache; int8 and fp8 (on a GPU) halve its memory; default: auto",
-        choices=get_args(KvDtype),
-        is_memory=True,
-    ),
-    ModelOption(
-        "kv-memory-gb",
-        "kv_memory_bytes",
-        "for the KV cache; default: by the free memory",
-        float,
-        "GB",
-        is_memory=True,
-    ),
-    ModelOption(
-        "max-batch-rows",
-        "max_batch_rows",
-        "requests that run at once; default: by memory",
-        int,
-        "N",
-        is_memory=True,
-    ),
+    ModelOption("device", "auto, cpu, cuda, ..., with --replicas a list of them; default: auto"),
+    ModelOption("replicas", "runtimes of the model, on which requests are placed by cached prefix", int, "N"),
+    ModelOption("tensor-parallel-size", "processes that divide the model, one for each GPU; default: 1", int, "N"),
+    ModelOption("pipeline-parallel-size", "stages of --tensor-parallel-size processes each; default: 1", int, "N"),
+    ModelOption("weights", f"format in memory; default: {EngineConfig().weights}", choices=get_args(WeightFormat)),
+    ModelOption("backend", "default: plait, or transformers where plait cannot", choices=get_args(ModelBackend)),
+    ModelOption("chat-template", "a Jinja chat template instead of the model's own", metavar="FILE"),
+    ModelOption("deterministic", "answers do not depend on other requests; slower", bool),
+    ModelOption("compile-deadline", "seconds for a constraint to compile, or it is refused; default: 2", float, "S"),
+    ModelOption("constraint-file", "of the constraints used last, for the next start; default: none", metavar="FILE"),
+    ModelOption("context-length", "tokens of a request; default: the model's own", int, "N", is_memory=True),
+    ModelOption("kv-dtype", "int8, or fp8 on a GPU, halve its memory", choices=get_args(KvDtype), is_memory=True),
+    ModelOption("kv-memory-gb", "for the KV cache; default: by the free memory", float, "GB", is_memory=True),
+    ModelOption("max-batch-rows", "requests that run at once; default: by memory", int, "N", is_memory=True),
 )
 MODEL_OPTIONS: Mapping[str, ModelOption] = {option.name: option for option in _OPTIONS}

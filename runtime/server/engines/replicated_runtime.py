@@ -136,7 +136,7 @@ class ReplicatedRuntime(ReplicaGroup):
             else:
                 started[number] = outcome
         if errors:
-            _shut_down(list(started.values()))
+            shut_down_all(list(started.values()))
             raise errors[0]
         return [started[number] for number in range(len(devices))]
 
@@ -224,7 +224,7 @@ class ReplicatedRuntime(ReplicaGroup):
 
     def shutdown(self) -> None:
         """Stops all replicas and the restarts. Idempotent."""
-        _shut_down(self.replicas)
+        shut_down_all(self.replicas)
         assert self._client is not None
         self._client.close()
 
@@ -251,9 +251,9 @@ def total_status(reports: Sequence[ReplicaReport]) -> Status | None:
     return sum_of(statuses) if statuses else None
 
 
-def _shut_down(replicas: Sequence[RestartingRuntime]) -> None:
-    """Stops the replicas side by side, since one that does not answer takes seconds."""
-    threads = [threading.Thread(target=replica.shutdown) for replica in replicas]
+def shut_down_all(engines: Sequence[RestartingRuntime | ReplicatedRuntime]) -> None:
+    """Stops engines side by side, since one that does not answer takes seconds."""
+    threads = [threading.Thread(target=engine.shutdown) for engine in engines]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -221,9 +221,9 @@ class Metrics:
     ) -> None:
         for metric, field in (*self.tokens, *self.scheduler):
             metric.set(getattr(status, field), *labels)
-        for state in ("free", "cached", "held"):
-            self.pages.set(getattr(status, f"{state}_pages"), state, *labels)
-        usage = status.held_pages / max(1, status.total_pages)
+        for state, count in (("free", status.free_pages), ("cached", status.cached_pages), ("held", status.used_pages)):
+            self.pages.set(count, state, *labels)
+        usage = status.used_pages / max(1, status.total_pages)
         generated = status.sampled_tokens + status.forced_tokens
         values = {
             "vllm:num_requests_running": status.running_calls,
@@ -245,7 +245,8 @@ _TOKEN_COUNTS = (
     ("computed", "Tokens computed by the model, including those computed again after preemption.", "computed_tokens"),
     ("sampled", "Tokens that were sampled.", "sampled_tokens"),
     ("forced", "Tokens that a constraint determined, which were not sampled.", "forced_tokens"),
-    ("spared", "Cached KV tokens that attention read once for several rows instead of once each.", "spared_tokens"),
+    ("shared_kv", "Cached KV tokens that attention read once for several rows instead of once.", "shared_kv_tokens"),
+    ("spared", "The former name of plait_shared_kv_tokens_total, until the next release.", "shared_kv_tokens"),
 )
 _COUNTS = (
     ("scheduler_steps", "Forward passes.", "steps"),

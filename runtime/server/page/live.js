@@ -46,7 +46,7 @@ export function startLive(onStatus, onFailure) {
   function numbers(runtime) {
     if (!runtime) return ["–", "–"];
     const hits = runtime.prompt_tokens ? `${Math.round((100 * runtime.cached_tokens) / runtime.prompt_tokens)}%` : "–";
-    return [hits, `${Math.round((100 * runtime.held_pages) / Math.max(1, runtime.total_pages))}%`];
+    return [hits, `${Math.round((100 * runtime.used_pages) / Math.max(1, runtime.total_pages))}%`];
   }
 
   function listModels(models) {
@@ -82,7 +82,7 @@ export function startLive(onStatus, onFailure) {
       if (rates.length > POINTS) rates.shift();
     }
     previous = { tokens, time: performance.now() };
-    const used = counts.held_pages / Math.max(1, counts.total_pages);
+    const used = counts.used_pages / Math.max(1, counts.total_pages);
     byId("running").textContent = integer.format(counts.running_calls);
     byId("waiting").textContent = `${integer.format(counts.waiting_calls)} waiting`;
     byId("rate").textContent = integer.format(Math.round(rates.at(-1) ?? 0));
@@ -92,7 +92,7 @@ export function startLive(onStatus, onFailure) {
       byId("hit-tokens").textContent = `${integer.format(counts.cached_tokens)} of ${integer.format(counts.prompt_tokens)} prompt tokens`;
     }
     byId("kv").textContent = `${(100 * used).toFixed(used < 0.1 ? 1 : 0)}%`;
-    byId("kv-pages").textContent = `${integer.format(counts.held_pages)} held, ${integer.format(counts.cached_pages)} cached`;
+    byId("kv-pages").textContent = `${integer.format(counts.used_pages)} used, ${integer.format(counts.cached_pages)} cached`;
     draw();
   }
 

@@ -1,6 +1,6 @@
 """Sends the answer to a checked request, as one object or as a stream: what the protocols do in the same way.
 
-A protocol passes how it computes its object, and a `StreamWriter` that writes its events.
+A protocol has an `AnswerWriter`, which makes its object and writes its events, and passes it to `answer`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.errors import ApiError, ConstraintParam, answered_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.response import (
     COMMENT,
     EVENT_STREAM,
@@ -43,8 +45,18 @@ Batch = Sequence[tuple[int, CallUpdate]]
 """Updates that arrived together, as (index of the call, update)."""
 
 
-class StreamWriter(ABC):
-    """Writes the events of one stream. Empty bytes: no event."""
+class AnswerWriter(ABC):
+    """Makes the object of one answer, or writes the events of its stream. Empty bytes: no event."""
+
+    async def complete(self, handle: RequestHandle) -> Any:
+        """The object, once all calls have ended."""
+        results = await handle.results()
+        is_large = any(result.encoded_logprobs for result in results) and num_tokens(results) > LARGE_TOKENS
+        return await run_in_thread_if(is_large, self.body, results)
+
+    @abstractmethod
+    def body(self, results: Sequence[CallResult]) -> Any:
+        """The object. Called in a thread if it has many logprobs."""
 
     async def start(self) -> None:
         """Waits for what must be known before the first event."""
@@ -66,6 +78,11 @@ class StreamWriter(ABC):
     def fail(self, error: ApiError) -> bytes:
         """The events that end a stream which fails after its first event."""
         return error_event(error)
+
+
+def num_tokens(results: Sequence[CallResult]) -> int:
+    """The number of tokens of all answers."""
+    return sum(len(result.token_ids) for result in results)
 
 
 def error_event(error: ApiError) -> bytes:
@@ -128,10 +145,43 @@ async def complete_in_turn(request: Request, complete: Callable[[], Coroutine[An
     return await cancel_on_disconnect(request, run_in_turn(request, complete))
 
 
-async def stream_events(
+async def answer(
+    request: Request,
     client: Client,
     submissions: Sequence[Submission],
-    make_writer: Callable[[RequestHandle], StreamWriter],
+    make_writer: Callable[[RequestHandle], AnswerWriter],
+    *,
+    stream: bool,
+    constraint_param: ConstraintParam,
+    media_type: str = EVENT_STREAM,
+    fail: Callable[[ApiError], bytes] = error_event,
+    keep_alive: KeepAlive = COMMENT,
+) -> Response:
+    """Runs the submissions; responds with what a writer makes of them. The options are those of `respond`."""
+
+    async def complete() -> Any:
+        async with submit(client, submissions) as handle:
+            return await make_writer(handle).complete(handle)
+
+    def events() -> Events:
+        return _events(client, submissions, make_writer, constraint_param)
+
+    return await respond(
+        request,
+        stream=stream,
+        events=events,
+        complete=complete,
+        constraint_param=constraint_param,
+        media_type=media_type,
+        fail=fail,
+        keep_alive=keep_alive,
+    )
+
+
+async def _events(
+    client: Client,
+    submissions: Sequence[Submission],
+    make_writer: Callable[[RequestHandle], AnswerWriter],
     constraint_param: ConstraintParam,
 ) -> AsyncGenerator[bytes, None]:
     """Runs the submissions and streams the events of their updates.

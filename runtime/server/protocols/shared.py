@@ -124,7 +124,7 @@ def unnamed_choice(choice: object, *, has_tools: bool) -> tuple[frozenset[str] |
 # -- weights of drawn values ----------------------------------------------------------------------
 
 
-class DrawnWeight(msgspec.Struct):
+class ImportanceWeight(msgspec.Struct):
     """How a value with `particles` or `exact` was drawn: an extension field of an answer. Natural logarithms.
 
     log_weight: of the probability that unconstrained text is a valid value: with `particles` an unbiased estimate Z,
@@ -140,10 +140,10 @@ class DrawnWeight(msgspec.Struct):
     effective_sample_size: float | UnsetType = UNSET
 
 
-def drawn_weight(result: CallResult) -> DrawnWeight | UnsetType:
+def importance_weight(result: CallResult) -> ImportanceWeight | UnsetType:
     """The weight of a call's value; UNSET for a value that was sampled token by token."""
     if (particles := result.particles) is not None:
-        return DrawnWeight(
+        return ImportanceWeight(
             particles.log_weight,
             particles.logprob,
             particles.logprob - particles.log_weight,
@@ -153,7 +153,7 @@ def drawn_weight(result: CallResult) -> DrawnWeight | UnsetType:
     if (exact := result.exact) is None:
         return UNSET
     log_weight = sum(exact.log_mass_bounds) / 2
-    return DrawnWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
+    return ImportanceWeight(log_weight, exact.logprob, exact.logprob - log_weight, exact.model_steps)
 
 
 # -- logprobs, as OpenAI and Ollama write them ----------------------------------------------------

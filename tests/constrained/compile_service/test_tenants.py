@@ -1,4 +1,4 @@
-"""The pool under several tenants: turns, lanes, bounds, cancellation, and exactly one answer for every ticket.
+"""The pool under several tenants: turns, queues, bounds, cancellation, and exactly one answer for every ticket.
 
 Most tests replace the worker processes by a list, so that they decide when a job ends.
 """
@@ -29,8 +29,8 @@ from plait.constrained import (
 )
 from plait.constrained.compile_service import pending_spec
 from plait.constrained.compile_service import pool as pool_module
-from plait.constrained.compile_service.messages import CompileRefused, CompileResult
 from plait.constrained.compile_service.pending_spec import PendingSpec
+from plait.constrained.compile_service.worker_messages import CompileRefused, CompileResult
 from plait.constrained.compile_service.worker_process import WorkerProcess
 from plait.constrained.compile_service.worker_set import JobFailure
 
@@ -214,7 +214,7 @@ def test_a_spec_that_is_not_as_small_as_estimated_moves_to_the_large_lane(small:
 
 
 def test_a_spec_that_is_begun_again_holds_one_worker(small: Vocabulary) -> None:
-    """It moves to the large lane, where a failed start takes it before the end of its first job is seen."""
+    """It moves to the large queue, where a failed start takes it before the end of its first job is seen."""
     pool, workers = make_pool(small)
     pool.submit(large(1), "a")
     pool.submit(JsonSchema({"type": "integer"}), "b")

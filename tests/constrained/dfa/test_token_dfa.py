@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.constrained import Vocabulary
-from plait.constrained.compile_service.messages import pack_dfa, unpack_dfa
-from plait.constrained.dfa.byte_partitions import MAX_PARTITIONS, state_partitions
+from plait.constrained.compile_service.worker_messages import pack_dfa, unpack_dfa
 from plait.constrained.dfa.dfa_grammar import DfaGrammar
-from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, WalkLimits, build_table_dfa
+from plait.constrained.dfa.token_dfa import (
+    MAX_PARTITIONS,
+    DfaTooLarge,
+    TokenDfa,
+    WalkLimits,
+    build_table_dfa,
+    state_partitions,
+)
 from plait.constrained.dfa.vocabulary_dfa import VocabularyDfa
 from plait.constrained.tokens.token_trie import DEAD_CLASS, SINGLE_BYTES, TokenTrie
 

@@ -11,7 +11,7 @@ from example_share import sample_of
 from plait.constrained import JsonSchema, Vocabulary, mask_words
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 from plait.constrained.guidance.llguidance_tokenizer import warm_up
-from plait.constrained.json_schema.compiler import compile_json
+from plait.constrained.json_schema.schema_compiler import compile_json
 
 SCHEMAS = {
     "letters": {"type": "string", "pattern": r"^(?:[A-Za-z]+\.)*[A-Za-z0-9]{1,20}$"},

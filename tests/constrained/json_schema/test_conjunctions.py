@@ -26,10 +26,10 @@ from schema_strategies import (
 from plait.constrained import Grammar, GrammarError, JsonSchema
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
 from plait.constrained.json_schema import emptiness
-from plait.constrained.json_schema.compiler import _grammars
 from plait.constrained.json_schema.conjunctions import combine_conjunctions
 from plait.constrained.json_schema.emptiness import Emptiness, kinds_of
 from plait.constrained.json_schema.rewrite import rewrite_schema
+from plait.constrained.json_schema.schema_compiler import _grammars
 
 OBJECTS = [
     dict(zip(names, values, strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from schema_strategies import accepts, compact, grammar_of, reference_validator
 
-from plait.constrained.json_schema import compiler
+from plait.constrained.json_schema import schema_compiler
 from plait.constrained.json_schema.lark_writer import NotWritten
 
 ROOT = Path(__file__).parents[3]
@@ -122,7 +122,7 @@ def test_numbers_that_only_llguidance_can_write_have_a_warning(monkeypatch: pyte
     def write_nothing(*_: object, **__: object) -> None:
         raise NotWritten
 
-    monkeypatch.setattr(compiler, "write_lark", write_nothing)
+    monkeypatch.setattr(schema_compiler, "write_lark", write_nothing)
     (warning,) = grammar_of({"type": "number", "exclusiveMinimum": 0, "maximum": 0.95}).warnings
     assert "numbers are left out" in warning
     assert grammar_of({"type": "number", "minimum": 0}).warnings == ()

@@ -16,9 +16,9 @@ from matchers import compile_in_process
 from schema_strategies import BYTE_VOCABULARY, EOS_ID, accepts, grammar_of, reference_validator
 
 from plait.constrained import Grammar, GrammarError, JsonSchema, Matcher, Structural
-from plait.constrained.json_schema.compiler import compile_json
 from plait.constrained.json_schema.lark_scalars import with_closed_bounds
 from plait.constrained.json_schema.rewrite.numbers import decimal_of
+from plait.constrained.json_schema.schema_compiler import compile_json
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 

@@ -17,8 +17,8 @@ from regex_oracles import PATTERNS, REAL, compare_with_oracles
 from plait.constrained import Grammar, GrammarError, Regex, Vocabulary, mask_words
 from plait.constrained.dfa.dfa_grammar import DfaGrammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, regex_source
-from plait.constrained.regex.compiler import MAX_WEIGHT
 from plait.constrained.regex.python_syntax import to_plain_pattern
+from plait.constrained.regex.regex_compiler import MAX_WEIGHT
 
 
 @cache

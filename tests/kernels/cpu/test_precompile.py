@@ -11,7 +11,7 @@ import odd_files
 import pytest
 
 from plait.kernels.cpu import precompile
-from plait.kernels.cpu.compiler import background, object_code
+from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.compiler.library import KernelLibrary
 from plait.kernels.cpu.parallel import thread_pool
 
@@ -22,7 +22,7 @@ FUNCTIONS = (thread_pool.run_step, thread_pool.serve_steps)
 def missing(tmp_path, monkeypatch):
     """A small library that is not in the cache, the only one to compile."""
     monkeypatch.setenv("PLAIT_KERNEL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(background, "REPORT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(precompile, "REPORT_INTERVAL_S", 0.1)
     library = KernelLibrary("threads", *FUNCTIONS)
     monkeypatch.setattr(precompile, "KERNELS", {library.name: library})
     return library
@@ -36,7 +36,7 @@ def test_missing_kernels_are_compiled_once(missing, monkeypatch) -> None:
     """The process compiles all kernels; those of the decoder take it a few seconds."""
     shown: list[str] = []
     precompile.load_kernels(lambda fraction, doing: shown.append(doing), wait_until_optimized=True)
-    assert shown[0] == background.COMPILING and not missing.is_missing and all(missing.load().values())
+    assert shown[0] == precompile.COMPILING and not missing.is_missing and all(missing.load().values())
     assert [path.suffix for path in object_code.cache_folder().glob("*threads*")] == [".o"], "only the optimized code"
     monkeypatch.setattr(precompile, "KERNELS", {"threads": KernelLibrary("threads", *FUNCTIONS)})
     monkeypatch.setattr(precompile, "BackgroundCompilation", None)  # would raise
@@ -122,11 +122,11 @@ def test_a_process_that_cannot_start_fails_or_never_ends_is_given_up(command, mi
         program = tmp_path / "program"
         program.write_text("#!/bin/sh\nexit 1\n" if command == "fails" else "#!/bin/sh\nexec sleep 1000\n")
         program.chmod(0o700)
-        monkeypatch.setattr(background, "COMPILE_TIMEOUT_S", 60.0 if command == "fails" else 0.1)
+        monkeypatch.setattr(precompile, "COMPILE_TIMEOUT_S", 60.0 if command == "fails" else 0.1)
         command = str(program)
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
-    monkeypatch.setattr(background.sys, "executable", command)
+    monkeypatch.setattr(precompile.sys, "executable", command)
     precompile.load_kernels(no_progress)
     assert len(started) == (1 if command else 0)
     assert all(child.returncode is not None for child in started)
@@ -152,11 +152,11 @@ class _Held:
         os.mkfifo(fifo)
         program.write_text(f"#!/bin/sh\nexec cat {fifo}\n")
         program.chmod(0o700)
-        executable, background.sys.executable = background.sys.executable, str(program)
+        executable, precompile.sys.executable = precompile.sys.executable, str(program)
         try:
-            self.parent = background.BackgroundCompilation([library])
+            self.parent = precompile.BackgroundCompilation([library])
         finally:
-            background.sys.executable = executable
+            precompile.sys.executable = executable
         self._pipe = fifo.open("wb", buffering=0)
 
     def send(self, content: bytes) -> None:

@@ -66,7 +66,7 @@ def observed(state):
 
 
 def spans(state):
-    return [(f"{part.lane} {part.name}", str(part.place)) for part in state._run.call_segments()]
+    return [(f"{part.branch_id} {part.name}", str(part.place)) for part in state._run.call_segments()]
 
 
 def without_times(usage):

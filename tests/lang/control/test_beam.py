@@ -15,7 +15,7 @@ from tiny_llama_checkpoints import save_tiny_llama
 
 import plait
 from plait import gen
-from plait.lang.control.beam_search import BeamSearch
+from plait.lang.control.beam import BeamSearch
 from plait.runtime.sampling_params import sampling_params
 from plait.testing import Scripted
 

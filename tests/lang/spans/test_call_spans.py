@@ -12,15 +12,15 @@ from span_samples import call_segment, program
 import plait
 from plait import gen
 from plait.lang.spans.call_spans import collect_runs, trace_of
-from plait.lang.spans.html_page import _shares, render_page
+from plait.lang.spans.export import _shares, render_page
 from plait.runtime.errors import CallFailed
 
 
 def test_trace_has_a_lane_per_branch_and_a_span_per_call(backend):
     trace = trace_of(program.run()._run)
     assert trace.program == "program" and trace.error is None
-    assert trace.lanes == (None, 0, 0, 2, 0), "main, two branches, a branch of the second, the second sample"
-    spans = [(span.lane, span.name, span.kind, span.text) for span in trace.spans]
+    assert trace.branch_parents == (None, 0, 0, 2, 0), "main, two branches, a branch of the second, the second sample"
+    spans = [(span.branch_id, span.name, span.kind, span.text) for span in trace.spans]
     assert spans == [
         (0, "first", "gen", " fine."),
         (1, "tip", "gen", " fine."),
@@ -67,7 +67,7 @@ def test_span_starts_after_the_calls_before_it_and_counts_all_queue_time():
         call_segment(2, 2.2, 2.4),  # of a service that reports no times
     ]
     run = SimpleNamespace(
-        program="p", lanes=[None, 0, 1], started_s=0.0, error=None, call_segments=lambda: call_segments
+        program="p", branch_parents=[None, 0, 1], started_s=0.0, error=None, call_segments=lambda: call_segments
     )
     spans = trace_of(run).spans
     assert [span.start_s for span in spans] == pytest.approx([0.0, 1.0, 1.5, 2.1, 2.2])

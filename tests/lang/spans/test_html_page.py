@@ -11,7 +11,7 @@ from span_samples import program
 import plait
 from plait.cli import main
 from plait.lang.spans.call_spans import Span, Trace
-from plait.lang.spans.html_page import _shares, render_page
+from plait.lang.spans.export import _shares, render_page
 
 
 class BalancedHtmlParser(HTMLParser):
@@ -54,7 +54,7 @@ def test_page_is_self_contained_escaped_and_has_token_tooltips(backend, tmp_path
 
 def test_shares_of_a_bar_follow_time_and_tokens():
     def span(**changed):
-        fixed = {"lane": 0, "name": "x", "kind": "gen", "text": "", "error": None}
+        fixed = {"branch_id": 0, "name": "x", "kind": "gen", "text": "", "error": None}
         return Span(**(fixed | {"start_s": 0.0, "end_s": 10.0, "queue_s": 0.0, "prefill_s": 0.0} | changed))
 
     all_parts = span(queue_s=1.0, prefill_s=3.0, cached_tokens=1, computed_tokens=2, sampled_tokens=1, forced_tokens=1)

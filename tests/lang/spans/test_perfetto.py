@@ -63,12 +63,14 @@ CALLS = st.tuples(st.integers(0, 99), TIMES, TIMES, TIMES, TIMES)
 @given(LANES, st.lists(CALLS, max_size=12), st.integers(1, 4))
 def test_events_of_a_thread_nest_for_any_calls(parents, call_tuples, copies):
     """Calls may end in any order: an ended branch ends a call before the calls ahead of it."""
-    lanes = [None, *(parent % (number + 1) for number, parent in enumerate(parents))]
+    branch_parents = [None, *(parent % (number + 1) for number, parent in enumerate(parents))]
     call_segments = [
-        call_segment(lane % len(lanes), began_s, began_s + took_s, wall_s=wall_s, queue_s=queue_s)
-        for lane, began_s, took_s, wall_s, queue_s in call_tuples
+        call_segment(branch_id % len(branch_parents), began_s, began_s + took_s, wall_s=wall_s, queue_s=queue_s)
+        for branch_id, began_s, took_s, wall_s, queue_s in call_tuples
     ]
-    run = SimpleNamespace(program="p", lanes=lanes, started_s=0.0, error=None, call_segments=lambda: call_segments)
+    run = SimpleNamespace(
+        program="p", branch_parents=branch_parents, started_s=0.0, error=None, call_segments=lambda: call_segments
+    )
     trace = trace_of(run)
     events = [event for number in range(1, copies + 1) for event in trace.perfetto(number)]
     calls = [event for event in check_events(events) if event["cat"] != "queue"]

@@ -9,7 +9,7 @@ from compiled_programs import add, compile_body, review
 
 import plait
 from plait import gen, race, select
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 

@@ -11,7 +11,7 @@ import plait
 from plait import gen
 from plait.runtime.messages import Generate
 from plait.runtime.server.errors import ApiError
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 BIAS = {5: 1.5, 7: -100.0}

@@ -29,8 +29,8 @@ from plait.runtime.chat.formats.reasoning_format import ReasoningFormat
 from plait.runtime.chat.parser import OutputParser
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
-from plait.runtime.server.chat.messages import tool_instructions
 from plait.runtime.server.chat.prompt import render_chat
+from plait.runtime.server.chat.template_messages import tool_instructions
 from plait.runtime.server.chat.tool_constraint import tool_constraint
 from plait.runtime.server.errors import ApiError
 from plait.runtime.tokenizer.chat_template import ChatTemplate

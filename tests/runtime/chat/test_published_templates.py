@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.runtime.chat.derivation.format_probe import PROBE_ARGUMENTS, reproduces_calls
 from plait.runtime.chat.derivation.format_table import exception_of
-from plait.runtime.chat.derivation.model_formats import find_formats
+from plait.runtime.chat.derivation.model_formats import PROBE_ARGUMENTS, find_formats, reproduces_calls
 from plait.runtime.chat.derivation.template_probe import TemplateProbe
 from plait.runtime.chat.formats.call_format import CallFormat
 from plait.runtime.tokenizer.chat_template import ChatTemplate

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.cluster.prefix_index import PrefixIndex
-from plait.runtime.cluster.replica_feed import ReplicaFeed
+from plait.runtime.cluster.router import ReplicaFeed
 from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, HEARTBEAT_S, BlockEvents
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import BlockBatch

@@ -8,7 +8,7 @@ import pytest
 
 from plait.runtime.executor import packed_cpu_runner
 from plait.runtime.executor.packed_cpu_runner import _KernelLoading
-from plait.runtime.process.startup_display import is_compiling
+from plait.runtime.process.runtime import is_compiling
 
 
 def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.model_files import locate
-from plait.runtime.model_files.locate import locate_model
-from plait.runtime.model_files.pypi_models import GEMMA3_270M, PYPI_MODELS, PyPIModel, cache_folder
+from plait.runtime.model_files.locate import GEMMA3_270M, PYPI_MODELS, PyPIModel, cache_folder, locate_model
 
 
 @pytest.fixture(autouse=True)

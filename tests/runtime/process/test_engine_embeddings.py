@@ -59,7 +59,7 @@ def test_vectors_equal_transformers_and_do_not_depend_on_the_batch(embedding_mod
     assert np.concatenate(again).tobytes() == vectors.tobytes()
     engine.client.flush_cache()
     assert engine.embed(TEXTS[::-1])[::-1].tobytes() == vectors.tobytes()
-    assert engine.client.status().held_pages == 0
+    assert engine.client.status().used_pages == 0
 
 
 def test_embedding_and_generation_do_not_affect_each_other(embedding_model, engine):

@@ -6,8 +6,8 @@ import io
 import sys
 import time
 
-from plait.kernels.cpu.compiler import background
-from plait.runtime.process.startup_display import BAR_DELAY_S, LINES_DELAY_S, is_compiling, startup_display
+from plait.kernels.cpu import precompile
+from plait.runtime.process.runtime import BAR_DELAY_S, LINES_DELAY_S, is_compiling, startup_display
 
 
 class Terminal(io.StringIO):
@@ -28,8 +28,8 @@ def test_a_bar_shows_at_once_that_kernels_are_compiled_and_moves(monkeypatch) ->
     display.show(0.9, "loading kernels")
     assert terminal.getvalue() == "", "quick starts show nothing"
     for percent in (0, 40, 80):
-        display.show(percent / 100, background.COMPILING)
-        assert f"{background.COMPILING} " in terminal.getvalue() and f"{percent:3}%" in terminal.getvalue()
+        display.show(percent / 100, precompile.COMPILING)
+        assert f"{precompile.COMPILING} " in terminal.getvalue() and f"{percent:3}%" in terminal.getvalue()
     display.close()
 
 
@@ -47,7 +47,7 @@ def test_without_a_terminal_lines_are_written(monkeypatch) -> None:
     display = startup_display(None, time.monotonic())
     display.show(0.9, "loading kernels")
     for percent in range(10):
-        display.show(percent / 100, f"{background.COMPILING}: {percent} functions")
+        display.show(percent / 100, f"{precompile.COMPILING}: {percent} functions")
     display.show(1.0, "ready")
     lines = sys.stderr.getvalue().splitlines()
     assert len(lines) == 2 and "compiling kernels" in lines[0] and "ready" in lines[1]
@@ -57,7 +57,7 @@ def test_a_function_gets_the_lines(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     lines: list[str] = []
     display = startup_display(lines.append, time.monotonic())
-    display.show(0.5, f"{background.COMPILING}: 3 functions")
+    display.show(0.5, f"{precompile.COMPILING}: 3 functions")
     display.show(1.0, "ready")
     assert len(lines) == 2 and "compiling kernels" in lines[0] and "ready" in lines[1]
     assert sys.stderr.getvalue() == ""
@@ -74,7 +74,7 @@ def test_slow_loading_is_a_line_too(monkeypatch) -> None:
 def test_nothing_is_shown_where_that_is_asked_for(monkeypatch) -> None:
     terminal = open_terminal(monkeypatch)
     display = startup_display(False, time.monotonic() - 100)
-    display.show(0.0, background.COMPILING)
+    display.show(0.0, precompile.COMPILING)
     display.close()
     assert terminal.getvalue() == ""
 
@@ -83,9 +83,9 @@ def test_a_closed_standard_error_does_not_stop_a_start(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
     display = startup_display(None, time.monotonic())
     closed.close()
-    display.show(0.0, background.COMPILING)  # raises nothing
+    display.show(0.0, precompile.COMPILING)  # raises nothing
     assert sys.stderr is closed
 
 
 def test_the_text_of_the_compiler_is_recognized() -> None:
-    assert is_compiling(background.COMPILING) and not is_compiling("ready")
+    assert is_compiling(precompile.COMPILING) and not is_compiling("ready")

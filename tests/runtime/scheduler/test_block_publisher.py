@@ -6,13 +6,12 @@ import pytest
 from fake_engine import generate, make_engine_loop, post, run_until_idle
 
 from plait.runtime.cluster.prefix_index import PrefixIndex
-from plait.runtime.cluster.replica_feed import ReplicaFeed
+from plait.runtime.cluster.router import ReplicaFeed
 from plait.runtime.kv_cache.block_events import BLOCK_TOKENS, HEARTBEAT_S
 from plait.runtime.messages import Append, BlockBatch, BlockSnapshot, Close, FlushCache, Open, Tokens, WatchBlocks
 from plait.runtime.scheduler import block_publisher
 from plait.runtime.scheduler.block_publisher import BATCH_INTERVAL_S, MAX_WATCHES, WATCH_S
-from plait.runtime.transport.frame_decoder import decode_server_frame
-from plait.runtime.transport.frames import build_frame, encode
+from plait.runtime.transport.frames import build_frame, decode_server_frame, encode
 
 
 class Loop:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from fake_engine import (
-    assert_no_held_pages,
+    assert_no_used_pages,
     logits_after,
     make_engine_loop,
     run_until_idle,
@@ -51,7 +51,7 @@ def run(requests, **settings):
     engine_loop, transport, _ = make_engine_loop(grammars=grammars, **settings)
     opened = [message for request in requests for message in (Open(request.session), Append(request.session, [1, 2]))]
     calls = run_until_idle(engine_loop, transport, *opened, *requests)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
     return calls
 
 

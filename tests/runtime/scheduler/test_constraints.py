@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from fake_engine import (
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     make_engine_loop,
@@ -38,7 +38,7 @@ def test_masks_are_applied_and_a_raising_matcher_fails_only_its_call():
     assert calls[1].end.kind == calls[2].end.kind == "constraint"
     assert "broken inside" in calls[1].end.text
     assert calls[9].tokens == greedy([1, 2], 6)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_refused_grammar_fails_only_its_call():
@@ -92,7 +92,7 @@ def test_a_slow_matcher_fails_only_its_call(slow_in):
     assert calls[0].end.kind == "constraint"
     assert "one token of this constraint took" in calls[0].end.text
     assert calls[1].tokens == text
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_garbage_collections_do_not_count_as_a_slow_constraint():
@@ -153,4 +153,4 @@ def test_forced_tokens_stop_at_max_tokens_and_at_stop_strings():
     assert calls[2].end.usage.forced_tokens == len(spell("name J"))  # no more than what was looked at
     assert calls[3].tokens == greedy([1, *spell("name")], 3)
     assert (calls[4].end.usage.forced_tokens, len(calls[4].logprobs)) == (0, 9)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fake_engine import (
     EOS,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logprob,
@@ -40,7 +40,7 @@ def test_batched_outputs_equal_those_of_single_requests(work, batch_tokens, rows
         assert isinstance(calls[i].end, Finished)
         usage = calls[i].end.usage
         assert usage.prompt_tokens == len(prompt) == usage.cached_tokens + usage.computed_tokens
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 @settings(max_examples=200, deadline=None)
@@ -88,7 +88,7 @@ def test_random_programs_equal_the_reference(data):
     calls = run_until_idle(engine_loop, transport, *requests)
     for number, tokens in expected.items():
         assert calls[number].tokens == tokens, (number, calls[number].end)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_prefix_shared_by_32_requests_is_computed_once():
@@ -206,7 +206,7 @@ def test_flush_empties_the_cache_and_reports_the_status():
     post(transport, FlushCache(9))
     engine_loop.step(0.0)
     status = transport.outbox[-1][1]
-    assert (status.free_pages, status.cached_pages, status.held_pages) == (status.total_pages, 0, 0)
+    assert (status.free_pages, status.cached_pages, status.used_pages) == (status.total_pages, 0, 0)
     assert status.sessions == 1
     calls = run_until_idle(engine_loop, transport, generate(1, 2, 3, ignore_eos=True))
     text = [1] * 30 + greedy([1] * 30, 5)

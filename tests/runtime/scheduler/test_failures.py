@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fake_engine import (
     VOCAB,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     make_engine_loop,
@@ -29,7 +29,7 @@ def test_a_request_whose_steps_fail_does_not_stop_the_others():
     for i in range(4):
         assert calls[i].tokens == greedy([1] * (8 + 2 * i), 9, ignore_eos=True)
     assert not engine_loop.batch_scheduler.isolated
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_step_that_fails_once_fails_no_request_and_computes_only_itself_again():
@@ -70,7 +70,7 @@ def test_a_failed_forward_pass_fails_only_its_requests():
     )
     assert calls[5].tokens == greedy([1] * 4, 5)
     assert calls[6].tokens == greedy([1] * 10 + [2] * 5, 5), "KV of the failed step must not be used"
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_prefix_published_by_a_failed_step_is_removed():
@@ -98,7 +98,7 @@ def test_a_request_admitted_beside_a_failed_step_does_not_use_its_pages(monkeypa
     )
     assert calls[1].tokens == greedy(prompt, 3)
     assert calls[2].tokens == greedy(prompt[:8], 3)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_logits_that_are_not_finite_fail_only_their_call():
@@ -128,7 +128,7 @@ def test_a_select_over_logits_that_are_not_finite_fails():
         calls = run_until_idle(engine_loop, transport, Open(i), Append(i, [1, 2]), Select(i, i, [[1], [2, 3]], method))
         assert calls[i].end.kind == "internal"
         assert "not finite" in calls[i].end.text
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_invalid_calls_are_rejected_and_others_run():

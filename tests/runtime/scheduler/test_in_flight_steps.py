@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import EngineLoop, assert_no_held_pages, greedy, make_engine_loop, outcomes, post, run_until_idle
+from fake_engine import EngineLoop, assert_no_used_pages, greedy, make_engine_loop, outcomes, post, run_until_idle
 
 from plait.runtime.executor.step import StepExecutor, SyncStep
 from plait.runtime.messages import Abort, Append, Close, Finished, FlushCache, Generate, Open
@@ -63,7 +63,7 @@ def test_a_request_may_end_while_its_step_is_in_flight(message_of):
     assert isinstance(calls[2].end, Finished)
     tokens = outcomes(transport)[1].tokens
     assert tokens == greedy([1, 2, 3], 8, ignore_eos=True)[: len(tokens)]
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_step_that_fails_when_collected_is_computed_again():

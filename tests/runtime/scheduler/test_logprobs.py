@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_engine import (
     VOCAB,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logprob,
@@ -70,7 +70,7 @@ def test_prompt_logprobs_equal_those_of_each_prefix(work, batch_tokens, pages, w
             assert abs(entry.logprob - logprob(prompt[:at], prompt[at])) < 1e-4
             assert len(entry.top) == 2 and entry.top[0][1] >= entry.logprob - 1e-6
     assert all(sum(count for _, count in batch) <= batch_tokens for batch in runner.batches)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_prompt_logprobs_survive_retractions_during_prefill():

@@ -67,8 +67,8 @@ def test_outputs_with_drafts_equal_those_without(work, batch_tokens, rows, pages
         for call in calls.values():
             assert call.end.usage.completion_tokens - len(call.tokens) in (0, 1) or call.end.matched
             assert call.end.usage.drafted_tokens <= call.end.usage.completion_tokens
-        free, cached, held = engine_loop.cache.counts()
-        assert (held, free + cached) == (0, engine_loop.cache.pool.total)
+        free, cached, used = engine_loop.cache.counts()
+        assert (used, free + cached) == (0, engine_loop.cache.pool.total)
     assert outcomes[0] == outcomes[1]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_engine import (
     VOCAB,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logits_after,
@@ -85,7 +85,7 @@ def test_embeddings_do_not_depend_on_the_batch(pooling, work, batch_tokens, rows
             assert end.usage.prompt_tokens == len(text) == end.usage.cached_tokens + end.usage.computed_tokens
             assert end.usage.completion_tokens == 0
     assert all(sum(count for _, count in batch) <= batch_tokens for batch in runner.batches)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_last_token_pooling_uses_cached_prefixes_and_mean_pooling_does_not():
@@ -194,7 +194,7 @@ def test_every_call_ends_once(work, batch_tokens, pooling):
             assert end.embedding == vector_of(prompt, pooling).tobytes()
         else:
             assert end.kind in (("deadline", "queue_timeout") if how == "late" else ("aborted",)) and how != "close"
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_states_that_are_not_finite_and_failed_steps_fail_only_their_call():
@@ -213,4 +213,4 @@ def test_states_that_are_not_finite_and_failed_steps_fail_only_their_call():
     runner.fail_when = lambda batch: False
     calls = run_until_idle(engine_loop, transport, Open(4), Append(4, [1, 2]), Embed(4, 4))
     assert embedding_of(outcomes(transport)[4]).tobytes() == vector_of([1, 2], "mean").tobytes()
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

@@ -6,7 +6,7 @@ import re
 
 from fake_engine import (
     EOS,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     make_engine_loop,
@@ -92,4 +92,4 @@ def test_a_stop_string_may_begin_before_a_retraction(seed, size, pages):
     for i, text in expected.items():
         assert text_of(calls[i].tokens) == text
         assert calls[10 + i].tokens == greedy(prompts[i] + spell(text), 3)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 import pytest
-from fake_engine import EOS, assert_no_held_pages, logits_after, make_engine_loop, run_until_idle, state_of
+from fake_engine import EOS, assert_no_used_pages, logits_after, make_engine_loop, run_until_idle, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +117,7 @@ def run(prompt: list[int], plain: int, pattern: str | None, *, healing: bool | N
         Generate(1, 1, sampling, constraint, "", plain),
         Generate(1, 2, shown),
     )
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
     return calls
 
 

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import (
     EOS,
     LETTERS,
-    assert_no_held_pages,
+    assert_no_used_pages,
     greedy,
     logits_after,
     make_engine_loop,
@@ -88,7 +88,7 @@ def run(prompt, pattern, behind, *, context=None, **params):
         Generate(1, 1, sampling, Regex(pattern), behind),
         Generate(1, 2, sampling_params(temperature=0.0, max_tokens=5)),
     )
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
     return calls
 
 
@@ -199,7 +199,7 @@ def test_a_text_behind_a_value_that_cannot_belong_to_it_is_refused(sampling, con
         engine_loop, transport, Open(1), Append(1, [1]), Generate(1, 1, sampling, constraint, behind)
     )
     assert calls[1].end.kind == "invalid"
-    assert "followed_by" in calls[1].end.text
+    assert "trailing_text" in calls[1].end.text
 
 
 def test_a_stop_token_where_the_value_may_have_ended():

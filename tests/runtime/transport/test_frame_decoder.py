@@ -7,8 +7,7 @@ import pytest
 
 from plait.runtime.call_reports import Usage
 from plait.runtime.messages import Append, Close, Failed, Finished, Open, Select, Tokens
-from plait.runtime.transport.frame_decoder import decode_client_frame, decode_server_frame
-from plait.runtime.transport.frames import build_frame, encode
+from plait.runtime.transport.frames import build_frame, decode_client_frame, decode_server_frame, encode
 
 NOT_UTF8 = encode(Open(1, "abc")).replace(b"abc", b"a\xff\xfe")
 DEEP = b"\x93\xa4Open\x01" + b"\x91" * 100_000 + b"\x01"

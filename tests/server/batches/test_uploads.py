@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from plait.runtime.server.batches import batch_service
 from plait.runtime.server.http.api_keys import digest
-from plait.runtime.server.protocols.batches import upload as upload_module
+from plait.runtime.server.protocols.batches import files as upload_module
 
 KEYS = {"ann": digest(b"key-a"), "bob": digest(b"key-b")}
 ANN, BOB = ({"authorization": f"Bearer key-{name}"} for name in "ab")

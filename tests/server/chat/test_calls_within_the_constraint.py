@@ -17,7 +17,7 @@ from schema_strategies import BYTE_VOCABULARY, EOS_ID, exceeds_double_range
 
 from plait.constrained import GrammarError
 from plait.constrained.tool_arguments import closed_arguments
-from plait.runtime.chat.derivation.format_probe import written_calls
+from plait.runtime.chat.derivation.model_formats import written_calls
 from plait.runtime.chat.derivation.template_probe import NAMES, TemplateProbe
 from plait.runtime.chat.formats.call_format import CallFormat, ElementArguments
 from plait.runtime.chat.parser import OutputParser

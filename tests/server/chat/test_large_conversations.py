@@ -15,8 +15,8 @@ from plait.runtime.chat.derivation.format_table import GENERIC_FORMAT
 from plait.runtime.chat.derivation.model_formats import find_formats
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.engine import CHARS_PER_VALUE, has_more_values
-from plait.runtime.server.chat.messages import parsed_arguments, tool_instructions
 from plait.runtime.server.chat.prompt import ControlTokenEscaper, render_chat
+from plait.runtime.server.chat.template_messages import parsed_arguments, tool_instructions
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_limits import MAX_ELEMENTS
 from plait.runtime.server.protocols.anthropic.request import _merge_same_role

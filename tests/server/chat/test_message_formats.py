@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from matchers import compile_in_process
 
-from plait.constrained.reasoning import ReasoningGrammar
+from plait.constrained.reasoning_matcher import ReasoningGrammar
 from plait.constrained.specs import GrammarError, Reasoning, Regex, Structural
 from plait.constrained.tokens.vocabulary import Vocabulary
 from plait.runtime.chat.derivation.model_formats import find_formats

@@ -11,7 +11,7 @@ from message_templates import CHANNELS, RECIPIENTS
 from scripted_scheduler import CONTROL, byte_tokenizer
 from scripted_server import ScriptedServer
 
-from plait.constrained.reasoning import ReasoningGrammar
+from plait.constrained.reasoning_matcher import ReasoningGrammar
 from plait.constrained.specs import Reasoning
 from plait.runtime.messages import Append
 

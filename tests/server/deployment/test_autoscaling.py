@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Status
-from plait.runtime.server.deployment.autoscaling import (
+from plait.runtime.server.deployment.engine_replica import (
     KV_DEMAND,
     SLACK,
     KvTokensPolicy,

@@ -13,11 +13,10 @@ import pytest
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import Welcome
 from plait.runtime.server.deployment import engine_replica
-from plait.runtime.server.deployment.autoscaling import KV_DEMAND
 from plait.runtime.server.deployment.deploy_config import config_of
-from plait.runtime.server.deployment.engine_replica import EngineReplica, ReplicaPlace
+from plait.runtime.server.deployment.engine_replica import KV_DEMAND, EngineReplica, ReplicaPlace
 from plait.runtime.server.deployment.replica_address import ReplicaAddress, decode_address
-from plait.runtime.server.deployment.replica_connection import connect_replica
+from plait.runtime.server.deployment.replica_directory import connect_replica
 from plait.runtime.transport import tunnel
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 

@@ -13,8 +13,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.engines.model_names import alias_options
 from plait.runtime.server.engines.model_options import MODEL_OPTIONS
-from plait.runtime.server.engines.models_file import read_models
-from plait.runtime.server.engines.yaml_file import MAX_FILE_BYTES
+from plait.runtime.server.engines.models_file import MAX_FILE_BYTES, read_models
 from plait.serve import add_serve_options
 
 

@@ -25,8 +25,8 @@ from plait.runtime.server.protocols.openai import chat, completions
 from plait.runtime.server.protocols.openai.responses import endpoint as responses
 from plait.runtime.server.protocols.programs import endpoint as programs
 from plait.runtime.server.protocols.sglang import generate as sglang
+from plait.runtime.server.protocols.sglang.generate import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.request import parse_generate_request
-from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.types import GenerateRequest
 from plait.runtime.server.settings import server_settings
 from plait.runtime.tokenizer.detokenizer import Detokenizer

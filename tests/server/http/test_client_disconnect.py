@@ -48,10 +48,10 @@ def test_disconnect_frees_the_pages_of_a_request(serve, engine, idle, caplog, pa
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)
         assert wait_until(lambda: engine.client.status().running_calls == num_calls)
-        assert engine.client.status().held_pages > 0
+        assert engine.client.status().used_pages > 0
         if stream:
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
-    assert wait_until(lambda: engine.client.status().held_pages == 0)
+    assert wait_until(lambda: engine.client.status().used_pages == 0)
     assert wait_until(lambda: state.in_flight.num_admitted == 0)
     assert wait_until(lambda: state.metrics.aborts.values.get(("client_gone",)) == 1)
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

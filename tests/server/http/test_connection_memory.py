@@ -10,7 +10,7 @@ import pytest
 from asgi_server import serve_app
 from waiting import wait_until
 
-from plait.runtime.server.http import response_transport
+from plait.runtime.server.http import connection_limits
 from plait.runtime.server.http.connection_limits import MAX_HEAD_BYTES, SLICE_BYTES, make_http_protocol
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -146,7 +146,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_input_of_a_head_or_trailer_gets_431(server, monkeypatch, name) -> None:
-    monkeypatch.setattr(response_transport, "MAX_DISCARDED_BYTES", 1 << 22)
+    monkeypatch.setattr(connection_limits, "MAX_DISCARDED_BYTES", 1 << 22)
     app, connect, protocols = server
     connection = connect()
     start, more = ENDLESS[name]

@@ -9,9 +9,9 @@ import pytest
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.field_hints import NAMES_ELSEWHERE
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.anthropic.messages import MessagesRequest
+from plait.runtime.server.protocols.anthropic.endpoint import MessagesRequest
 from plait.runtime.server.protocols.ollama.generate import OllamaChatRequest, OllamaGenerateRequest
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest
+from plait.runtime.server.protocols.openai.chat_request import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
 from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
 from plait.runtime.server.protocols.programs.endpoint import ProgramRequest

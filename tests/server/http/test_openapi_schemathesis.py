@@ -42,7 +42,7 @@ def schema(small_model, tmp_path_factory):
         document = httpx.get(f"{address}/openapi.json", timeout=60).json()
         yield _load(document, address)
         assert httpx.get(f"{address}/health", timeout=60).status_code == 200
-        assert engine.client.status().held_pages == 0
+        assert engine.client.status().used_pages == 0
 
 
 def _app(engine, files_dir):

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from plait.runtime.client import stream
 from plait.runtime.server.generation import submission
-from plait.runtime.server.http import connection_limits, response_transport
+from plait.runtime.server.http import connection_limits
 from plait.runtime.server.http.connection_limits import make_http_protocol
 from plait.runtime.server.listener import SEND_BUFFER_BYTES, bind_listener
 
@@ -40,7 +40,7 @@ def read_all(connection) -> bytes:
 
 
 def test_a_late_body_gets_408_and_its_connection_is_closed(serve, monkeypatch) -> None:
-    monkeypatch.setattr(response_transport, "DISCARD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection_limits, "DISCARD_TIMEOUT_S", 0.3)
     address, state = serve(body_timeout_s=0.3)
     with connect(address) as connection:
         connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
@@ -64,7 +64,7 @@ def is_reset(connection, data=b"x") -> bool:
 def test_the_413_of_a_giant_body_reaches_its_client(serve, monkeypatch, is_chunked) -> None:
     """The client reads nothing before it has sent everything."""
     for limit in ("DISCARD_TIMEOUT_S", "DISCARD_IDLE_TIMEOUT_S"):  # a busy machine sends late
-        monkeypatch.setattr(response_transport, limit, 60.0)
+        monkeypatch.setattr(connection_limits, limit, 60.0)
     address, _ = serve()
     for _ in range(5):
         with connect(address) as connection:
@@ -81,7 +81,7 @@ def test_the_413_of_a_giant_body_reaches_its_client(serve, monkeypatch, is_chunk
 
 
 def test_input_after_a_refusal_is_read_up_to_a_limit(serve, monkeypatch) -> None:
-    monkeypatch.setattr(response_transport, "MAX_DISCARDED_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "MAX_DISCARDED_BYTES", 1 << 20)
     address, _ = serve(max_body_bytes=1024)
     with connect(address) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
@@ -94,7 +94,7 @@ def test_the_rest_of_a_body_that_no_route_reads_is_limited(serve, monkeypatch, l
     limits = {"DISCARD_TIMEOUT_S": 600.0} | {limit: 0.3 if limit == "DISCARD_TIMEOUT_S" else 1 << 16}
     for name, value in limits.items():
         monkeypatch.setattr(connection_limits, name, value)
-    monkeypatch.setattr(response_transport, "DISCARD_IDLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection_limits, "DISCARD_IDLE_TIMEOUT_S", 0.1)
     address, _ = serve()
     with connect(address) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n")

@@ -41,7 +41,7 @@ def engine(folder, reference_model):
     with Engine(str(folder), **settings, deterministic=True, check_integrity=True) as engine:
         yield engine
         status = engine.client.status()
-        assert (status.held_pages, status.running_calls, status.sessions) == (0, 0, 0)
+        assert (status.used_pages, status.running_calls, status.sessions) == (0, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_disconnect_frees_all_pages(app, base_url, engine) -> None:
         gate.set()
     assert wait_until(lambda: engine.client.status().sessions == 0)
     runner.forward = forward
-    assert engine.client.status().held_pages == 0 and sum(computed) <= 2 * runner.max_batch_tokens
+    assert engine.client.status().used_pages == 0 and sum(computed) <= 2 * runner.max_batch_tokens
 
 
 def test_body_limits_and_api_keys(engine) -> None:

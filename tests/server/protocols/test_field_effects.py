@@ -19,8 +19,8 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.fields.request_fields import rows_of
 from plait.runtime.server.protocols.anthropic import types as anthropic
 from plait.runtime.server.protocols.ollama import embed as ollama_embed
-from plait.runtime.server.protocols.ollama import types as ollama
-from plait.runtime.server.protocols.openai import chat_types, completions, embeddings
+from plait.runtime.server.protocols.ollama import request as ollama
+from plait.runtime.server.protocols.openai import chat_request, completions, embeddings
 from plait.runtime.server.protocols.openai.responses import types as responses_types
 from plait.runtime.server.protocols.sglang import types as sglang
 
@@ -325,7 +325,7 @@ class Endpoint:
 
 # after "#": the part of the request that has these fields
 ENDPOINTS = {
-    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT),
+    "/v1/chat/completions": Endpoint(chat_request.ChatRequest, ASKED, CHAT),
     "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
     "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES),
     "/v1/responses/input_tokens": Endpoint(responses_types.ResponsePrompt, INPUT, INPUT_TOKENS),

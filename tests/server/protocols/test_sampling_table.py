@@ -11,8 +11,8 @@ from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.protocols.anthropic.types import MessagesRequest
-from plait.runtime.server.protocols.ollama.types import OllamaChatRequest, OllamaOptions
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest
+from plait.runtime.server.protocols.ollama.request import OllamaChatRequest, OllamaOptions
+from plait.runtime.server.protocols.openai.chat_request import ChatRequest
 from plait.runtime.server.protocols.openai.completions import CompletionRequest
 from plait.runtime.server.protocols.openai.responses.types import ResponsesRequest
 from plait.runtime.server.protocols.programs.types import Gen, ProgramSamplingFields

@@ -259,7 +259,7 @@ def finish_order(transport):
     return [reply.call for _, reply in transport.outbox if isinstance(reply, Finished)]
 
 
-def assert_no_held_pages(engine_loop):
+def assert_no_used_pages(engine_loop):
     """Every page is free or cached."""
-    free, cached, held = engine_loop.cache.counts()
-    assert (free + cached, held) == (engine_loop.cache.pool.total, 0)
+    free, cached, used = engine_loop.cache.counts()
+    assert (free + cached, used) == (engine_loop.cache.pool.total, 0)

@@ -40,8 +40,13 @@ from plait.runtime.client.client import Client
 from plait.runtime.errors import RUNTIME_EXITED
 from plait.runtime.messages import PROTOCOL, Append, EmbeddingInfo, FlushCache, Hello, Inspect, Open, Select, Welcome
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.transport.frame_decoder import decode_client_frame, decode_server_frame
-from plait.runtime.transport.frames import build_frames, encode, encode_client_message
+from plait.runtime.transport.frames import (
+    build_frames,
+    decode_client_frame,
+    decode_server_frame,
+    encode,
+    encode_client_message,
+)
 from plait.runtime.transport.zmq_client import ZmqClientTransport, ZmqConnection
 from plait.runtime.transport.zmq_server import FRAMES_SOCKET, LIFELINE_SOCKET, ZmqServerTransport
 
@@ -289,7 +294,7 @@ def flood_sockets(num_frames: int, seed: int) -> Counter:
         deadline = time.monotonic() + 60
         while (status := client.status()).sessions and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert (status.sessions, status.clients, status.held_pages) == (0, 1, 0)
+        assert (status.sessions, status.clients, status.used_pages) == (0, 1, 0)
         counts["bad_frames"] = status.bad_frames
         client.close()
         assert not engine_loop.error_log._counts, f"internal errors: {dict(engine_loop.error_log._counts)}"

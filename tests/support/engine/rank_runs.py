@@ -13,9 +13,8 @@ from tiny_hf_models import all_logits, text
 
 from plait.constrained import Choices, Regex, Vocabulary, compile_grammar
 from plait.runtime.config import engine_config
-from plait.runtime.executor.distributed.make_rank_runner import make_rank_runner
-from plait.runtime.executor.distributed.micro_batches import split_step
-from plait.runtime.executor.distributed.rank_group import RankGroup
+from plait.runtime.executor.distributed.make_rank_runner import RankGroup, make_rank_runner
+from plait.runtime.executor.distributed.rank_runner import split_step
 from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, Append, Close, Fork, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler

@@ -224,7 +224,7 @@ class SchedulerModel:
         self.transport.inbox.append((b"a", self.draw.choice([Inspect, FlushCache])(-5)))
         self._receive()
         (status,) = self._statuses
-        assert status.free_pages + status.cached_pages + status.held_pages == status.total_pages
+        assert status.free_pages + status.cached_pages + status.used_pages == status.total_pages
 
     def act_release(self) -> None:
         self.compiler.release()

@@ -22,8 +22,8 @@ def program(s, text="Q"):
     s += gen("two", n=2)
 
 
-def call_segment(lane, began_s, ended_s, **usage):
+def call_segment(branch_id, began_s, ended_s, **usage):
     result = SimpleNamespace(usage=Usage(**usage))
     call = SimpleNamespace(result=lambda: result)
     fixed = {"name": "x", "failure": lambda: None, "text": lambda: ""}
-    return SimpleNamespace(lane=lane, began_s=began_s, ended_s=ended_s, call=call, **fixed)
+    return SimpleNamespace(branch_id=branch_id, began_s=began_s, ended_s=ended_s, call=call, **fixed)

@@ -92,7 +92,7 @@ class LocalReplicas:
     def is_idle(self) -> bool:
         reports = self.reports()
         return len(reports) == len(self.runtimes) and all(
-            report["state"] == "ready" and not report["load"] and not report["runtime"]["held_pages"]
+            report["state"] == "ready" and not report["load"] and not report["runtime"]["used_pages"]
             for report in reports
         )
 

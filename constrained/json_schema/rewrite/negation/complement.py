@@ -15,7 +15,7 @@ from plait.constrained.json_schema.rewrite.analysis import are_disjoint, listed_
 from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
 from plait.constrained.json_schema.rewrite.negation.context import Context, flattened
-from plait.constrained.json_schema.rewrite.negation.keywords import (
+from plait.constrained.json_schema.rewrite.negation.simple_keywords import (
     MAX_LISTED,
     negate_count,
     negate_enum,

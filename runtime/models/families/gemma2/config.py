@@ -12,9 +12,9 @@ from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
-from plait.runtime.models.families.gemma3.config import LAYER_NORM_NAMES
+from plait.runtime.models.families.gemma3.config import ACTIVATION, LAYER_NORM_NAMES
 from plait.runtime.models.family import ModelFamily, PackedLayer
-from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
+from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes
 
 DEFAULT_WINDOW, DEFAULT_ATTENTION_CAP, DEFAULT_LOGIT_CAP = 4096, 50.0, 30.0  # in both containers
@@ -22,18 +22,14 @@ LAYERS_OF_27B = 46
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_activation", "gelu_pytorch_tanh")
-    hf_config.require_full_rotary(config)
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("Gemma 2 with use_bidirectional_attention is not supported")
-    fields = hf_config.common_fields({"head_dim": 256, "tie_word_embeddings": True, **config})
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
+    fields = hf_config.common_fields({"head_dim": 256, "tie_word_embeddings": True, **config}, activation=ACTIVATION)
     scalar = checked_float("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), 0.0, 1e9)
     window = config.get("sliding_window", DEFAULT_WINDOW)
     return dict(
         **fields,
-        attention_bias=bias,
-        output_bias=bias,
+        **hf_config.attention_biases(config),
         sliding_window=checked_int("sliding_window", window, MAX_VALUES["context_length"]),
         sliding_layers=hf_config.layer_types(config, fields["num_layers"], _is_sliding),
         attention_scale=scalar**-0.5,
@@ -45,7 +41,6 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields, has_softcaps=True)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     num_layers = fields["num_layers"]
     # The file does not state the attention scale. It is 1 / sqrt(head_dim) except in the 27B.
     width = fields["hidden_size"] / fields["num_heads"] if num_layers == LAYERS_OF_27B else fields["head_dim"]

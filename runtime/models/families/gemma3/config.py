@@ -16,7 +16,7 @@ from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily, PackedLayer
-from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
+from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
 
 LAYER_NORM_NAMES = (
@@ -25,6 +25,7 @@ LAYER_NORM_NAMES = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 DEFAULT_SLIDING_ROPE_THETA = 10_000.0
 DEFAULT_SLIDING_PATTERN = 6  # every sixth layer has full attention
 
@@ -34,19 +35,20 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
     rope = hf_config.rope_parameters(config)
     full_rope, local_theta = _full_and_sliding_rope(rope, config)
     fields = hf_config.common_fields(
-        {"head_dim": 256, "tie_word_embeddings": True, **config}, rope={"rope_theta": 1_000_000.0, **full_rope}
+        {"head_dim": 256, "tie_word_embeddings": True, **config},
+        rope={"rope_theta": 1_000_000.0, **full_rope},
+        activation=ACTIVATION,
+        full_rotary=False,
     )
     pattern = checked_int(
         "sliding_window_pattern",
         config.get("sliding_window_pattern", DEFAULT_SLIDING_PATTERN),
         MAX_VALUES["num_layers"],
     )
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
     scalar = checked_float("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), 0.0, 1e9)
     return dict(
         **fields,
-        attention_bias=bias,
-        output_bias=bias,
+        **hf_config.attention_biases(config),
         sliding_window=checked_int("sliding_window", config.get("sliding_window", 4096), MAX_VALUES["context_length"]),
         sliding_layers=hf_config.layer_types(config, fields["num_layers"], lambda i: (i + 1) % pattern != 0),
         sliding_rope_theta=local_theta,
@@ -56,7 +58,6 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 
 def _reject_unsupported_fields(config: Mapping[str, Any]) -> None:
-    hf_config.require_activation(config, "hidden_activation", "gelu_pytorch_tanh")
     for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if config.get(name):
             raise UnsupportedModel(f"Gemma 3 with {name} is not supported")
@@ -78,7 +79,6 @@ def _full_and_sliding_rope(rope: Mapping[str, Any], config: Mapping[str, Any]) -
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     if fields["sliding_window"] is None:
         raise CorruptModel("the file does not name gemma3.attention.sliding_window")
     num_layers, width = fields["num_layers"], fields["hidden_size"] / fields["num_heads"]

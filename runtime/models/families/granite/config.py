@@ -17,13 +17,9 @@ from plait.runtime.models.weight_shapes import llama_layer_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
     fields = dict(
         **hf_config.common_fields(config),
-        attention_bias=bias,
-        output_bias=bias,
+        **hf_config.attention_biases(config),
         mlp_bias=checked_bool("mlp_bias", config.get("mlp_bias", False)),
     )
     return _with_factors(
@@ -38,7 +34,6 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_no_experts(keys)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     return _with_factors(
         fields,
         embedding=keys.get("embedding_scale", 1.0),

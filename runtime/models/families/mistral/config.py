@@ -12,8 +12,6 @@ from plait.runtime.models.weight_shapes import llama_layer_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     # transformers' default for Mistral, which differs from Llama's.
     fields = hf_config.common_fields({"num_key_value_heads": 8, **config})
     return dict(**fields, sliding_window=config.get("sliding_window", 4096))

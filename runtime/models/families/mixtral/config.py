@@ -13,8 +13,6 @@ from plait.runtime.models.weight_shapes import attention_shapes, experts_or_mlp_
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     fields = hf_config.common_fields(config)
     return dict(
         **fields,
@@ -31,7 +29,6 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     experts = gguf_config.experts(keys, fields["num_layers"], fields["intermediate_size"], normalize_topk=True)
     return dict(**fields, experts=experts)
 

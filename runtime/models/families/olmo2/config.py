@@ -14,22 +14,17 @@ from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import attention_shapes, joint_qk_norm_shapes, mlp_shapes, norm_shapes
 
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
-    return dict(**hf_config.common_fields({"rms_norm_eps": 1e-5, **config}), attention_bias=bias, output_bias=bias)
+    return dict(**hf_config.common_fields({"rms_norm_eps": 1e-5, **config}), **hf_config.attention_biases(config))
 
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     if fields["sliding_window"] is not None:
         raise UnsupportedModel("the file has OLMo 3 (olmo2.attention.sliding_window), of which plait runs OLMo 2 only")
     return fields

@@ -20,13 +20,12 @@ from plait.runtime.models.weight_shapes import linear_shapes, norm_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
     rope = dict(hf_config.rope_parameters(config))
     if rope.get("type", rope.get("rope_type")) == "yarn":  # early Phi-3 files use this name for LongRoPE
         rope["rope_type"] = "longrope"
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     share = 1.0 if share is None else checked_float("partial_rotary_factor", share, 0.0, 1.0 + 1e-9)
-    fields = hf_config.common_fields(config, rope=rope)
+    fields = hf_config.common_fields(config, rope=rope, full_rotary=False)
     if type(fields["head_dim"]) is not int:
         raise CorruptModel("the model's head_dim is not a whole number")
     return dict(
@@ -37,7 +36,7 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
-    fields = gguf_config.common_fields(keys, tensor_fields)
+    fields = gguf_config.common_fields(keys, tensor_fields, full_rotary=False)
     rotary = keys.get("rope.dimension_count", fields["head_dim"])
     return dict(**fields, rotary_dim=rotary)
 

@@ -15,8 +15,6 @@ from plait.runtime.models.weight_shapes import llama_layer_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     fields = hf_config.common_fields(config)
     window = hf_config.qwen_sliding_window(config, fields["num_layers"])
     return dict(**fields, attention_bias=True, **window)
@@ -24,7 +22,6 @@ def read_hf_config(config: Mapping[str, Any]) -> Fields:
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     return fields | {"attention_bias": True}
 
 

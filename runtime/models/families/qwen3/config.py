@@ -8,22 +8,17 @@ from typing import Any
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
-from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import qk_norm_layer_shapes
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     fields = hf_config.common_fields({"head_dim": 128, **config})
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
     window = hf_config.qwen_sliding_window(config, fields["num_layers"])
-    return dict(**fields, attention_bias=bias, output_bias=bias, **window)
+    return dict(**fields, **hf_config.attention_biases(config), **window)
 
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     return fields
 
 

@@ -15,15 +15,11 @@ from plait.runtime.models.weight_shapes import attention_shapes, experts_or_mlp_
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     fields = hf_config.common_fields(config)
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
     windowed = checked_bool("use_sliding_window", config.get("use_sliding_window", False))
     return dict(
         **fields,
-        attention_bias=bias,
-        output_bias=bias,
+        **hf_config.attention_biases(config),
         sliding_window=config.get("sliding_window", 4096) if windowed else None,
         experts=MoEConfig(
             num_experts=config.get("num_experts", config.get("num_local_experts", 128)),
@@ -46,7 +42,6 @@ def _layers_with_experts(config: Mapping[str, Any], num_layers: int) -> tuple[bo
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     width = keys.checked_int("expert_feed_forward_length", MAX_VALUES["intermediate_size"])
     normalize = checked_bool("expert_weights_norm", keys.get("expert_weights_norm", True))  # llama.cpp's default
     return dict(**fields, experts=gguf_config.experts(keys, fields["num_layers"], width, normalize))

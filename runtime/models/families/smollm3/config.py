@@ -16,16 +16,12 @@ INTERVAL = 4  # of the layers without rotary embeddings, where the files do not 
 
 
 def read_hf_config(config: Mapping[str, Any]) -> Fields:
-    hf_config.require_activation(config, "hidden_act", "silu")
-    hf_config.require_full_rotary(config)
     fields = hf_config.common_fields({"tie_word_embeddings": True, **config})
     num_layers = fields["num_layers"]
-    bias = checked_bool("attention_bias", config.get("attention_bias", False))
     windowed = checked_bool("use_sliding_window", config.get("use_sliding_window", False))
     return dict(
         **fields,
-        attention_bias=bias,
-        output_bias=bias,
+        **hf_config.attention_biases(config),
         mlp_bias=checked_bool("mlp_bias", config.get("mlp_bias", False)),
         sliding_window=config.get("sliding_window") if windowed else None,
         sliding_layers=hf_config.layer_types(config, num_layers, lambda layer: True) if windowed else (),
@@ -47,7 +43,6 @@ def _unrotated_layers(config: Mapping[str, Any], num_layers: int) -> tuple[bool,
 
 def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
-    gguf_config.require_full_rotary(keys, fields["head_dim"])
     unrotated = tuple((layer + 1) % INTERVAL == 0 for layer in range(fields["num_layers"]))  # not in the file
     return dict(**fields, unrotated_layers=unrotated)
 

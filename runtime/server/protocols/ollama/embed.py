@@ -31,8 +31,12 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.answer import complete_in_turn
 from plait.runtime.server.protocols.ollama.models import use_ollama_model
-from plait.runtime.server.protocols.ollama.request import check_num_ctx, keep_alive_of
-from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, OllamaOptions
+from plait.runtime.server.protocols.ollama.request import (
+    SAMPLING_OF_REQUEST,
+    OllamaOptions,
+    check_num_ctx,
+    keep_alive_of,
+)
 from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()

@@ -2,37 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.fields.request_warnings import request_warnings
+from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
 from plait.runtime.server.protocols.ollama.models import unload, use_ollama_model
-from plait.runtime.server.protocols.ollama.request import keep_alive_of, prepared_of, sampling_of
-from plait.runtime.server.protocols.ollama.response import EndpointKind, Line, OllamaResponseWriter, load_response
-from plait.runtime.server.protocols.ollama.types import (
+from plait.runtime.server.protocols.ollama.request import (
+    AnswerFunctionCall,
+    AnswerToolCall,
     OllamaChat,
     OllamaChatRequest,
     OllamaGenerated,
     OllamaGenerateRequest,
+    OllamaMessage,
+    keep_alive_of,
+    prepared_of,
+    sampling_of,
 )
+from plait.runtime.server.protocols.shared import ContentLogprob, as_written, importance_weight, token_logprobs
+
+# -- response -------------------------------------------------------------------------------------
+# Writes answers in Ollama's format: lines of JSON for a stream, or one object.
+
+EndpointKind = Literal["chat", "generate"]
+Line = OllamaChat | OllamaGenerated
+
+NS_PER_S = 1_000_000_000
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaResponseWriter:
+    """Writes one answer: `next_line` has the new parts, `final_line` ends it."""
+
+    def __init__(self, kind: EndpointKind, model: str, client: Client, output: ChatOutput) -> None:
+        self._kind, self._model, self._client, self._output = kind, model, client, output
+        self._open_call: tuple[str, list[str]] | None = None  # its name, and pieces of its arguments
+        self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+        self._calls: list[AnswerToolCall] = []
+
+    def add_parts(self, parts: Sequence[ParsedPart], *, is_last: bool) -> None:
+        """Keeps the parts for the next line. A call is written once it is complete; one that was cut off is dropped."""
+        for part in parts:
+            if part.kind == "arguments":
+                assert self._open_call is not None
+                self._open_call[1].append(part.text)
+                continue
+            self._end_call()
+            if part.kind == "call":
+                self._open_call = (part.text, [])
+            else:
+                self._texts[part.kind].append(part.text)
+        if is_last:
+            self._end_call()
+
+    def next_line(self) -> Line | None:
+        """The parts since the last line; None without any."""
+        if not (self._texts["text"] or self._texts["reasoning"] or self._calls):
+            return None
+        return self._line(done=False)
+
+    def final_line(
+        self, result: CallResult, prompt_ids: Sequence[int], warnings: list[str] | UnsetType = UNSET
+    ) -> Line:
+        """The last line, or the whole answer."""
+        usage = result.usage
+        return self._line(
+            done=True,
+            done_reason="length" if result.finish_reason == "length" else "stop",
+            total_duration=int(usage.wall_s * NS_PER_S),
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
+            eval_count=usage.completion_tokens,
+            warnings=warnings,
+            weight=importance_weight(result),
+            cache_miss=cache_miss_report(self._client, result, prompt_ids),
+            eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
+        )
+
+    def _end_call(self) -> None:
+        if self._open_call is None:
+            return
+        (name, pieces), self._open_call = self._open_call, None
+        arguments = as_written("".join(pieces))
+        if arguments is not None:
+            self._calls.append(AnswerToolCall(AnswerFunctionCall(name, arguments)))
+
+    def _line(self, **fields: Any) -> Line:
+        """A line with the parts, which are forgotten."""
+        text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"]) or UNSET
+        calls = self._calls or UNSET
+        self._texts, self._calls = {"text": [], "reasoning": []}, []
+        fields |= {"model": self._model, "created_at": now(), "logprobs": self._take_logprobs()}
+        if self._kind == "generate":
+            return OllamaGenerated(response=text, thinking=reasoning, **fields)
+        return OllamaChat(message=OllamaMessage(text, reasoning, calls), **fields)
+
+    def _take_logprobs(self) -> list[ContentLogprob] | UnsetType:
+        entries, self._output.logprobs = self._output.logprobs, []
+        return token_logprobs(self._client, entries) if entries else UNSET
+
+
+def load_response(kind: EndpointKind, model: str, reason: Literal["load", "unload"] = "load") -> Line:
+    """The answer to a request without a prompt: the model is loaded, or it is unloaded."""
+    fields: dict[str, Any] = {"model": model, "created_at": now(), "done": True, "done_reason": reason}
+    fields["warnings"] = request_warnings()
+    if kind == "generate":
+        return OllamaGenerated(response="", **fields)
+    return OllamaChat(message=OllamaMessage(""), **fields)
+
+
+# -- generate -------------------------------------------------------------------------------------
 
 router = APIRouter()
 
@@ -73,11 +179,12 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
     if is_empty:
         return json_response(load_response(kind, body.model))
     checked = await _check(body, kind, model, tenant_of(request))
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        [checked.submission],
+        lambda handle: _LineWriter(model.client, checked, handle, request_id(request)),
         stream=body.stream is not False,
-        events=lambda: _lines(model.client, checked, request_id(request)),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         media_type=LINES,
     )
@@ -94,31 +201,17 @@ async def _check(
     return CheckedRequest(kind, body.model, submission, prepared)
 
 
-async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
-    async with submit(client, [checked.submission]) as handle:
-        (result,) = await handle.results()
-        is_large = checked.submission.sampling.logprobs and len(result.token_ids) > LARGE_TOKENS
-        return await run_in_thread_if(is_large, _whole_line, client, checked, handle, result)
-
-
-def _whole_line(client: Client, checked: CheckedRequest, handle: RequestHandle, result: CallResult) -> Line:
-    output = ChatOutput(checked.prepared, client, handle.calls[0])
-    writer = _writer(client, checked, output)
-    writer.add_parts(output.parse_result(result), is_last=True)
-    return writer.final_line(result, checked.submission.prompt_ids, handle.warnings(more=checked.prepared.warnings))
-
-
-def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
-    return OllamaResponseWriter(checked.kind, checked.model, client, output)
-
-
-class _LineStream(StreamWriter):
-    """Writes an answer as lines of JSON."""
+class _LineWriter(AnswerWriter):
+    """One object, or lines of JSON."""
 
     def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
-        self._handle, self._request_id, self._prompt_ids = handle, request_id, checked.submission.prompt_ids
+        self._checked, self._handle, self._request_id = checked, handle, request_id
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
-        self._writer, self._more_warnings = _writer(client, checked, self._output), checked.prepared.warnings
+        self._writer = OllamaResponseWriter(checked.kind, checked.model, client, self._output)
+
+    def body(self, results: Sequence[CallResult]) -> Line:
+        self._writer.add_parts(self._output.parse_result(results[0]), is_last=True)
+        return self._last_line()
 
     def write(self, batch: Batch) -> bytes:
         for _, update in batch:
@@ -127,22 +220,15 @@ class _LineStream(StreamWriter):
         return b"" if line is None else _encode(line)
 
     def finish(self) -> bytes:
-        result = self._output.call.result(0)
-        warnings = self._handle.warnings(more=self._more_warnings)
-        return _encode(self._writer.final_line(result, self._prompt_ids, warnings))
+        return _encode(self._last_line())
 
     def fail(self, error: ApiError) -> bytes:
         return _encode(error_body("/api/", error, self._request_id))
 
+    def _last_line(self) -> Line:
+        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
+        return self._writer.final_line(self._output.call.result(0), self._checked.submission.prompt_ids, warnings)
+
 
 def _encode(line: Any) -> bytes:
     return msgspec.json.encode(line) + b"\n"
-
-
-def _lines(client: Client, checked: CheckedRequest, request_id: str) -> AsyncGenerator[bytes, None]:
-    return stream_events(
-        client,
-        [checked.submission],
-        lambda handle: _LineStream(client, checked, handle, request_id),
-        checked.prepared.constraint_param,
-    )

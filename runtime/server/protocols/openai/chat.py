@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
@@ -21,13 +21,18 @@ from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import sse_event
-from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.chat_request import conversation_of, max_tokens_of, top_logprobs_of
+from plait.runtime.server.protocols.answer import DONE, AnswerWriter, Batch, answer
+from plait.runtime.server.protocols.openai.chat_request import (
+    ChatRequest,
+    CustomTool,
+    conversation_of,
+    max_tokens_of,
+    top_logprobs_of,
+)
 from plait.runtime.server.protocols.openai.chat_response import (
     ChatChoice,
     ChatChunk,
@@ -39,12 +44,11 @@ from plait.runtime.server.protocols.openai.chat_response import (
     MessageBuilder,
     ResponseHead,
 )
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import (
-    DrawnWeight,
+    ImportanceWeight,
     checked_count,
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
@@ -71,11 +75,12 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_json(request, ChatRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body))
     checked = await _check(body, model, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        [checked.submission],
+        lambda handle: _ChatWriter(checked, model.client, handle),
         stream=bool(body.stream),
-        events=lambda: _events(model.client, checked),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
     )
 
@@ -108,60 +113,23 @@ async def _check(body: ChatRequest, model: ServedModel, tenant: str, completion_
     return CheckedChat(submission, prepared, head, bool(body.logprobs), body.includes_usage, custom_tools)
 
 
-def _take_logprobs(checked: CheckedChat, client: Client, output: ChatOutput) -> ChoiceLogprobs | None:
-    """The logprobs that were not sent yet; None where the request has no `logprobs`."""
-    if not checked.with_logprobs:
-        return None
-    entries, output.logprobs = output.logprobs, []
-    return ChoiceLogprobs(token_logprobs(client, entries))
-
-
-def _extensions(
-    checked: CheckedChat, client: Client, result: CallResult
-) -> tuple[DrawnWeight | UnsetType, CacheMissReport | UnsetType]:
-    """The last fields of a choice that has ended."""
-    return drawn_weight(result), cache_miss_report(client, result, checked.submission.prompt_ids)
-
-
-# -- answers without streaming ---------------------------------------------------------------------
-
-
-async def _complete_response(client: Client, checked: CheckedChat) -> ChatCompletion:
-    async with submit(client, [checked.submission]) as handle:
-        results = await handle.results()
-        is_large = checked.with_logprobs and sum(len(result.token_ids) for result in results) > LARGE_TOKENS
-        choices = await run_in_thread_if(is_large, _choices, client, checked, handle.calls, results)
-        usage, warnings = UsageBody.of(handle.usage()), handle.warnings(more=checked.prepared.warnings)
-        return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
-
-
-def _choices(
-    client: Client, checked: CheckedChat, calls: Sequence[Call], results: Sequence[CallResult]
-) -> list[ChatChoice]:
-    pairs = zip(calls, results, strict=True)
-    return [_choice(client, checked, index, call, result) for index, (call, result) in enumerate(pairs)]
-
-
-def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
-    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder(checked.custom_tools)
-    for part in output.parse_result(result):
-        message.add(part)
-    assert output.finish_reason is not None
-    logprobs = _take_logprobs(checked, client, output)
-    return ChatChoice(index, message.build(), logprobs, output.finish_reason, *_extensions(checked, client, result))
-
-
-# -- streams --------------------------------------------------------------------------------------
-
-
-class _ChunkWriter:
-    """Writes the chunks of one choice."""
+class _ChoiceWriter:
+    """Makes one choice, or writes its chunks."""
 
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle, index: int) -> None:
         self._checked, self._client, self._handle, self._index = checked, client, handle, index
         self._output = ChatOutput(checked.prepared, client, handle.calls[index])
         self._deltas = DeltaBuilder(checked.custom_tools)
         self._has_begun = False
+
+    def choice(self, result: CallResult) -> ChatChoice:
+        """The choice of a call that has ended."""
+        message = MessageBuilder(self._checked.custom_tools)
+        for part in self._output.parse_result(result):
+            message.add(part)
+        reason, logprobs = self._output.finish_reason, self._take_logprobs()
+        assert reason is not None
+        return ChatChoice(self._index, message.build(), logprobs, reason, *self._extensions(result))
 
     def chunks(self, update: CallUpdate) -> bytes:
         """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
@@ -171,7 +139,7 @@ class _ChunkWriter:
         if not self._has_begun:
             self._has_begun = True
             deltas.insert(0, Delta(role="assistant", content=""))
-        logprobs = _take_logprobs(self._checked, self._client, self._output)
+        logprobs = self._take_logprobs()
         chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
         chunks += [self._chunk(delta, logprobs, None) for delta in deltas[-1:]]
         if update.finished:
@@ -187,20 +155,40 @@ class _ChunkWriter:
         result: CallResult | None = None,
     ) -> bytes:
         """An event; `result`: of the choice that it ends."""
-        extensions = () if result is None else _extensions(self._checked, self._client, result)
+        extensions = () if result is None else self._extensions(result)
         more = self._checked.prepared.warnings
         warnings = UNSET if result is None else self._handle.warnings([self._output.call], more)
         choice = ChunkChoice(self._index, delta, logprobs, reason, *extensions)
         usage = None if self._checked.includes_usage else UNSET
         return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings))
 
+    def _take_logprobs(self) -> ChoiceLogprobs | None:
+        """The logprobs that were not sent yet; None where the request has no `logprobs`."""
+        if not self._checked.with_logprobs:
+            return None
+        entries, self._output.logprobs = self._output.logprobs, []
+        return ChoiceLogprobs(token_logprobs(self._client, entries))
 
-class _ChatStream(StreamWriter):
-    """Writes the chunks of all choices, and at the end the usage if it is requested."""
+    def _extensions(self, result: CallResult) -> tuple[ImportanceWeight | UnsetType, CacheMissReport | UnsetType]:
+        """The last fields of a choice that has ended."""
+        miss = cache_miss_report(self._client, result, self._checked.submission.prompt_ids)
+        return importance_weight(result), miss
+
+
+class _ChatWriter(AnswerWriter):
+    """All choices, and the usage: in a stream at the end, if it is requested."""
 
     def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle) -> None:
         self._checked, self._handle = checked, handle
-        self._writers = [_ChunkWriter(checked, client, handle, index) for index in range(len(handle.calls))]
+        self._writers = [_ChoiceWriter(checked, client, handle, index) for index in range(len(handle.calls))]
+
+    def body(self, results: Sequence[CallResult]) -> ChatCompletion:
+        choices = [writer.choice(result) for writer, result in zip(self._writers, results, strict=True)]
+        usage, warnings = (
+            UsageBody.of(self._handle.usage()),
+            self._handle.warnings(more=self._checked.prepared.warnings),
+        )
+        return ChatCompletion(*self._checked.head, choices, usage, warnings=warnings)
 
     def write(self, batch: Batch) -> bytes:
         return b"".join([self._writers[index].chunks(update) for index, update in batch])
@@ -209,8 +197,3 @@ class _ChatStream(StreamWriter):
         if not self._checked.includes_usage:
             return DONE
         return sse_event(ChatChunk(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
-
-
-def _events(client: Client, checked: CheckedChat) -> AsyncGenerator[bytes, None]:
-    param = checked.prepared.constraint_param
-    return stream_events(client, [checked.submission], lambda handle: _ChatStream(checked, client, handle), param)

@@ -14,10 +14,10 @@ from msgspec import UNSET, UnsetType
 
 from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.server.generation.cache_miss import CacheMissReport
-from plait.runtime.server.protocols.openai.chat_types import CustomCall, FunctionCall
+from plait.runtime.server.protocols.openai.chat_request import CustomCall, FunctionCall
 from plait.runtime.server.protocols.openai.custom_tools import InputReader
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
-from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
+from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight
 
 
 class ResponseHead(NamedTuple):
@@ -62,7 +62,7 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 
@@ -117,7 +117,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
-    weight: DrawnWeight | UnsetType = UNSET  # in the last chunk of a choice
+    weight: ImportanceWeight | UnsetType = UNSET  # in the last chunk of a choice
     cache_miss: CacheMissReport | UnsetType = UNSET  # likewise
 
 

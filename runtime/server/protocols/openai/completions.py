@@ -29,12 +29,12 @@ from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.generation.raw_prompt import parses_special
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import encoded, sse_event
-from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.answer import DONE, AnswerWriter, Batch, answer, num_tokens
 from plait.runtime.server.protocols.openai.chat_response import ResponseHead
 from plait.runtime.server.protocols.openai.completion_prompts import Prompts, num_prompts, read_prompts
 from plait.runtime.server.protocols.openai.fields import (
@@ -45,9 +45,9 @@ from plait.runtime.server.protocols.openai.fields import (
     constraint_of,
 )
 from plait.runtime.server.protocols.shared import (
-    DrawnWeight,
+    ImportanceWeight,
     checked_count,
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
 )
@@ -94,7 +94,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 
@@ -136,11 +136,12 @@ async def create_completion(request: Request) -> Response:
     body = await read_json(request, CompletionRequest)
     model = await use_model_in_turn(request, body.model, timeout_of(body))
     checked = await _check(body, model, tenant_of(request), "cmpl-" + request_id(request)[4:])
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        checked.submissions,
+        lambda handle: _CompletionWriter(model.client, checked, handle),
         stream=bool(body.stream),
-        events=lambda: _events(model.client, checked),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.constraint_param,
     )
 
@@ -199,35 +200,7 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
 # -- the answer -----------------------------------------------------------------------------------
 
 
-async def _complete_response(client: Client, checked: CheckedCompletion) -> Completion:
-    async with submit(client, checked.submissions) as handle:
-        prompt_logprobs = await handle.prompt_logprobs()
-        results = await handle.results()
-        num_logprobs = sum(map(len, prompt_logprobs)) + sum(len(result.token_ids) for result in results)
-        is_large = num_logprobs > LARGE_TOKENS and (checked.logprobs is not None or checked.best_of > checked.n)
-        choices = await run_in_thread_if(is_large, _choices, client, checked, prompt_logprobs, results)
-        return Completion(*checked.head, choices, UsageBody.of(handle.usage()), warnings=handle.warnings())
-
-
-def _choices(
-    client: Client,
-    checked: CheckedCompletion,
-    prompt_logprobs: list[list[TokenLogprob]],
-    results: list[CallResult],
-) -> list[CompletionChoice]:
-    choices: list[CompletionChoice] = []
-    for prompt in range(len(checked.submissions)):
-        candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
-        entries, prompt_logprobs[prompt] = prompt_logprobs[prompt], []  # freed prompt by prompt
-        for result in _best_by_mean_logprob(candidates, checked.n):
-            writer = _ChoiceWriter(client, checked, prompt, entries)
-            text, logprobs = writer.write_result(result)
-            extensions = drawn_weight(result), cache_miss_report(client, result, checked.submissions[prompt].prompt_ids)
-            choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
-    return choices
-
-
-def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]:
+def _best_by_mean_logprob(results: Sequence[CallResult], n: int) -> Sequence[CallResult]:
     """Returns the n results with the highest mean logprob of their tokens."""
     if len(results) == n:
         return results
@@ -239,12 +212,30 @@ def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]
     return sorted(results, key=mean_logprob, reverse=True)[:n]
 
 
-class _CompletionStream(StreamWriter):
-    """Writes the chunks of all choices and, if it was requested, a last chunk with the usage."""
+class _CompletionWriter(AnswerWriter):
+    """All choices, and the usage: in a stream as a last chunk, if it was requested."""
 
     def __init__(self, client: Client, checked: CheckedCompletion, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle = client, checked, handle
         self._writers: list[_ChoiceWriter] = []
+
+    async def complete(self, handle: RequestHandle) -> Completion:
+        prompt_logprobs, results = await handle.prompt_logprobs(), await handle.results()
+        with_logprobs = self._checked.logprobs is not None or self._checked.best_of > self._checked.n
+        is_large = with_logprobs and sum(map(len, prompt_logprobs)) + num_tokens(results) > LARGE_TOKENS
+        return await run_in_thread_if(is_large, self.body, results, prompt_logprobs)
+
+    def body(self, results: Sequence[CallResult], prompt_logprobs: Sequence[list[TokenLogprob]] = ()) -> Completion:
+        checked, choices, waiting = self._checked, list[CompletionChoice](), list(prompt_logprobs)
+        for prompt, submission in enumerate(checked.submissions):
+            candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
+            entries, waiting[prompt] = waiting[prompt], []  # freed prompt by prompt
+            for result in _best_by_mean_logprob(candidates, checked.n):
+                text, logprobs = _ChoiceWriter(self._client, checked, prompt, entries).write_result(result)
+                extensions = importance_weight(result), cache_miss_report(self._client, result, submission.prompt_ids)
+                choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason, *extensions))
+        usage = UsageBody.of(self._handle.usage())
+        return Completion(*checked.head, choices, usage, warnings=self._handle.warnings())
 
     async def start(self) -> None:
         prompt_logprobs = await self._handle.prompt_logprobs()
@@ -279,7 +270,7 @@ class _CompletionStream(StreamWriter):
                 choice = CompletionChoice(text, index, logprobs, reason)
                 if result is not None:
                     prompt_ids = self._checked.submissions[index // self._checked.n].prompt_ids
-                    choice.weight = drawn_weight(result)
+                    choice.weight = importance_weight(result)
                     choice.cache_miss = cache_miss_report(self._client, result, prompt_ids)
                 chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)
@@ -288,15 +279,6 @@ class _CompletionStream(StreamWriter):
         if not self._checked.includes_usage:
             return DONE
         return sse_event(Completion(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
-
-
-def _events(client: Client, checked: CheckedCompletion) -> AsyncGenerator[bytes, None]:
-    return stream_events(
-        client,
-        checked.submissions,
-        lambda handle: _CompletionStream(client, checked, handle),
-        checked.constraint_param,
-    )
 
 
 class _ChoiceWriter:

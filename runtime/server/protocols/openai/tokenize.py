@@ -28,8 +28,13 @@ from plait.runtime.server.generation.threads import run_in_thread_if
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
-from plait.runtime.server.protocols.openai.chat_request import conversation_of
-from plait.runtime.server.protocols.openai.chat_types import ChatRequest, CustomTool, FunctionTool, Message
+from plait.runtime.server.protocols.openai.chat_request import (
+    ChatRequest,
+    CustomTool,
+    FunctionTool,
+    Message,
+    conversation_of,
+)
 from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
 
 router = APIRouter()

@@ -59,7 +59,7 @@ class Counts(msgspec.Struct):
     waiting_calls: int
     free_pages: int
     cached_pages: int
-    held_pages: int
+    used_pages: int
     total_pages: int
     steps: int
     computed_tokens: int

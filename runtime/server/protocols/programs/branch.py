@@ -95,7 +95,7 @@ class ProgramBranch(BranchText[TextPiece, Value]):
             raise
         return work.result()
 
-    async def begin_role(self, role: str, behind: Sequence[Step]) -> None:
+    async def begin_role(self, role: str, following: Sequence[Step]) -> None:
         """Begins a turn. Rendering many turns takes long, and has a thread."""
         prefix = await run_in_thread_if(len(self.turns) > TURNS_AT_ONCE, self.turn_prefix, role)
         self.run.count_turns(self.template().num_rendered_turns(len(self.turns)))

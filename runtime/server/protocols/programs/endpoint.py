@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.constrained.validation_process import validation_error_within
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
@@ -23,17 +25,12 @@ from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
-from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import (
-    encoded,
-    json_response_in_pieces,
-    named_sse_event,
-)
+from plait.runtime.server.http.response import encoded, json_response_in_pieces, named_sse_event
 from plait.runtime.server.protocols.answer import respond
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
-from plait.runtime.server.protocols.programs.compiler import CompiledProgram, compile_program
+from plait.runtime.server.protocols.programs.program_compiler import CompiledProgram, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
 from plait.runtime.server.protocols.programs.types import (
     CallAnswer,
@@ -44,7 +41,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
-from plait.runtime.server.protocols.shared import drawn_weight, timeout_of
+from plait.runtime.server.protocols.shared import importance_weight, timeout_of
 
 router = APIRouter()
 EVENT_BYTES = 100  # about the memory of an event beside its text
@@ -187,7 +184,7 @@ class _Execution:
             logprobs,
             usage,
             list(result.warnings) or msgspec.UNSET,
-            drawn_weight(result),
+            importance_weight(result),
             cache_miss_report(self._client, result),
         )
 
@@ -222,3 +219,18 @@ class _Execution:
             return named_sse_event("variable.delta", {"type": "variable.delta", **source, "delta": update.delta})
         value = {"value": update.value, "finish_reason": update.result.finish_reason}
         return named_sse_event("variable.done", {"type": "variable.done", **source, **value})
+
+
+# -- violation ------------------------------------------------------------------------------------
+# Validates the texts of lenient constraints without stopping the event loop, however long a client's schema takes.
+
+# Threads of their own: validations that run into their time limit must not delay what else runs in threads.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="plait-validation")
+
+
+async def find_violation(result: CallResult) -> str | None:
+    """As `CallResult.violation`, but computed in a process with a time limit."""
+    if result.lenient_constraint is None:
+        return None
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads, validation_error_within, result.lenient_constraint, result.text)

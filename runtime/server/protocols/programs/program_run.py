@@ -24,7 +24,7 @@ from plait.runtime.programs.variables import gather_variables
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
-from plait.runtime.server.protocols.programs.compiler import CompiledProgram
+from plait.runtime.server.protocols.programs.program_compiler import CompiledProgram
 from plait.runtime.server.protocols.programs.steps import CallStep, ForkStep, GenStep, ProgramStep
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -137,10 +137,10 @@ class ProgramRun:
                 f"the program has too many turns: the chat template would render more than {MAX_RENDERED_TURNS}"
             )
 
-    async def call(self, step: CallStep, program_branch: ProgramBranch, behind: Sequence[Step]) -> None:
+    async def call(self, step: CallStep, program_branch: ProgramBranch, following: Sequence[Step]) -> None:
         """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
-        followed_by = await step.text_behind(program_branch, behind)
-        calls = await program_branch.run_tokenizing(lambda: step.start(program_branch, followed_by))
+        trailing_text = await step.trailing_text(program_branch, following)
+        calls = await program_branch.run_tokenizing(lambda: step.start(program_branch, trailing_text))
         self.calls += calls
         texts = [self._start(self._follow(step, i, call)) for i, call in enumerate(calls)]
         program_branch.add_segment(TextPiece(texts[0]))

@@ -25,7 +25,7 @@ class VariableStep(Step):
     name: str
     index: tuple[int, ...]
 
-    def _run_on(self, branch: ProgramBranch, behind: Sequence[Step]) -> Awaitable[None]:
+    def _run_on(self, branch: ProgramBranch, following: Sequence[Step]) -> Awaitable[None]:
         return branch.write_variable(self.name, self.index)
 
 
@@ -36,14 +36,14 @@ class CallStep(Step):
     sampling: SamplingParams  # of a select, the seed of the method "exact"
     same_seed: bool
 
-    def _run_on(self, branch: ProgramBranch, behind: Sequence[Step]) -> Awaitable[None]:
-        return branch.run.call(self, branch, behind)
+    def _run_on(self, branch: ProgramBranch, following: Sequence[Step]) -> Awaitable[None]:
+        return branch.run.call(self, branch, following)
 
-    async def text_behind(self, branch: ProgramBranch, behind: Sequence[Step]) -> str:
+    async def trailing_text(self, branch: ProgramBranch, following: Sequence[Step]) -> str:
         """Returns the text of the steps behind this one that belongs to its constraint; "" if none does."""
         return ""
 
-    def start(self, branch: ProgramBranch, followed_by: str) -> list[Call]:
+    def start(self, branch: ProgramBranch, trailing_text: str) -> list[Call]:
         """Starts the call, and its further samples, after the text of the branch."""
         raise NotImplementedError
 
@@ -55,18 +55,18 @@ class GenStep(CallStep):
     n: int
     following_nodes: int | None
 
-    async def text_behind(self, branch: ProgramBranch, behind: Sequence[Step]) -> str:
+    async def trailing_text(self, branch: ProgramBranch, following: Sequence[Step]) -> str:
         """Waits for variables whose text a call still generates, if `following_nodes` counts them."""
         if self.constraint is None or self.sampling.min_tokens:
             return ""
         known: list[Step] = []
-        for step in behind[: self.following_nodes]:
+        for step in following[: self.following_nodes]:
             if isinstance(step, VariableStep) and self._knows(step.name, branch):
                 step = TextStep(await branch.text_of(step.name, step.index))
             if not isinstance(step, TextStep | TurnEnd):
                 break
             known.append(step)
-        return branch.text_behind(known, branch.run.client.tokenizer)
+        return branch.trailing_text(known, branch.run.client.tokenizer)
 
     def _knows(self, name: str, branch: ProgramBranch) -> bool:
         """Whether the text of a variable does not come from this gen, and need not be waited for by default."""
@@ -74,9 +74,9 @@ class GenStep(CallStep):
             return False
         return self.following_nodes is not None or isinstance(branch.variables.get(name), str)
 
-    def start(self, branch: ProgramBranch, followed_by: str) -> list[Call]:
+    def start(self, branch: ProgramBranch, trailing_text: str) -> list[Call]:
         sampling = branch.seed_path.params_of_next_gen(self.sampling, same_seed=self.same_seed)
-        return branch.start_gen(self.name, sampling, self.constraint, self.n, followed_by)
+        return branch.start_gen(self.name, sampling, self.constraint, self.n, trailing_text)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SelectStep(CallStep):
     method: SelectMethod
     timeout_s: float | None
 
-    def start(self, branch: ProgramBranch, followed_by: str) -> list[Call]:
+    def start(self, branch: ProgramBranch, trailing_text: str) -> list[Call]:
         draw = self.sampling if self.method == "exact" else None
         return [branch.start_select(self.name, self.choices, self.method, self.timeout_s, draw, self.same_seed)]
 
@@ -106,7 +106,7 @@ class ForkStep(Step):
     branches: tuple[tuple[ProgramStep, ...], ...]
     join: Literal["gather", "append"]
 
-    def _run_on(self, branch: ProgramBranch, behind: Sequence[Step]) -> Awaitable[None]:
+    def _run_on(self, branch: ProgramBranch, following: Sequence[Step]) -> Awaitable[None]:
         return branch.run.fork(self, branch)
 
 

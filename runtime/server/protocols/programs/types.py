@@ -15,7 +15,7 @@ from plait.runtime.messages import SelectMethod
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
+from plait.runtime.server.protocols.shared import ImportanceWeight, Priority, StrictStruct
 
 MAX_TEXT = 1 << 20  # characters of one text
 
@@ -158,7 +158,7 @@ class CallAnswer(msgspec.Struct):
     logprobs: list[TokenLogprobBody] | None
     usage: CallUsage
     warnings: list[str] | UnsetType = UNSET
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 

@@ -80,7 +80,7 @@ async def server_info(request: Request) -> Response:
 async def _server_info(served: ServedModel) -> ServerInfo:
     client = served.client
     now = await asyncio.to_thread(client.status)
-    used = now.held_pages / now.total_pages
+    used = now.used_pages / now.total_pages
     scheduler = SchedulerState(now.running_calls, now.waiting_calls, used, now.cached_pages)
     model = client.model
     return ServerInfo(

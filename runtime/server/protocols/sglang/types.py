@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from plait.runtime.server.generation.cache_miss import CacheMissReport
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.shared import DrawnWeight, Priority, StrictStruct
+from plait.runtime.server.protocols.shared import ImportanceWeight, Priority, StrictStruct
 
 # these stand at the top of a request, not in its sampling_params
 SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
@@ -97,7 +97,7 @@ class MetaInfo(msgspec.Struct):
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     particles: dict[str, float] | UnsetType = UNSET
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 

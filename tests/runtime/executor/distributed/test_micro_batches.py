@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.kernels.layout import SHARED_ALIGN, shared_prefix_arrays
 from plait.runtime.executor.batch_arrays import BatchArrays, starts
-from plait.runtime.executor.distributed.micro_batches import CUT_ALIGN, StepCosts, micro_batch_ends, split_step
+from plait.runtime.executor.distributed.rank_runner import CUT_ALIGN, StepCosts, micro_batch_ends, split_step
 
 rows_of = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 5) | st.integers(1, 400), st.integers(0, 3)), min_size=1, max_size=7

@@ -22,8 +22,7 @@ from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu import stream as stream_module
-from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE, GraphKey
-from plait.runtime.executor.gpu.piecewise_graphs import make_piecewise_capture_sizes
+from plait.runtime.executor.gpu.cuda_graphs import PIECEWISE, GraphKey, make_piecewise_capture_sizes
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.radix_node import CacheNamespace

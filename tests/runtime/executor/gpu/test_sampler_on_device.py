@@ -19,7 +19,7 @@ from tiny_hf_models import randomized, runner
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.call_reports import decode_logprobs
 from plait.runtime.config import engine_config
-from plait.runtime.executor.gpu.adjustment_slots import AdjustmentSlots
+from plait.runtime.executor.gpu.gpu_sampler import AdjustmentSlots
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import Append, Close, Embed, Fork, Generate, Open, Select

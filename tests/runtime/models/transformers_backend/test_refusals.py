@@ -17,7 +17,7 @@ from plait.runtime.config import engine_config
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
 from plait.runtime.executor.backend_selection import uses_transformers
 from plait.runtime.executor.transformers_runner import TransformersRunner
-from plait.runtime.models.transformers_backend import attention
+from plait.runtime.models.transformers_backend import model as transformers_model
 
 CONFIG = {"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "vocab_size": 97, "hidden_size": 32}
 LFM2 = {
@@ -96,14 +96,14 @@ def test_settings_without_effect_are_refused(cohere, settings):
 
 def test_a_model_whose_logits_differ_with_the_paged_attention_is_refused(cohere, monkeypatch):
     """As a layer with a state outside the KV cache would."""
-    attend = attention.PagedAttention.attend
+    attend = transformers_model.PagedAttention.attend
 
     def without_cached_keys(self, module, q, k, v, *others):
         if self.layout is not None:
             self.caches[0].k.zero_()
         return attend(self, module, q, k, v, *others)
 
-    monkeypatch.setattr(attention.PagedAttention, "attend", without_cached_keys)
+    monkeypatch.setattr(transformers_model.PagedAttention, "attend", without_cached_keys)
     with pytest.raises(UnsupportedModel, match="gives other logits with the paged attention"):
         runner(cohere)
 

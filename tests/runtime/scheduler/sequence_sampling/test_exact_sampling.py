@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from fake_engine import (
     EOS,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logprob,
@@ -70,7 +70,7 @@ def draw(grammars, count, **settings):
     for i in range(count):
         messages += [Open(i), Append(i, PROMPT), exact(i, i, seed=i, temperature=3.0), Close(i)]
     calls = run_until_idle(engine_loop, transport, *messages)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
     words = {tuple(spell(word)): word for word in WORDS.choices}
     return [words[tuple(calls[i].tokens)] for i in range(count)], [calls[i].end for i in range(count)], runner
 
@@ -151,7 +151,7 @@ def test_several_prefixes_of_a_search_are_computed_in_one_step_and_change_nothin
             engine_loop, transport, runner = make_engine_loop(grammars=grammars)
             request = exact(1, 1, seed=seed, temperature=3.0)
             calls = run_until_idle(engine_loop, transport, Open(1), Append(1, PROMPT), request)
-            assert_no_held_pages(engine_loop)
+            assert_no_used_pages(engine_loop)
             drawn.append((calls[1].tokens, calls[1].end.exact.logprob, len(runner.batches)))
         values.append(drawn)
     assert [drawn[:2] for drawn in values[0]] == [drawn[:2] for drawn in values[1]]
@@ -169,7 +169,7 @@ def test_an_aborted_search_frees_what_its_prefixes_hold(grammars):
     assert running >= 1
     calls = run_until_idle(engine_loop, transport, *(Abort(i) for i in range(6)))
     assert all(call.end is not None for call in calls.values()) and not engine_loop.batch_scheduler.has_work
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_prompt_that_is_computed_already_gives_the_same_value(grammars):
@@ -246,4 +246,4 @@ def test_a_constraint_that_fails_within_a_search_leaves_no_prefix_behind(grammar
     calls = run_until_idle(engine_loop, transport, Open(9), Append(9, PROMPT), request)
     assert calls[9].end.kind == "constraint" and "too large" in calls[9].end.text
     assert not engine_loop.batch_scheduler.has_work and len(engine_loop.sessions.sequences()) == 1
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_engine import assert_no_held_pages, generate, greedy, make_engine_loop, outcomes, post, vocabulary
+from fake_engine import assert_no_used_pages, generate, greedy, make_engine_loop, outcomes, post, vocabulary
 
 from plait.constrained import Regex, compile_grammar
 from plait.runtime.messages import Append, Generate, Open
@@ -56,7 +56,7 @@ def test_a_step_with_other_calls_computes_few_prefixes(grammars, how):
     calls = outcomes(transport)
     assert calls[0].tokens == greedy([1, 2], 200)
     assert all(call.end.reason in ("stop", "length") for call in calls.values())
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_tenants_share_the_prefixes_of_a_step(grammars):
@@ -83,4 +83,4 @@ def test_calls_in_the_background_do_not_limit_the_prefixes_of_a_step(grammars):
     beside = [sum(counts.values()) for counts, is_shared in steps if is_shared]
     assert max(beside[1:]) > MAX_PREFIX_LOGITS
     assert outcomes(transport)[0].tokens == greedy([1, 2], 200)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

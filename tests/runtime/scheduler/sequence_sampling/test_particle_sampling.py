@@ -10,7 +10,7 @@ import pytest
 from fake_engine import (
     EOS,
     VOCAB,
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logits_after,
@@ -65,7 +65,7 @@ def draw(grammars, count, num_particles=8, **settings):
     for i in range(count):
         messages += [Open(i), Append(i, PROMPT), particles(i, i, count=num_particles, seed=i), Close(i)]
     calls = run_until_idle(engine_loop, transport, *messages)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
     words = {tuple(spell(word)): word for word in WORDS.choices}
     return [words[tuple(calls[i].tokens)] for i in range(count)], [calls[i].end for i in range(count)], runner
 
@@ -146,7 +146,7 @@ def test_a_value_is_complete_within_max_tokens(grammars):
     calls = run_until_idle(engine_loop, transport, *messages)
     assert {len(call.tokens) for call in calls.values()} == {1, 2}
     assert all(call.end.reason == "stop" and call.end.matched == EOS for call in calls.values())
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_calls_with_more_particles_than_rows_do_not_wait_for_each_other(grammars):
@@ -164,7 +164,7 @@ def test_particles_without_a_value_fail_their_call_and_leave_the_text(grammars):
     calls = run_until_idle(engine_loop, transport, Open(1), Append(1, PROMPT), particles(1, 1, seed=1, top_k=2))
     assert calls[1].end.kind == "constraint" and "no particle" in calls[1].end.text and calls[1].tokens == []
     assert [len(seq) for seq in engine_loop.sessions.sequences()] == [len(PROMPT)]
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_an_aborted_call_frees_what_its_particles_hold(grammars):
@@ -178,7 +178,7 @@ def test_an_aborted_call_frees_what_its_particles_hold(grammars):
     assert len(engine_loop.batch_scheduler.running) + len(engine_loop.batch_scheduler.waiting) > 2
     calls = run_until_idle(engine_loop, transport, Abort(1))
     assert calls[1].end.kind == "aborted" and not engine_loop.batch_scheduler.has_work
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_failed_step_ends_the_call_of_its_request(grammars):
@@ -189,7 +189,7 @@ def test_a_failed_step_ends_the_call_of_its_request(grammars):
         Open(2), Append(2, [1, 2]), generate(2, 2, 9),
     )  # fmt: skip
     assert calls[1].end.kind == "internal" and calls[2].tokens == greedy([1, 2], 9)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_pool_of_matchers_answers_as_one_matcher(grammars):

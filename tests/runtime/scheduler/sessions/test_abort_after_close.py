@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_engine import assert_no_held_pages, generate, make_engine_loop, post, run_until_idle
+from fake_engine import assert_no_used_pages, generate, make_engine_loop, post, run_until_idle
 
 from plait.runtime.messages import Abort, Append, Close, Finished, Fork, Open
 
@@ -28,7 +28,7 @@ def test_calls_of_a_closed_session_run_to_their_end():
     calls = run_until_idle(engine_loop, transport)
     assert all(isinstance(calls[call].end, Finished) for call in (10, 11, 20, 21))
     assert len(engine_loop.sessions) == engine_loop.calls.num_open == 0
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_an_abort_ends_the_calls_of_a_closed_session_and_of_no_other():
@@ -38,4 +38,4 @@ def test_an_abort_ends_the_calls_of_a_closed_session_and_of_no_other():
     assert [calls[call].end.kind for call in (20, 21)] == ["aborted", "aborted"]
     assert all(isinstance(calls[call].end, Finished) for call in (10, 11))
     assert len(engine_loop.sessions) == engine_loop.calls.num_open == 0
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

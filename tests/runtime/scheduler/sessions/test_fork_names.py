@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake_engine import assert_no_held_pages, generate, greedy, make_engine_loop, run_until_idle
+from fake_engine import assert_no_used_pages, generate, greedy, make_engine_loop, run_until_idle
 
 from plait.runtime.messages import Append, Close, Fork, Open
 
@@ -28,4 +28,4 @@ def test_a_child_gets_the_text_of_the_session_that_named_it_first():
     assert calls[11].tokens == greedy(text, 4, ignore_eos=True)
     run_until_idle(engine_loop, transport, *(Close(session) for session in (1, 2, 3, 4)))
     assert len(engine_loop.sessions) == 0
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fake_engine import (
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     logprob,
@@ -53,7 +53,7 @@ def test_select_scores_as_published(prompt, choices):
         winner = choices[calls[i].end.choice.index]
         assert calls[i].tokens == winner
         assert calls[10 + i].tokens == greedy(prompt + winner, 3), "the winner is part of the text"
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_select_may_replace_tokens_before_it():
@@ -68,7 +68,7 @@ def test_a_select_may_replace_tokens_before_it():
     assert calls[2].end.usage.prompt_tokens == 38
     assert calls[3].end.usage.prompt_tokens == 40, "the other branch lost its text"
     assert runner.num_computed == 39 + 2 * 2 + 1, "what was cached was computed again"
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_an_aborted_select_restores_the_replaced_text():
@@ -78,7 +78,7 @@ def test_an_aborted_select_restores_the_replaced_text():
     calls = run_until_idle(engine_loop, transport, Abort(1, 1), generate(1, 2, 3))
     assert calls[1].end.kind == "aborted"
     assert calls[2].tokens == greedy([1, 2, 3], 3)
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_choices_with_a_common_prefix_share_a_request():

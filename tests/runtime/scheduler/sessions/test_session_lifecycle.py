@@ -6,7 +6,7 @@ import time
 
 import pytest
 from fake_engine import (
-    assert_no_held_pages,
+    assert_no_used_pages,
     generate,
     greedy,
     make_engine_loop,
@@ -64,7 +64,7 @@ def test_an_aborted_call_leaves_its_session_alive():
     assert calls[1].end.kind == "aborted"
     assert isinstance(calls[2].end, Finished)
     assert len(engine_loop.sessions) == 1
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_call_fails_when_its_deadline_passes():
@@ -73,7 +73,7 @@ def test_a_call_fails_when_its_deadline_passes():
     time.sleep(0.05)  # a fast machine has all 500 tokens before
     calls = run_until_idle(engine_loop, transport)
     assert calls[1].end.kind == "deadline"
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_disconnected_client_loses_its_sessions_and_forks():
@@ -85,7 +85,7 @@ def test_a_disconnected_client_loses_its_sessions_and_forks():
     transport.vanished.append(b"d")
     run_until_idle(engine_loop, transport)
     assert len(engine_loop.sessions) == 0
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_a_client_cannot_abort_the_session_of_another():
@@ -95,7 +95,7 @@ def test_a_client_cannot_abort_the_session_of_another():
     engine_loop.step(0.0)
     assert len(engine_loop.batch_scheduler.running) == 1
     run_until_idle(engine_loop, transport, Abort(1))
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_an_aborted_output_keeps_the_tokens_that_were_sent():
@@ -157,7 +157,7 @@ def test_a_long_chain_of_forks_ends_without_recursion(end):
     if end != "vanish":
         assert calls[777].end.kind
     assert len(engine_loop.sessions) <= 2
-    assert_no_held_pages(engine_loop)
+    assert_no_used_pages(engine_loop)
 
 
 def test_aborting_a_call_cancels_its_compilation():

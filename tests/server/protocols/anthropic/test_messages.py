@@ -13,8 +13,13 @@ from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
 from plait.runtime.call_reports import Usage
 from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.client.call import CallResult
-from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, read_partial_object, stop_reason_of
-from plait.runtime.server.protocols.anthropic.response import BlockStart, BlockStop
+from plait.runtime.server.protocols.anthropic.response import (
+    BlockStart,
+    BlockStop,
+    ContentBlocks,
+    read_partial_object,
+    stop_reason_of,
+)
 
 ASK = [{"role": "user", "content": "Name three colours."}]
 WEATHER = {

@@ -15,7 +15,7 @@ from served_process import Served
 
 from plait.runtime.chat.parser import ParsedPart
 from plait.runtime.model_files.model_description import describe
-from plait.runtime.server.protocols.ollama.response import OllamaResponseWriter
+from plait.runtime.server.protocols.ollama.generate import OllamaResponseWriter
 
 ASK = [{"role": "user", "content": "Name three colours."}]
 SHORT = {"num_predict": 5, "temperature": 0}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 GEN, TEXT = {"gen": {}}, {"text": "a"}

@@ -12,7 +12,7 @@ import pytest
 from waiting import wait_until
 
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
@@ -27,7 +27,7 @@ NUM_CALLS = 5  # that FORKED has in flight
 def assert_nothing_left(engine, state) -> None:
     def left():
         status = engine.client.status()
-        return status.sessions, status.running_calls, status.waiting_calls, status.held_pages
+        return status.sessions, status.running_calls, status.waiting_calls, status.used_pages
 
     wait_until(lambda: left() == (0, 0, 0, 0), PATIENCE_S)
     assert left() == (0, 0, 0, 0)
@@ -130,4 +130,4 @@ def test_sessions_opened_in_a_thread_after_the_cancellation_are_ended(engine, st
 
     asyncio.run(asyncio.wait_for(cancel_while_tokenizing(), PATIENCE_S))
     assert wait_until(lambda: engine.client.status().sessions == 0, PATIENCE_S)
-    assert engine.client.status().held_pages == 0
+    assert engine.client.status().used_pages == 0

@@ -84,4 +84,4 @@ def test_the_text_behind_a_gen_has_no_value_of_the_gen_itself(monkeypatch) -> No
     branch.run.client = SimpleNamespace(tokenizer=None)
     branch.variables = {"a": "old", "b": "known"}
     for name, text in (("a", ""), ("b", "known")):
-        assert asyncio.run(gen.text_behind(branch, [VariableStep("", name, ())])) == text
+        assert asyncio.run(gen.trailing_text(branch, [VariableStep("", name, ())])) == text

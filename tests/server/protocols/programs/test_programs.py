@@ -11,7 +11,7 @@ import pytest
 
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.compiler import MAX_DEPTH, compile_program
+from plait.runtime.server.protocols.programs.program_compiler import MAX_DEPTH, compile_program
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 GREEDY = {"temperature": 0, "max_tokens": 4}

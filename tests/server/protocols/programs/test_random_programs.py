@@ -14,7 +14,7 @@ from waiting import wait_until
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.json_body import parse
-from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.program_compiler import compile_program
 from plait.runtime.server.protocols.programs.program_run import ProgramRun
 from plait.runtime.server.protocols.programs.types import ProgramRequest
 from plait.runtime.server.settings import server_settings
@@ -126,7 +126,7 @@ def test_nothing_is_left_of_a_program(small_engine, requests) -> None:
         loop.calls.start = start
     assert most <= limit
     assert loop.calls.num_open == 0 and not loop.batch_scheduler.has_work
-    assert small_engine.client.status().held_pages == 0
+    assert small_engine.client.status().used_pages == 0
 
 
 def test_a_branch_that_goes_on_while_the_program_ends_starts_nothing() -> None:

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from plait.runtime.server.generation.abort_registry import AbortRegistry
+from plait.runtime.server.protocols.sglang.generate import AbortRegistry
 
 PROMPT = "The capital of France is"
 GREEDY = {"max_new_tokens": 4, "temperature": 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,14 +22,12 @@ from plait.runtime.server.fields.request_warnings import request_warnings
 from plait.runtime.server.generation.cache_miss import cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.generation.threads import LARGE_TOKENS, run_in_thread_if
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response, named_sse_event
-from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.openai.responses.events import Event, ResponseEvent
-from plait.runtime.server.protocols.openai.responses.output_items import OutputItems
+from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
+from plait.runtime.server.protocols.openai.responses.events import Event, OutputItems, ResponseEvent
 from plait.runtime.server.protocols.openai.responses.request import PlacedItem, conversation_of
 from plait.runtime.server.protocols.openai.responses.response_object import (
     Incomplete,
@@ -44,7 +42,7 @@ from plait.runtime.server.protocols.openai.responses.stored_conversation import 
 from plait.runtime.server.protocols.openai.responses.tools import ToolTable
 from plait.runtime.server.protocols.openai.responses.types import LOGPROBS, ResponsePrompt, ResponsesRequest
 from plait.runtime.server.protocols.shared import (
-    drawn_weight,
+    importance_weight,
     remaining_context,
     timeout_of,
     token_logprobs,
@@ -72,11 +70,12 @@ async def create_response(request: Request) -> Response:
     model = await use_model_in_turn(request, body.model, timeout_of(body))
     items = await all_items(request, body)
     checked = await _check(body, model, items.items, keeper_of(request, body, items))
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        [checked.submission],
+        lambda handle: _ResponseWriter(model.client, checked, handle),
         stream=bool(body.stream),
-        events=lambda: _events(model.client, checked),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         fail=lambda error: named_sse_event("response.failed", _failed(checked, error, [])),
     )
@@ -140,68 +139,28 @@ def _shown(tool: dict[str, Any]) -> dict[str, Any]:
     return {"strict": None, "parameters": None, **tool} if tool["type"] == "function" else tool
 
 
-def _finished(
-    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, handle: RequestHandle
-) -> ResponseBody:
-    """The response object at its end."""
-    is_cut = output.finish_reason == "length"
-    return msgspec.structs.replace(
-        checked.started,
-        status="incomplete" if is_cut else "completed",
-        completed_at=None if is_cut else int(time.time()),
-        incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
-        output=items.output,
-        usage=ResponseUsage.of(handle.usage(), len(client.tokenizer.encode_plain(items.reasoning))),
-        warnings=handle.warnings(more=checked.prepared.warnings),
-        weight=drawn_weight(output.call.result(0)),
-        cache_miss=cache_miss_report(client, output.call.result(0), checked.submission.prompt_ids),
-    )
-
-
-def _delta_events(
-    checked: CheckedResponse, client: Client, output: ChatOutput, items: OutputItems, parts: list[ParsedPart]
-) -> list[Event]:
-    """The events for new parts. The logprobs so far go with the last of them that is text."""
-    events: list[Event] = []
-    texts = [index for index, part in enumerate(parts) if part.kind == "text"]
-    for index, part in enumerate(parts):
-        logprobs = None
-        if checked.with_logprobs and texts and index == texts[-1]:
-            logprobs, output.logprobs = token_logprobs(client, output.logprobs), []
-        events += items.add(part, logprobs)
-    if output.finish_reason is not None:
-        events += items.close("incomplete" if output.finish_reason == "length" else "completed")
-    return events
-
-
-async def _complete_response(client: Client, checked: CheckedResponse) -> ResponseBody:
-    async with submit(client, [checked.submission]) as handle:
-        (result,) = await handle.results()
-        is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
-        return checked.keeper.keep(await run_in_thread_if(is_large, _complete, client, checked, handle, result))
-
-
-def _complete(client: Client, checked: CheckedResponse, handle: RequestHandle, result: CallResult) -> ResponseBody:
-    output = ChatOutput(checked.prepared, client, handle.calls[0])
-    items = OutputItems(checked.tools.called)
-    _delta_events(checked, client, output, items, output.parse_result(result))
-    return _finished(checked, client, output, items, handle)
-
-
 def _failed(checked: CheckedResponse, error: ApiError, output: Sequence[OutputItem]) -> ResponseEvent:
     reason = ResponseError("server_error", error.message)
     response = msgspec.structs.replace(checked.started, status="failed", error=reason, output=output)
     return ResponseEvent(type="response.failed", response=response)
 
 
-class _ResponseStream(StreamWriter):
-    """Writes the numbered events of one response."""
+class _ResponseWriter(AnswerWriter):
+    """One response, or its numbered events."""
 
     def __init__(self, client: Client, checked: CheckedResponse, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle = client, checked, handle
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._items = OutputItems(checked.tools.called)
         self._count = 0
+
+    async def complete(self, handle: RequestHandle) -> ResponseBody:
+        response: ResponseBody = await super().complete(handle)
+        return self._checked.keeper.keep(response)
+
+    def body(self, results: Sequence[CallResult]) -> ResponseBody:
+        self._delta_events(self._output.parse_result(results[0]))
+        return self._finished(results[0])
 
     def write(self, batch: Batch) -> bytes:
         events: list[Event] = []
@@ -210,13 +169,11 @@ class _ResponseStream(StreamWriter):
             events.append(ResponseEvent(type="response.created", response=started))
             events.append(ResponseEvent(type="response.in_progress", response=started))
         for _, update in batch:
-            parts = self._output.parse_update(update)
-            events += _delta_events(self._checked, self._client, self._output, self._items, parts)
+            events += self._delta_events(self._output.parse_update(update))
         return self._encode(events)
 
     def finish(self) -> bytes:
-        response = _finished(self._checked, self._client, self._output, self._items, self._handle)
-        response = self._checked.keeper.keep(response)
+        response = self._checked.keeper.keep(self._finished(self._output.call.result(0)))
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
         if response.status == "incomplete":
             kind = "response.incomplete"
@@ -225,6 +182,35 @@ class _ResponseStream(StreamWriter):
     def fail(self, error: ApiError) -> bytes:
         return self._encode([_failed(self._checked, error, self._items.output)])
 
+    def _delta_events(self, parts: list[ParsedPart]) -> list[Event]:
+        """The events for new parts. The logprobs so far go with the last of them that is text."""
+        events: list[Event] = []
+        texts = [index for index, part in enumerate(parts) if part.kind == "text"]
+        for index, part in enumerate(parts):
+            logprobs = None
+            if self._checked.with_logprobs and texts and index == texts[-1]:
+                logprobs, self._output.logprobs = token_logprobs(self._client, self._output.logprobs), []
+            events += self._items.add(part, logprobs)
+        if self._output.finish_reason is not None:
+            events += self._items.close("incomplete" if self._output.finish_reason == "length" else "completed")
+        return events
+
+    def _finished(self, result: CallResult) -> ResponseBody:
+        """The response object at its end."""
+        is_cut = self._output.finish_reason == "length"
+        num_reasoning = len(self._client.tokenizer.encode_plain(self._items.reasoning))
+        return msgspec.structs.replace(
+            self._checked.started,
+            status="incomplete" if is_cut else "completed",
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
+            output=self._items.output,
+            usage=ResponseUsage.of(self._handle.usage(), num_reasoning),
+            warnings=self._handle.warnings(more=self._checked.prepared.warnings),
+            weight=importance_weight(result),
+            cache_miss=cache_miss_report(self._client, result, self._checked.submission.prompt_ids),
+        )
+
     def _encode(self, events: list[Event]) -> bytes:
         encoded = []
         for event in events:
@@ -232,8 +218,3 @@ class _ResponseStream(StreamWriter):
             self._count += 1
             encoded.append(named_sse_event(event.type, event))
         return b"".join(encoded)
-
-
-def _events(client: Client, checked: CheckedResponse) -> AsyncGenerator[bytes, None]:
-    param = checked.prepared.constraint_param
-    return stream_events(client, [checked.submission], lambda handle: _ResponseStream(client, checked, handle), param)

@@ -7,12 +7,28 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
-from plait.runtime.server.protocols.openai.responses.response_object import AnyOutput, ContentPart, ResponseBody
+from plait.runtime.chat.parser import ParsedPart
+from plait.runtime.server.protocols.openai.custom_tools import InputReader
+from plait.runtime.server.protocols.openai.responses.response_object import (
+    AnyOutput,
+    CallOutput,
+    ContentPart,
+    CustomCallOutput,
+    MessageOutput,
+    OutputTextPart,
+    ReasoningOutput,
+    ReasoningTextPart,
+    ResponseBody,
+)
+from plait.runtime.server.protocols.openai.responses.tools import CalledTool
 from plait.runtime.server.protocols.shared import ContentLogprob
 
 
@@ -93,3 +109,143 @@ class CallDone(msgspec.Struct, kw_only=True):
 
 
 Event = ResponseEvent | ItemEvent | PartEvent | TextDelta | TextDone | CallDelta | CallDone
+
+
+# -- output items ---------------------------------------------------------------------------------
+# Builds the output items of a response and the stream events of each change, in OpenAI's order.
+#
+#     output_item.added  content_part.added  *.delta ...  *.done  content_part.done  output_item.done
+#
+# Calls have no content parts.
+#
+# A response that is not streamed has the same items without the events.
+
+
+class OutputItems:
+    """The items of one response. `add` and `close` return stream events; `output` has the items so far.
+
+    tools: the name that the model writes -> the tool.
+    """
+
+    def __init__(self, tools: Mapping[str, CalledTool]) -> None:
+        self._tools = tools
+        self._input = InputReader()  # of the open call of a custom tool
+        self.output: list[AnyOutput] = []
+        self._open: AnyOutput | None = None  # the last item, while it can grow
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(item.content[0].text for item in self.output if isinstance(item, ReasoningOutput))
+
+    def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
+        """Adds a part of the answer; `logprobs` belong to a part that is text."""
+        if part.kind == "call":
+            return self._begin(self._new_call(part))
+        if part.kind == "arguments":
+            return self._add_arguments(part.text)
+        if part.kind == "text":
+            return self._add_text(part.text, logprobs or [])
+        return self._add_reasoning(part.text)
+
+    def close(self, status: Literal["completed", "incomplete"] = "completed") -> list[Event]:
+        """Ends the open item, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        events: list[Event]
+        if isinstance(item, CallOutput):
+            done = CallDone(type="response.function_call_arguments.done", item_id=item.id, output_index=self._index)
+            events = [replace(done, arguments=item.arguments, name=item.name)]
+        elif isinstance(item, CustomCallOutput):
+            done = CallDone(type="response.custom_tool_call_input.done", item_id=item.id, output_index=self._index)
+            events = [replace(done, input=item.input)]
+        else:
+            events = self._end_content(item)
+        item.status = status
+        return [*events, ItemEvent(type="response.output_item.done", output_index=self._index, item=item)]
+
+    @property
+    def _index(self) -> int:
+        return len(self.output) - 1
+
+    def _begin(self, item: AnyOutput) -> list[Event]:
+        """Ends the open item and begins `item`, with its content part if it has one."""
+        events = self.close()
+        self.output.append(item)
+        self._open = item
+        # The events have copies, since they are encoded after later parts have changed the item.
+        events.append(ItemEvent(type="response.output_item.added", output_index=self._index, item=replace(item)))
+        part: OutputTextPart | ReasoningTextPart
+        if isinstance(item, MessageOutput):
+            part, item.content = OutputTextPart(), [OutputTextPart()]
+        elif isinstance(item, ReasoningOutput):
+            part, item.content = ReasoningTextPart(), [ReasoningTextPart()]
+        else:
+            return events
+        kind: Literal["response.content_part.added"] = "response.content_part.added"
+        return [*events, PartEvent(type=kind, item_id=item.id, output_index=self._index, part=part)]
+
+    def _new_call(self, part: ParsedPart) -> CallOutput | CustomCallOutput:
+        tool = self._tools.get(part.text, CalledTool(part.text))
+        namespace, call_id = tool.namespace or UNSET, _new_id("call") + part.call_id
+        if not tool.is_custom:
+            return CallOutput(name=tool.name, id=_new_id("fc"), call_id=call_id, namespace=namespace)
+        self._input = InputReader()
+        return CustomCallOutput(name=tool.name, id=_new_id("ctc"), call_id=call_id, namespace=namespace)
+
+    def _add_arguments(self, text: str) -> list[Event]:
+        call = self._open
+        kind: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+        if isinstance(call, CallOutput):
+            kind = "response.function_call_arguments.delta"
+            call.arguments += text
+        else:
+            assert isinstance(call, CustomCallOutput)
+            kind, text = "response.custom_tool_call_input.delta", self._input.add(text)
+            call.input += text
+        return [CallDelta(type=kind, item_id=call.id, output_index=self._index, delta=text)] if text else []
+
+    def _add_text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
+        item, events = self._open, list[Event]()
+        if not isinstance(item, MessageOutput):
+            item = MessageOutput(id=_new_id("mes"))
+            events = self._begin(item)
+        content = item.content[0]
+        content.text += text
+        content.logprobs += logprobs
+        delta = TextDelta(
+            type="response.output_text.delta",
+            item_id=item.id,
+            output_index=self._index,
+            delta=text,
+            logprobs=logprobs,
+        )
+        return [*events, delta]
+
+    def _add_reasoning(self, text: str) -> list[Event]:
+        item, events = self._open, list[Event]()
+        if not isinstance(item, ReasoningOutput):
+            item = ReasoningOutput(id=_new_id("rea"))
+            events = self._begin(item)
+        item.content[0].text += text
+        delta = TextDelta(type="response.reasoning_text.delta", item_id=item.id, output_index=self._index, delta=text)
+        return [*events, delta]
+
+    def _end_content(self, item: MessageOutput | ReasoningOutput) -> list[Event]:
+        index, part = self._index, item.content[0]
+        if isinstance(part, OutputTextPart):
+            done = TextDone(
+                type="response.output_text.done",
+                item_id=item.id,
+                output_index=index,
+                text=part.text,
+                logprobs=part.logprobs,
+            )
+        else:
+            done = TextDone(type="response.reasoning_text.done", item_id=item.id, output_index=index, text=part.text)
+        return [done, PartEvent(type="response.content_part.done", item_id=item.id, output_index=index, part=part)]
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from plait.runtime.call_reports import Usage
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.generation.cache_miss import CacheMissReport
-from plait.runtime.server.protocols.shared import ContentLogprob, DrawnWeight
+from plait.runtime.server.protocols.shared import ContentLogprob, ImportanceWeight
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -162,7 +162,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None
     warnings: list[str] | UnsetType = UNSET
-    weight: DrawnWeight | UnsetType = UNSET
+    weight: ImportanceWeight | UnsetType = UNSET
     cache_miss: CacheMissReport | UnsetType = UNSET
 
 

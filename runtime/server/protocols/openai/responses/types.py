@@ -13,7 +13,7 @@ from msgspec import Meta
 from plait.runtime.server.chat.conversation import Effort
 from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
-from plait.runtime.server.protocols.openai.chat_types import ToolName
+from plait.runtime.server.protocols.openai.chat_request import ToolName
 from plait.runtime.server.protocols.openai.custom_tools import GrammarInput, TextInput
 from plait.runtime.server.protocols.openai.fields import StreamOptions
 from plait.runtime.server.protocols.shared import Priority, StrictStruct

@@ -64,7 +64,7 @@ def _compile_assertions(pattern: str, vocabulary: Vocabulary, where: int | str |
         raise GrammarError("the pattern is nested too deeply", where) from None
     except GrammarError as error:
         raise GrammarError(error.reason, where if error.where is None else error.where) from None
-    return _spelled(table)
+    return _expect_table(table)
 
 
 def compile_plain_pattern(
@@ -85,10 +85,10 @@ def compile_plain_pattern(
         table = build_table_dfa(transitions, start, accepting, vocabulary)
     except (DfaTooLarge, ValueError):
         return regex_source(plain.pattern, vocabulary)
-    return _spelled(table)
+    return _expect_table(table)
 
 
-def _spelled(table: TokenDfa | None) -> TokenDfa:
+def _expect_table(table: TokenDfa | None) -> TokenDfa:
     if table is None:
         raise GrammarError("no text of this constraint can be written in tokens of the vocabulary")
     return table

@@ -11,7 +11,7 @@ from plait.lang.core.value_weight import value_weight
 from plait.lang.meta_info import generation_meta
 from plait.runtime.call_reports import ExactInfo, Usage
 from plait.runtime.client.call import CallResult
-from plait.runtime.server.protocols.shared import drawn_weight
+from plait.runtime.server.protocols.shared import importance_weight
 
 VALUE = " (yes|no)"
 LIMIT = {"model": "default", "max_tokens": 8, "seed": 3}
@@ -74,7 +74,7 @@ def test_values_sampled_under_a_mask_have_no_weight(http) -> None:
 
 def test_openapi_documents_the_field(http) -> None:
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
-    assert "constrained_logprob" in schemas["DrawnWeight"]["properties"]
+    assert "constrained_logprob" in schemas["ImportanceWeight"]["properties"]
     for name in ("ChatChoice", "CompletionChoice", "ResponseBody", "OllamaChat", "OllamaGenerated", "CallAnswer"):
         assert "weight" in schemas[name]["properties"], name
 
@@ -82,7 +82,7 @@ def test_openapi_documents_the_field(http) -> None:
 def test_a_value_whose_probability_is_too_small_for_a_float_has_a_weight() -> None:
     exact = ExactInfo(logprob=-2000.0, mass_low=0.0, mass_high=0.25, model_steps=9)
     result = CallResult(text="", token_ids=[], finish_reason="stop", usage=Usage(), exact=exact)
-    weight = drawn_weight(result)
+    weight = importance_weight(result)
     assert weight.log_weight == pytest.approx((math.log(0.25) - 2000) / 2)
     assert weight.constrained_logprob == pytest.approx(weight.logprob - weight.log_weight)
     meta = generation_meta(result, tokenizer=None)

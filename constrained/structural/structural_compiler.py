@@ -17,8 +17,8 @@ import msgspec
 
 from plait.constrained.guidance.call_tracker import CallTexts
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
-from plait.constrained.json_schema.compiler import json_rules
 from plait.constrained.json_schema.lark_scalars import regex_literal
+from plait.constrained.json_schema.schema_compiler import json_rules
 from plait.constrained.json_validation import Segment
 from plait.constrained.specs import (
     ID_PLACE,
@@ -144,7 +144,7 @@ def _json_delimiters(spec: Structural, marks: Marks) -> tuple[tuple[bytes, bytes
         return None
     found = [(spec.begin + call.begin, call.end) for call in spec.calls]
     found += [(spec.separator + call.begin, call.end) for call in spec.calls] if spec.is_section else []
-    return tuple((marks.spelled(begin), marks.spelled(end)) for begin, end in found)
+    return tuple((marks.to_bytes(begin), marks.to_bytes(end)) for begin, end in found)
 
 
 def _content(trigger: Trigger, index: int, spec: Structural, marks: Marks) -> ContentRules:

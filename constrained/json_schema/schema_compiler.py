@@ -30,8 +30,8 @@ from plait.constrained.json_schema.lark_writer import NotWritten, write_lark
 from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
 from plait.constrained.json_schema.rewrite.base import without_keywords
 from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.spelling import PYTHON, Spelling
 from plait.constrained.json_schema.unique_parts import has_freer_alternatives, separate_unique_items
+from plait.constrained.json_schema.value_syntax import PYTHON, ValueSyntax
 from plait.constrained.specs import Elements, GrammarError, JsonObject, JsonSchema, Keywords, Notation
 from plait.constrained.tokens.number_limiter import MAX_DIGITS, digit_limit
 from plait.constrained.tokens.vocabulary import Vocabulary
@@ -193,32 +193,32 @@ def json_rules(spec: JsonSchema | JsonObject, start: str) -> JsonRules:
     return JsonRules(start, tuple(rules), rewritten.unchecked, rewritten.warnings, unique)
 
 
-def schema_rules(schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None = None) -> list[str]:
+def schema_rules(schema: dict[str, Any], style: Style, start: str, syntax: ValueSyntax | None = None) -> list[str]:
     """Returns the Lark rules of the values of a rewritten schema, from the rule `start`.
 
-    spelling: of values that are not JSON; by default that of the style. Raises GrammarError.
+    syntax: of values that are not JSON; by default that of the style. Raises GrammarError.
     """
-    spelling = PYTHON if spelling is None and _is_python(style) else spelling
+    syntax = PYTHON if syntax is None and _is_python(style) else syntax
     reason = ""
     with_cases = any(name in json.dumps(schema) for name in ('"anyOf"', '"allOf"'))
     if not (with_cases and is_large(schema)):
-        rules, reason = _first_valid(schema, style, start, spelling)
+        rules, reason = _first_valid(schema, style, start, syntax)
         if rules is not None:
             return rules
         if not reason.startswith(_NOT_COMBINED):
             raise GrammarError(reason)
-    rules, refusal = _first_valid(combine_conjunctions(schema), style, start, spelling)
+    rules, refusal = _first_valid(combine_conjunctions(schema), style, start, syntax)
     if rules is None:
         raise GrammarError(reason or refusal)
     return rules
 
 
 def _first_valid(
-    schema: dict[str, Any], style: Style, start: str, spelling: Spelling | None
+    schema: dict[str, Any], style: Style, start: str, syntax: ValueSyntax | None
 ) -> tuple[list[str] | None, str]:
     """Returns the rules of the first form of a rewritten schema that llguidance takes; else None and the reason."""
-    reason = "it has no form as literals of Python" if spelling is PYTHON else "it has no form in the model's notation"
-    for form, _ in _forms(schema, style, spelling):
+    reason = "it has no form as literals of Python" if syntax is PYTHON else "it has no form in the model's notation"
+    for form, _ in _forms(schema, style, syntax):
         body = [f"%json {with_options(form, style)}"] if isinstance(form, dict) else ["%lark {", *form, "}"]
         text = "\n".join(["start: value", f"value: {body[0]}", *body[1:]])
         reason = _short_refusal(text) if len(text) < _SHORT else _refusal(text)
@@ -267,7 +267,7 @@ def _grammars(
 
 
 def _forms(
-    schema: dict[str, Any], spec: Style, spelling: Spelling | None = None, *, is_combined: bool = False
+    schema: dict[str, Any], spec: Style, syntax: ValueSyntax | None = None, *, is_combined: bool = False
 ) -> Iterator[tuple[list[str] | dict[str, Any], tuple[str, ...]]]:
     """Yields a rewritten schema as Lark rules if it needs them, and as a JSON schema if these do not compile.
 
@@ -284,7 +284,7 @@ def _forms(
                 partial(with_options, spec=spec),
                 (",", ":") if spec.compact or spec.whitespace else (", ", ": "),
                 has_space=spec.whitespace,
-                spelling=spelling,
+                syntax=syntax,
             )
         except (NotWritten, GrammarError) as error:
             reason = error.reason if isinstance(error, GrammarError) else str(error)
@@ -293,7 +293,7 @@ def _forms(
         if rules is None:
             return
         break
-    if spelling is None:
+    if syntax is None:
         check_fallback(schema, reason)
         closed = with_closed_bounds(schema)
         yield closed, () if closed == schema else (_WITHIN_BOUNDS,)

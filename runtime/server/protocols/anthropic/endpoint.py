@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UnsetType
 from starlette.responses import Response
 
 from plait.runtime.call_reports import Usage
@@ -17,19 +18,19 @@ from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_c
 from plait.runtime.server.engines.served_model import ServedModel
 from plait.runtime.server.errors import ApiError
 from plait.runtime.server.fields.request_warnings import request_warnings
-from plait.runtime.server.generation.cache_miss import cache_miss_report
+from plait.runtime.server.generation.cache_miss import CacheMissReport, cache_miss_report
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.generation.submission import RequestHandle, Submission
 from plait.runtime.server.http.error_bodies import AnthropicErrorBody, anthropic_error
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import KeepAlive, json_response, named_sse_event
-from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
-from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
+from plait.runtime.server.protocols.answer import AnswerWriter, Batch, answer
 from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of
 from plait.runtime.server.protocols.anthropic.response import (
     AnswerUsage,
     AnthropicMessage,
+    ContentBlocks,
     Event,
     MessageDelta,
     MessageStart,
@@ -37,6 +38,7 @@ from plait.runtime.server.protocols.anthropic.response import (
     Ping,
     Stop,
     TokenCount,
+    stop_reason_of,
 )
 from plait.runtime.server.protocols.anthropic.types import MessagesRequest, PromptFields
 from plait.runtime.server.protocols.shared import remaining_context
@@ -64,11 +66,12 @@ async def create_message(request: Request) -> Response:
     body = await read_json(request, MessagesRequest)
     model = await use_model_in_turn(request, body.model)
     checked = await _check(body, model, request)
-    return await respond(
+    return await answer(
         request,
+        model.client,
+        [checked.submission],
+        lambda handle: _MessageWriter(model.client, checked, handle),
         stream=bool(body.stream),
-        events=lambda: _events(model.client, checked),
-        complete=lambda: _complete_response(model.client, checked),
         constraint_param=checked.prepared.constraint_param,
         fail=lambda error: _error_event(error, checked),
         keep_alive=PING,
@@ -97,28 +100,35 @@ async def _check(body: MessagesRequest, model: ServedModel, request: Request) ->
     return CheckedMessage(submission, prepared, started, name)
 
 
-async def _complete_response(client: Client, checked: CheckedMessage) -> AnthropicMessage:
-    async with submit(client, [checked.submission]) as handle:
-        (result,) = await handle.results()
-        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks()
-        blocks.add(output.parse_result(result))
-        return msgspec.structs.replace(
-            checked.started,
-            content=blocks.content(),
-            usage=AnswerUsage.of(handle.usage()),
-            warnings=handle.warnings(more=checked.prepared.warnings),
-            cache_miss=cache_miss_report(client, result, checked.submission.prompt_ids),
-            **msgspec.structs.asdict(_stop_reason(checked, output, result)),
-        )
-
-
-class _MessageStream(StreamWriter):
-    """Writes the events of one message."""
+class _MessageWriter(AnswerWriter):
+    """One message, or its events."""
 
     def __init__(self, client: Client, checked: CheckedMessage, handle: RequestHandle) -> None:
         self._client, self._checked, self._handle, self._has_begun = client, checked, handle, False
         self._output = ChatOutput(checked.prepared, client, handle.calls[0])
         self._blocks = ContentBlocks()
+
+    def body(self, results: Sequence[CallResult]) -> AnthropicMessage:
+        self._blocks.add(self._output.parse_result(results[0]))
+        stop, usage, warnings, cache_miss = self._end(results[0])
+        return msgspec.structs.replace(
+            self._checked.started,
+            content=self._blocks.content(),
+            usage=usage,
+            warnings=warnings,
+            cache_miss=cache_miss,
+            **msgspec.structs.asdict(stop),
+        )
+
+    def _end(self, result: CallResult) -> tuple[Stop, AnswerUsage, list[str] | UnsetType, CacheMissReport | UnsetType]:
+        """What a message ends with."""
+        made_calls = self._output.finish_reason == "tool_calls"
+        return (
+            stop_reason_of(result, self._checked.submission.sampling.max_tokens, made_calls),
+            AnswerUsage.of(self._handle.usage()),
+            self._handle.warnings(more=self._checked.prepared.warnings),
+            cache_miss_report(self._client, result, self._checked.submission.prompt_ids),
+        )
 
     def write(self, batch: Batch) -> bytes:
         events: list[Event] = [] if self._has_begun else [MessageStart(self._checked.started), Ping()]
@@ -128,11 +138,7 @@ class _MessageStream(StreamWriter):
         return _encode(events)
 
     def finish(self) -> bytes:
-        result = self._handle.calls[0].result(0)
-        stop = _stop_reason(self._checked, self._output, result)
-        warnings = self._handle.warnings(more=self._checked.prepared.warnings)
-        miss = cache_miss_report(self._client, result, self._checked.submission.prompt_ids)
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), warnings, miss)
+        delta = MessageDelta(*self._end(self._handle.calls[0].result(0)))
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:
@@ -141,15 +147,6 @@ class _MessageStream(StreamWriter):
 
 def _error_event(error: ApiError, checked: CheckedMessage) -> bytes:
     return named_sse_event("error", anthropic_error(error, checked.request_id))
-
-
-def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[bytes, None]:
-    param = checked.prepared.constraint_param
-    return stream_events(client, [checked.submission], lambda handle: _MessageStream(client, checked, handle), param)
-
-
-def _stop_reason(checked: CheckedMessage, output: ChatOutput, result: CallResult) -> Stop:
-    return stop_reason_of(result, checked.submission.sampling.max_tokens, output.finish_reason == "tool_calls")
 
 
 def _encode(events: Sequence[Event]) -> bytes:

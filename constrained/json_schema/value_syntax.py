@@ -1,4 +1,4 @@
-"""`Spelling`: how values are written otherwise than as JSON; Python's literals are one."""
+"""`ValueSyntax`: how values are written otherwise than as JSON; Python's literals are one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.constrained.json_schema.lark_scalars import quoted
 from plait.constrained.json_schema.rewrite.document import Schema
 
 
-class Spelling:
+class ValueSyntax:
     """Python's literals: JSON, but None, True and False. Numbers, arrays and the braces of objects are as in JSON.
 
     Expressions are of Lark.
@@ -54,11 +54,11 @@ class Spelling:
         raise NotImplementedError
 
 
-class _JsonSpelling(Spelling):
-    """The spelling of JSON, for listed values that llguidance cannot write."""
+class _JsonSyntax(ValueSyntax):
+    """The syntax of JSON, for listed values that llguidance cannot write."""
 
     null, true, false = "null", "true", "false"
 
 
-PYTHON = Spelling()
-JSON = _JsonSpelling()
+PYTHON = ValueSyntax()
+JSON = _JsonSyntax()

@@ -41,11 +41,11 @@ class ReasoningMarks:
 
     def __init__(self, spec: Reasoning, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        spelled = Marks(spec, vocabulary).spelled
-        begin, self.end, self.lead = spelled(spec.begin), spelled(spec.end), spec.lead.encode()
-        self.text = begin + self.end + spelled(spec.separator)
+        to_bytes = Marks(spec, vocabulary).to_bytes
+        begin, self.end, self.lead = to_bytes(spec.begin), to_bytes(spec.end), spec.lead.encode()
+        self.text = begin + self.end + to_bytes(spec.separator)
         self._control = {spell_control(token): token for _, token in spec.control_tokens}
-        self._bytes = {token: spelling for spelling, token in self._control.items()}
+        self._bytes = {token: literal for literal, token in self._control.items()}
         self.free_state = len(begin)  # the first one of the reasoning
         self.end_state = self.free_state + len(self.end)  # the mark is complete
         self.value_state = len(self.text)
@@ -57,9 +57,9 @@ class ReasoningMarks:
 
     def bytes_of(self, token: int, state: int) -> bytes:
         """Returns what a token counts as in `state`; b"" for a control token that cannot stand there."""
-        spelling = self._bytes.get(token, b"")
-        if spelling:
-            return spelling if self.text.startswith(spelling, state) else b""
+        literal = self._bytes.get(token, b"")
+        if literal:
+            return literal if self.text.startswith(literal, state) else b""
         return self.vocabulary.token_bytes[token]
 
     def plain(self, data: bytes) -> bytes:
@@ -105,7 +105,7 @@ class ReasoningMarks:
     def _spell(self, data: bytes) -> list[int]:
         tokens: list[int] = []
         while len(plain := self.plain(data)) < len(data):
-            control = next(spelling for spelling in self._control if data.startswith(spelling, len(plain)))
+            control = next(literal for literal in self._control if data.startswith(literal, len(plain)))
             tokens += [*self._spell_plain(plain), self._control[control]]
             data = data[len(plain) + len(control) :]
         return tokens + self._spell_plain(data)
