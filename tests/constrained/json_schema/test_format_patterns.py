@@ -15,7 +15,6 @@ from plait.constrained.json_schema.rewrite.formats import FORMATS
 from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern
 
 
-
 class Patterns(dict[str, re.Pattern[str]]):
     """The pattern of each format, which is compiled when it is first asked for."""
 
