@@ -160,11 +160,13 @@ def can_accept(matcher: Any, token: int) -> bool:
 
 
 def leads_nowhere(matcher: Any, depth: int = 0) -> bool:
-    """Whether no text is complete after this one, by trying all of them."""
+    """Whether no text is complete after this one, by trying all that would be texts without uniqueItems."""
     if matcher.is_accepting:
         return False
-    for token in range(1, len(VOCABULARY)):
-        if depth < 12 and matcher.accept(token):
+    row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
+    LlguidanceMatcher.fill_mask(matcher, row)
+    for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist():
+        if depth < 12 and token and matcher.accept(token):
             nowhere = leads_nowhere(matcher, depth + 1)
             matcher.rollback(1)
             if not nowhere:
