@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.block_values import BlockPlace, block_place, unit_scales
+from plait.kernels.cpu.gemm.block_values import BlockPlace, block_place, prefetch_ahead, unit_scales
 from plait.kernels.cpu.gemm.int8_blocks import (
     AVX2,
     AVX512_VNNI,
@@ -20,7 +20,7 @@ from plait.kernels.cpu.gemm.int8_blocks import (
     leaves_unit_scale,
     unit_corrections,
 )
-from plait.kernels.cpu.gemm.layouts import LINE, TILE_OUTPUTS, PackedLayout
+from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS, PackedLayout
 
 # rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
@@ -190,9 +190,5 @@ def _add_unit(
 
 def _prefetch(b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range) -> None:
     """Prefetches as many bytes as a block has, once for all vectors of a tile."""
-    if parts.start:
-        return
-    size = layout.unit_bytes // layout.blocks
-    begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(size)))
-    for line in range(0, size, LINE):
-        v.prefetch(b, begin, _for_rows(PREFETCH_BYTES, len(rows.quants)) + line)
+    if not parts.start:
+        prefetch_ahead(b, layout, place, _for_rows(PREFETCH_BYTES, len(rows.quants)))
