@@ -50,8 +50,17 @@ def tile_block_place(b: Any, layout: PackedLayout, tile: Any, block: Any) -> Blo
     return block_place(b, layout, unit, b.and_(block, v.I64(layout.blocks - 1)))
 
 
-def prefetch_ahead(b: Any, layout: PackedLayout, place: BlockPlace, ahead: int, half: Any = None) -> None:
-    """Prefetches a block's share of its unit, `ahead` bytes further; given a half (0 or 1), that half of it."""
+class Prefetch(NamedTuple):
+    """How weights are prefetched: so many bytes ahead (0: not at all), to the cache of level 1 or 2."""
+
+    ahead: int
+    level: int = 1
+
+
+def prefetch_share(b: Any, layout: PackedLayout, place: BlockPlace, how: Prefetch, half: Any = None) -> None:
+    """Prefetches a block's share of its unit, so far ahead; given a half (0 or 1), that half of it."""
+    if not how.ahead:
+        return
     size, begin = layout.unit_bytes // layout.blocks, place.unit
     if place.block is not None:
         begin = b.add(begin, b.mul(place.block, v.I64(size)))
@@ -59,7 +68,7 @@ def prefetch_ahead(b: Any, layout: PackedLayout, place: BlockPlace, ahead: int, 
         size //= 2
         begin = b.add(begin, b.mul(half, v.I64(size)))
     for line in range(0, size, LINE):
-        v.prefetch(b, begin, ahead + line)
+        v.prefetch(b, begin, how.ahead + line, how.level)
 
 
 class BlockQuants:

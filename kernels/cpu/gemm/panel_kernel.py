@@ -16,8 +16,9 @@ from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, TILE_BYTES, generate_
 from plait.kernels.cpu.gemm.block_values import (
     BlockPlace,
     BlockQuants,
+    Prefetch,
     block_scales,
-    prefetch_ahead,
+    prefetch_share,
     tile_block_place,
     unit_scales,
 )
@@ -33,7 +34,7 @@ from plait.kernels.cpu.gemm.layouts import (
 LANES = v.LANES  # outputs of a vector: half a tile
 HALF_BLOCK_BYTES = 2 * QUANT_BLOCK * LANES  # bytes of half a block of a panel
 BLOCK_GROUPS = QUANT_BLOCK // GROUP_INPUTS
-PREFETCH_BYTES, FLOAT_PREFETCH_BYTES = 5120, 8192  # how far ahead weights are prefetched
+PREFETCH, FLOAT_PREFETCH = Prefetch(5120), Prefetch(8192)
 # An integer becomes a float32 by setting it at bit `position` of the mantissa of 2 ** (23 - position).
 POSITIONS = {4: (8, 12, 16), 8: (8,)}
 # For each of the 8 or 4 integers in 32 bits: the shift to the left (negative: right) and the position it then has.
@@ -55,7 +56,7 @@ def generate_dequantize(b: Any, layout: PackedLayout, tile: Any, block: Any, hal
     Needs AVX-512. `tile` and `out` are addresses.
     """
     place = _half_place(b, layout, tile, block, half)
-    prefetch_ahead(b, layout, place, FLOAT_PREFETCH_BYTES if layout.is_float else PREFETCH_BYTES, half)
+    prefetch_share(b, layout, place, FLOAT_PREFETCH if layout.is_float else PREFETCH, half)
     if layout.is_float:
         generate_float_dequantize(b, layout, place.quants, out)
         return
