@@ -21,7 +21,7 @@ from plait.kernels.cpu.kernel_args import aligned_empty
 
 ROWS = (1, 4)  # of the measured products: one row waits for memory, several compute meanwhile
 MAX_TIME = 0.95  # FAR is taken where it takes at most so much of NEAR's time
-_LAYOUT, _BLOCKS, _BYTES, _ROUNDS = LAYOUTS["Q8_0"], 64, 4 << 20, 12
+_LAYOUT, _BLOCKS, _BYTES, _ROUNDS = LAYOUTS["Q8_0"], 64, 4 << 20, 32
 
 
 @cache
