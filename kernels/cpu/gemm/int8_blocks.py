@@ -237,7 +237,8 @@ def _pair_totals(
     factors = [pair_scales(b, word, INT8_ISA.lanes) for word in words]
     results: list[Any] = []
     for some in _reading_order(b, parts, len(rows.quants)):
-        quants, totals = [BlockQuants(b, layout, place, part, INT8_ISA.lanes) for part in some], []
+        quants = [BlockQuants(b, layout, place, part, INT8_ISA.lanes) for part in some]
+        totals: list[Any] = []
         for half in range(2):
             groups = range(half * BLOCK_GROUPS // 2, (half + 1) * BLOCK_GROUPS // 2)
             products = _integer_products(b, layout, quants, rows.quants, groups, initial[half])
