@@ -89,12 +89,17 @@ def call_intrinsic(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any
     return b.call(external_function(b, name, signature), values)
 
 
-def prefetch(b: Any, address: Any, offset: int = 0) -> None:
-    """Prefetches the cache line `offset` bytes on; the address need not be valid."""
+def prefetch(b: Any, address: Any, offset: int = 0, level: int = 1) -> None:
+    """Prefetches the cache line `offset` bytes on to the cache of level 1 or 2; the address need not be valid."""
     pointer = pointer_at(b, address, I8, offset)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     function = external_function(b, "llvm.prefetch.p0", kind)
-    b.call(function, [pointer, I32(0), I32(3), I32(1)])
+    b.call(function, [pointer, I32(0), I32(4 - level), I32(1)])
+
+
+def keep_memory_order(b: Any) -> None:
+    """Keeps LLVM from moving loads and stores past this place; generates no instruction."""
+    b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:

@@ -25,27 +25,50 @@ from plait.kernels.cpu.gemm.layouts import (
 
 
 class BlockPlace(NamedTuple):
-    """The address of a unit, that of a block's quants in it, and the block's index in the unit (None: it is 0)."""
+    """The address of a unit, those of a block and of its quants, and the block's index in the unit (None: it is 0)."""
 
     unit: Any
+    start: Any
     quants: Any
     block: Any
 
 
 def block_place(b: Any, layout: PackedLayout, unit: Any, block: Any) -> BlockPlace:
     """Returns the place of a unit's block `block` (int64)."""
+    start = b.add(unit, v.I64(layout.blocks_offset))
     if layout.blocks == 1:
-        return BlockPlace(unit, unit, None)
-    return BlockPlace(unit, b.add(unit, b.mul(block, v.I64(2 * layout.half_bytes))), block)
+        return BlockPlace(unit, start, start, None)
+    start = b.add(start, b.mul(block, v.I64(layout.block_bytes)))
+    return BlockPlace(unit, start, start, block)
 
 
 def tile_block_place(b: Any, layout: PackedLayout, tile: Any, block: Any) -> BlockPlace:
     """Returns the place of a tile's block `block` (int64), counted through all units."""
     if layout.blocks == 1:
-        unit = b.add(tile, b.mul(block, v.I64(layout.unit_bytes)))
-        return BlockPlace(unit, unit, None)
+        return block_place(b, layout, b.add(tile, b.mul(block, v.I64(layout.unit_bytes))), None)
     unit = b.add(tile, b.mul(b.lshr(block, v.I64(3)), v.I64(layout.unit_bytes)))
     return block_place(b, layout, unit, b.and_(block, v.I64(layout.blocks - 1)))
+
+
+class Prefetch(NamedTuple):
+    """How weights are prefetched: so many bytes ahead (0: not at all), to the cache of level 1 or 2."""
+
+    ahead: int
+    level: int = 1
+
+
+def prefetch_share(b: Any, layout: PackedLayout, place: BlockPlace, how: Prefetch, half: Any = None) -> None:
+    """Prefetches a block's share of its unit, so far ahead; given a half (0 or 1), that half of it."""
+    if not how.ahead:
+        return
+    size, begin = layout.unit_bytes // layout.blocks, place.unit
+    if place.block is not None:
+        begin = b.add(begin, b.mul(place.block, v.I64(size)))
+    if half is not None:
+        size //= 2
+        begin = b.add(begin, b.mul(half, v.I64(size)))
+    for line in range(0, size, LINE):
+        v.prefetch(b, begin, how.ahead + line, how.level)
 
 
 class BlockQuants:
@@ -121,7 +144,7 @@ class UnitScales(NamedTuple):
 
 def unit_scales(b: Any, layout: PackedLayout, unit: Any, part: int, lanes: int) -> UnitScales:
     """Loads a unit's own scale and minimum."""
-    offset = layout.unit_scale_offset + 2 * lanes * part
+    offset = 2 * lanes * part
     if layout.is_bfloat16:
         bits = b.zext(v.load(b, unit, v.vector(v.I16, lanes), offset), v.vector(v.I32, lanes))
         shifted = b.shl(bits, v.constant(bits.type, 16))
@@ -157,21 +180,19 @@ def block_scales(
 
 
 def _small_offsets(layout: PackedLayout) -> list[int]:
-    """Where the bytes of the scales begin, and of the minima that are stored apart."""
+    """Where the bytes of a block's scales begin, and of the minima that are stored apart."""
     return [layout.scales_offset, layout.minima_offset][: 2 if layout.minima_bytes else 1]
 
 
 def _bytes(b: Any, layout: PackedLayout, place: BlockPlace, part: int, lanes: int, offset: int) -> Any:
     """A block's scales or minima, one byte for each output, as int32."""
-    address = b.add(place.unit, b.mul(place.block, v.I64(TILE_OUTPUTS)))
-    narrow = v.load(b, address, v.vector(v.I8, lanes), offset + lanes * part)
+    narrow = v.load(b, place.start, v.vector(v.I8, lanes), offset + lanes * part)
     return (b.sext if layout.signed_scales else b.zext)(narrow, v.vector(v.I32, lanes))
 
 
 def pair_words(b: Any, layout: PackedLayout, place: BlockPlace, part: int, lanes: int) -> list[Any]:
     """A block's scales for its first and last 16 inputs, as pairs of int16; the minima follow where they are stored."""
-    address = b.add(place.unit, b.mul(place.block, v.I64(2 * TILE_OUTPUTS)))
-    narrow = v.load(b, address, v.vector(v.I8, 2 * lanes), layout.scales_offset + 2 * lanes * part)
+    narrow = v.load(b, place.start, v.vector(v.I8, 2 * lanes), layout.scales_offset + 2 * lanes * part)
     wide = v.vector(v.I16, 2 * lanes)
     words = (b.sext if layout.signed_scales else b.zext)(narrow, wide)
     if layout.scaling != NIBBLE_PAIR_SCALES:

@@ -12,7 +12,7 @@ Weights that are floats are multiplied in float32 with the int8 activations, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -28,7 +28,7 @@ from plait.kernels.cpu.gemm.block_values import (
     pair_words,
 )
 from plait.kernels.cpu.gemm.float_values import load_pair
-from plait.kernels.cpu.gemm.layouts import LINE, QUANT_BLOCK, PackedLayout
+from plait.kernels.cpu.gemm.layouts import HALF_TILE, LINE, QUANT_BLOCK, PackedLayout
 
 BLOCK_GROUPS = 8  # groups of 4 inputs in a block
 
@@ -108,14 +108,28 @@ def _add_floats(
             integers = b.sext(v.load(b, rows.quants[r], v.vector(v.I8, lanes), i), v.vector(v.I32, lanes))
             v.store(b, b.fmul(b.sitofp(integers, scale.type), scale), values, 4 * (QUANT_BLOCK * r + i))
     sums = [*sums]
-    for pair in range(QUANT_BLOCK // 2):
-        weights = [load_pair(b, layout, place.quants, part, lanes, pair) for part in parts]
-        for r in range(num_rows):
-            for odd in range(2):
-                x = v.broadcast_load(b, values, v.F32, 4 * (QUANT_BLOCK * r + 2 * pair + odd), lanes)
-                for i in range(count):
-                    sums[count * r + i] = v.fma(b, weights[i][odd], x, sums[count * r + i])
+    for some in _reading_order(b, parts, num_rows):
+        for pair in range(QUANT_BLOCK // 2):
+            weights = [load_pair(b, layout, place.quants, part, lanes, pair) for part in some]
+            for r in range(num_rows):
+                for odd in range(2):
+                    x = v.broadcast_load(b, values, v.F32, 4 * (QUANT_BLOCK * r + 2 * pair + odd), lanes)
+                    for i, pairs in enumerate(weights, count * r + some.start - parts.start):
+                        sums[i] = v.fma(b, pairs[odd], x, sums[i])
     return sums
+
+
+def _reading_order(b: Any, parts: range, num_rows: int) -> Iterator[range]:
+    """Yields the parts whose products are computed together: those of one half of the tile at a time for one row.
+
+    One row waits for memory. It loads lines in the order of memory, because the prefetchers of some processors (Zen 4)
+    deliver half of what they can where two streams alternate.
+    """
+    step = HALF_TILE // INT8_ISA.lanes if num_rows == 1 else len(parts)
+    for first in parts[::step]:
+        if num_rows == 1:
+            v.keep_memory_order(b)
+        yield range(first, min(first + step, parts.stop))
 
 
 def _add_whole_block(
@@ -129,7 +143,11 @@ def _add_whole_block(
 ) -> list[Any]:
     """`add_block` where 32 inputs share a scale."""
     lanes, count = INT8_ISA.lanes, len(parts)
-    products = _integer_products(b, layout, place, rows.quants, parts, range(BLOCK_GROUPS))
+    products: list[list[Any]] = [[] for _ in rows.quants]
+    for some in _reading_order(b, parts, len(rows.quants)):
+        quants = [BlockQuants(b, layout, place, part, lanes) for part in some]
+        more = _integer_products(b, layout, quants, rows.quants, range(BLOCK_GROUPS))
+        products = [x + y for x, y in zip(products, more, strict=True)]
     factors = [block_scales(b, layout, place, scales[i], part, lanes)[0] for i, part in enumerate(parts)]
     results = []
     for r in range(len(rows.quants)):
@@ -217,23 +235,30 @@ def _pair_totals(
     `initial`: what the products of each half begin at in each row; None: 0.
     """
     factors = [pair_scales(b, word, INT8_ISA.lanes) for word in words]
-    totals: list[Any] = []
-    for half in range(2):
-        groups = range(half * BLOCK_GROUPS // 2, (half + 1) * BLOCK_GROUPS // 2)
-        products = _integer_products(b, layout, place, rows.quants, parts, groups, initial[half])
-        scaled = [b.mul(product, factors[i][half]) for row in products for i, product in enumerate(row)]
-        totals = scaled if half == 0 else [b.add(x, y) for x, y in zip(totals, scaled, strict=True)]
-    return totals
+    results: list[Any] = []
+    for some in _reading_order(b, parts, len(rows.quants)):
+        quants = [BlockQuants(b, layout, place, part, INT8_ISA.lanes) for part in some]
+        totals: list[Any] = []
+        for half in range(2):
+            groups = range(half * BLOCK_GROUPS // 2, (half + 1) * BLOCK_GROUPS // 2)
+            products = _integer_products(b, layout, quants, rows.quants, groups, initial[half])
+            scaled = [
+                b.mul(product, factors[i][half])
+                for row in products
+                for i, product in enumerate(row, some.start - parts.start)
+            ]
+            totals = scaled if half == 0 else [b.add(x, y) for x, y in zip(totals, scaled, strict=True)]
+        results += totals
+    return results
 
 
 def _integer_products(
-    b: Any, layout: PackedLayout, place: BlockPlace, x_rows: list[Any], parts: range, groups: range,
+    b: Any, layout: PackedLayout, quants: list[BlockQuants], x_rows: list[Any], groups: range,
     initial: list[Any] | None = None,
 ) -> list[list[Any]]:  # fmt: skip
-    """Returns the integer products of some groups of 4 inputs, [rows][parts] vectors of int32, added to `initial`."""
+    """Returns the integer products of some groups of 4 inputs, [rows][quants] vectors of int32, added to `initial`."""
     lanes = INT8_ISA.lanes
-    quants = [BlockQuants(b, layout, place, part, lanes) for part in parts]
-    sums = [[_IntegerSum(b, layout, lanes, initial and initial[r]) for _ in parts] for r in range(len(x_rows))]
+    sums = [[_IntegerSum(b, layout, lanes, initial and initial[r]) for _ in quants] for r in range(len(x_rows))]
     for group in groups:
         vectors = [_planes(b, layout, quant.group(group)) for quant in quants]
         for r, x in enumerate(x_rows):

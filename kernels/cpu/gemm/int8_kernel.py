@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.gemm.block_values import BlockPlace, block_place, unit_scales
+from plait.kernels.cpu.gemm.block_values import Prefetch, block_place, prefetch_share, unit_scales
 from plait.kernels.cpu.gemm.int8_blocks import (
     AVX2,
     AVX512_VNNI,
@@ -20,13 +20,18 @@ from plait.kernels.cpu.gemm.int8_blocks import (
     leaves_unit_scale,
     unit_corrections,
 )
-from plait.kernels.cpu.gemm.layouts import LINE, TILE_OUTPUTS, PackedLayout
+from plait.kernels.cpu.gemm.layouts import TILE_OUTPUTS, PackedLayout
 
 # rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
 MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers (`_max_rows`)
-# rows, at least -> how far ahead weights are prefetched: the longer a block takes, the more of them come in time
-PREFETCH_BYTES = {1: 8192} if INT8_ISA is AVX2 else {1: 6144, 2: 10240, 6: 12288}
+Prefetches = dict[int, Prefetch]  # rows, at least -> how their weights are prefetched
+# To the first-level cache: the longer a block takes, the more of its prefetches come in time.
+NEAR = {1: Prefetch(6144), 2: Prefetch(10240), 6: Prefetch(12288)}
+if INT8_ISA is AVX2:
+    NEAR = dict.fromkeys((1, 2), Prefetch(8192))
+# Weights that one row reads in the order of memory come by the processor's own prefetcher.
+FAR = {1: Prefetch(0), 2: Prefetch(16384, level=2)}
 CHUNK_INPUTS = 256  # a superblock, or as many blocks
 UNCHUNKED_ROWS = 64  # rows, at least, whose products do not go by chunks
 
@@ -60,32 +65,43 @@ class ProductArgs(NamedTuple):
     out_tile_stride: Any
     rows: Any
 
+    @classmethod
+    def at(cls, b: Any, address: Any) -> ProductArgs:
+        """The arguments in memory at an address, in generated code."""
+        return cls(*(v.load(b, address, v.I64, 8 * i) for i in range(len(cls._fields))))
+
 
 def _max_rows(layout: PackedLayout) -> int:
     """Returns how many rows are multiplied at a time: fewer where a unit has sums of its own."""
     return min(MAX_ROWS, 4) if leaves_unit_scale(layout) else MAX_ROWS
 
 
-def _for_rows(settings: dict[int, int], rows: int) -> int:
+def _for_rows(settings: dict[int, Any], rows: int) -> Any:
     """Returns the setting for a number of rows, of those that begin at a number of rows each."""
     return settings[max(least for least in settings if least <= rows)]
 
 
-def generate_product(b: Any, layout: PackedLayout, args: ProductArgs) -> None:
+def generate_product(b: Any, layout: PackedLayout, args: ProductArgs, prefetches: Prefetches) -> None:
     """Generates the product: a loop over the tiles, and in it as many rows at a time as registers hold.
 
     A single row has code of its own: it waits for memory, and without chunks it reads 5% faster.
     """
-    units = b.udiv(args.blocks, v.I64(layout.blocks))
     with b.if_else(b.icmp_signed("==", args.rows, v.I64(1))) as (one_row, several_rows):
         with one_row:
-            tiles, tile, out = _begin_tiles(b, args)
-            _generate_passes(b, layout, TileChunk(tile, v.I64(0), units), out, args, [v.I64(0)])
-            tiles.end()
+            generate_tiles(b, layout, args, 1, prefetches)
         with several_rows:
             tiles, tile, out = _begin_tiles(b, args)
-            _generate_chunks(b, layout, tile, out, args, units)
+            units = b.udiv(args.blocks, v.I64(layout.blocks))
+            _generate_chunks(b, layout, tile, out, args, units, prefetches)
             tiles.end()
+
+
+def generate_tiles(b: Any, layout: PackedLayout, args: ProductArgs, rows: int, prefetches: Prefetches) -> None:
+    """Generates a loop over the tiles, each of which is multiplied with so many rows at a time, without chunks."""
+    tiles, tile, out = _begin_tiles(b, args)
+    chunk = TileChunk(tile, v.I64(0), b.udiv(args.blocks, v.I64(layout.blocks)))
+    _generate_passes(b, layout, chunk, out, args, [v.I64(i) for i in range(rows)], prefetches)
+    tiles.end()
 
 
 def _begin_tiles(b: Any, args: ProductArgs) -> tuple[v.Loop, Any, Any]:
@@ -95,7 +111,9 @@ def _begin_tiles(b: Any, args: ProductArgs) -> tuple[v.Loop, Any, Any]:
     return loop, tile, b.add(args.out, b.mul(loop.i, args.out_tile_stride))
 
 
-def _generate_chunks(b: Any, layout: PackedLayout, tile: Any, out: Any, args: ProductArgs, units: Any) -> None:
+def _generate_chunks(
+    b: Any, layout: PackedLayout, tile: Any, out: Any, args: ProductArgs, units: Any, prefetches: Prefetches
+) -> None:
     """Generates a loop over chunks of a tile's `units`, in which all rows are multiplied with the same chunk.
 
     Rows that do not fit into the registers find a chunk in the first-level cache once the first rows have read it. So
@@ -108,11 +126,13 @@ def _generate_chunks(b: Any, layout: PackedLayout, tile: Any, out: Any, args: Pr
     first = b.mul(loop.i, chunk)
     rest = b.sub(units, first)
     count = b.select(b.icmp_signed("<", rest, chunk), rest, chunk)
-    _generate_rows(b, layout, TileChunk(tile, first, count), out, args)
+    _generate_rows(b, layout, TileChunk(tile, first, count), out, args, prefetches)
     loop.end()
 
 
-def _generate_rows(b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs) -> None:
+def _generate_rows(
+    b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs, prefetches: Prefetches
+) -> None:
     """Generates a loop for each number of rows that are multiplied at a time, the largest first."""
     row: Any = v.I64(0)
     for count in sorted({_max_rows(layout), 4, 2, 1}, reverse=True):
@@ -124,7 +144,7 @@ def _generate_rows(b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, arg
         current.add_incoming(row, before)
         b.cbranch(b.icmp_signed(">=", b.sub(args.rows, current), v.I64(count)), body, after)
         b.position_at_end(body)
-        _generate_passes(b, layout, chunk, out, args, [b.add(current, v.I64(i)) for i in range(count)])
+        _generate_passes(b, layout, chunk, out, args, [b.add(current, v.I64(i)) for i in range(count)], prefetches)
         current.add_incoming(b.add(current, v.I64(count)), b.block)
         b.branch(head)
         b.position_at_end(after)
@@ -132,8 +152,9 @@ def _generate_rows(b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, arg
 
 
 def _generate_passes(
-    b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs, row_indices: list[Any]
-) -> None:
+    b: Any, layout: PackedLayout, chunk: TileChunk, out: Any, args: ProductArgs, row_indices: list[Any],
+    prefetches: Prefetches,
+) -> None:  # fmt: skip
     """Generates the products of a chunk with these rows, for as many outputs at a time as registers hold."""
     bases, stride = (args.x, args.scales, args.block_sums, args.half_sums), b.mul(args.blocks, v.I64(4))
     rows = ActivationRows(
@@ -145,12 +166,14 @@ def _generate_passes(
     targets = [b.add(out, b.mul(row, args.out_stride)) for row in row_indices]
     vectors = _for_rows(VECTORS_PER_PASS[INT8_ISA], len(row_indices))
     for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
-        _generate_pass(b, layout, chunk, rows, range(first, first + vectors), targets)
+        how = Prefetch(0) if first else _for_rows(prefetches, len(row_indices))  # once for all vectors of a tile
+        _generate_pass(b, layout, chunk, rows, range(first, first + vectors), targets, how)
 
 
 def _generate_pass(
-    b: Any, layout: PackedLayout, chunk: TileChunk, rows: ActivationRows, parts: range, targets: list[Any]
-) -> None:
+    b: Any, layout: PackedLayout, chunk: TileChunk, rows: ActivationRows, parts: range, targets: list[Any],
+    how: Prefetch,
+) -> None:  # fmt: skip
     """Generates the code for the vectors `parts` of the tile's outputs, and as many rows as there are targets.
 
     It adds the products of a chunk to the sums at the targets.
@@ -163,36 +186,26 @@ def _generate_pass(
     loop = v.Loop(b, chunk.count, [b.select(begins, zero, sum_) for sum_ in before])
     unit = b.add(start, b.mul(loop.i, v.I64(layout.unit_bytes)))
     at_unit = rows.at_block(b, b.mul(loop.i, v.I64(layout.blocks)))
-    for i, sum_ in enumerate(loop.end(_add_unit(b, layout, unit, at_unit, parts, loop.carried))):
+    for i, sum_ in enumerate(loop.end(_add_unit(b, layout, unit, at_unit, parts, loop.carried, how))):
         v.store(b, sum_, targets[i // count], 4 * lanes * parts[i % count])
 
 
 def _add_unit(
-    b: Any, layout: PackedLayout, unit: Any, rows: ActivationRows, parts: range, sums: list[Any]
+    b: Any, layout: PackedLayout, unit: Any, rows: ActivationRows, parts: range, sums: list[Any], how: Prefetch
 ) -> list[Any]:
     """Returns the sums with the products of a unit added; the vectors `parts` of each row follow each other."""
     scales = [] if layout.is_float else [unit_scales(b, layout, unit, part, INT8_ISA.lanes) for part in parts]
     if layout.blocks == 1:
         place = block_place(b, layout, unit, None)
-        _prefetch(b, layout, place, rows, parts)
+        prefetch_share(b, layout, place, how)
         return add_block(b, layout, place, rows, scales, parts, sums)
     scales_last = leaves_unit_scale(layout)
     if scales_last and len(rows.quants) > 1:
         rows = rows._replace(half_sums=unit_corrections(b, layout, rows.half_sums))
     loop = v.Loop(b, v.I64(layout.blocks), [v.constant(x.type, 0.0) for x in sums] if scales_last else sums)
     place = block_place(b, layout, unit, loop.i)
-    _prefetch(b, layout, place, rows, parts)
+    prefetch_share(b, layout, place, how)
     added = loop.end(add_block(b, layout, place, rows.at_block(b, loop.i), scales, parts, loop.carried))
     if not scales_last:
         return added
     return [v.fma(b, x, scales[i % len(parts)].scale, sums[i]) for i, x in enumerate(added)]
-
-
-def _prefetch(b: Any, layout: PackedLayout, place: BlockPlace, rows: ActivationRows, parts: range) -> None:
-    """Prefetches as many bytes as a block has, once for all vectors of a tile."""
-    if parts.start:
-        return
-    size = layout.unit_bytes // layout.blocks
-    begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(size)))
-    for line in range(0, size, LINE):
-        v.prefetch(b, begin, _for_rows(PREFETCH_BYTES, len(rows.quants)) + line)

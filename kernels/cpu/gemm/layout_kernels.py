@@ -18,6 +18,7 @@ from plait.kernels.cpu.compiler import object_code
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
 from plait.kernels.cpu.gemm.layouts import LAYOUTS, PackedLayout
 from plait.kernels.cpu.gemm.panel_kernel import PassArgs, generate_dequantize, generate_output, generate_pass
+from plait.kernels.cpu.gemm.prefetch_choice import prefetches
 
 
 class LayoutKernel(NamedTuple):
@@ -53,7 +54,7 @@ def _load(name: str) -> LayoutKernel:
 
 
 def _cache_path(name: str) -> Path | None:
-    return object_code.cache_path(f"layout-{name}")
+    return object_code.cache_path(f"layout-{name}", prefetches())
 
 
 def assembly(name: str) -> str:
@@ -73,9 +74,7 @@ def _optimized(layout: PackedLayout, machine: Any) -> Any:
     """Returns the module of a layout's functions."""
     module = ir.Module(layout.name)
     b, (address,) = _begin(module, "product", 1)
-    generate_product(
-        b, layout, ProductArgs(*(v.load(b, address, v.I64, 8 * i) for i in range(len(ProductArgs._fields))))
-    )
+    generate_product(b, layout, ProductArgs.at(b, address), prefetches())
     b.ret_void()
     b, arguments = _begin(module, "dequantize", 4)
     if HAS_AMX:

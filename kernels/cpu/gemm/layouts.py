@@ -10,11 +10,14 @@ Such a product is exact in float32, so no layout rounds what the file holds.
 
 A packed weight is [tiles, units] of units; a tile has 32 outputs, a unit 32 inputs or a superblock of 256:
 
-    quants     for each 32 inputs: 2 halves of 16 outputs x lines of 64 bytes
-    scales     for each 32 inputs: 32 outputs x 1 or 2 bytes (absent where the unit has 32 inputs)
-    minima     the same, where they are stored apart
     scale      32 float16
     minimum    32 float16, where there are minima
+    and then for each block of 32 inputs
+    quants     2 halves of 16 outputs x lines of 64 bytes
+    scales     32 outputs x 1 or 2 bytes (absent where the unit has 32 inputs)
+    minima     the same, where they are stored apart
+
+This is the order in which a product reads them, so that a processor's own prefetcher sees one stream.
 
 The layouts of floats (F32, F16, BF16) have neither integers nor scales. A line holds 2 inputs of 16 outputs, or one of
 F32: the layout of a bfloat16 panel.
@@ -95,36 +98,34 @@ class PackedLayout(NamedTuple):
         return self.scale_bytes if self.has_minima and self.scaling != NIBBLE_PAIR_SCALES else 0
 
     @property
+    def float16_numbers(self) -> int:
+        """The float16 of an output at the beginning of a unit: scale and minimum."""
+        return 0 if self.is_float else 1 + self.has_minima
+
+    @property
+    def blocks_offset(self) -> int:
+        """Where the blocks of a unit begin, behind its float16 scales and minima."""
+        return 2 * TILE_OUTPUTS * self.float16_numbers
+
+    @property
     def scales_offset(self) -> int:
-        """Where the scales of a unit's blocks begin."""
-        return 2 * self.half_bytes * self.blocks
+        """Where the scales of a block begin in it."""
+        return 2 * self.half_bytes
 
     @property
     def minima_offset(self) -> int:
-        """Where the minima of a unit's blocks begin."""
-        return self.scales_offset + TILE_OUTPUTS * self.scale_bytes * self.blocks
+        """Where the minima of a block begin in it."""
+        return self.scales_offset + TILE_OUTPUTS * self.scale_bytes
 
     @property
-    def unit_scale_offset(self) -> int:
-        """Where a unit's float16 scales begin; the minima follow."""
-        return self.minima_offset + TILE_OUTPUTS * self.minima_bytes * self.blocks
+    def block_bytes(self) -> int:
+        """Bytes of a block of 32 outputs."""
+        return self.minima_offset + TILE_OUTPUTS * self.minima_bytes
 
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of 32 outputs."""
-        return self.unit_scale_offset + 2 * TILE_OUTPUTS * self._float16_numbers
-
-    @property
-    def _float16_numbers(self) -> int:
-        """The float16 of an output in a unit: scale and minimum."""
-        return 0 if self.is_float else 1 + self.has_minima
-
-    @property
-    def fields(self) -> tuple[tuple[int, int], ...]:
-        """What one output has in a unit, in the order of the layout: bytes for each block, and blocks."""
-        small = ((self.scale_bytes, self.blocks), (self.minima_bytes, self.blocks))
-        halves = ((2, 1),) * self._float16_numbers
-        return ((GROUP_INPUTS * self.bits, self.blocks), *(field for field in small if field[0]), *halves)
+        return self.blocks_offset + self.block_bytes * self.blocks
 
     @property
     def output_bytes(self) -> int:

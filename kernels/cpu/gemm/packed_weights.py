@@ -236,24 +236,31 @@ def _pack_tiles(weight: StoredWeight, data: Bytes, first: int, last: int) -> Non
         )
         return
     unpacked = UNPACK[layout.name](rows.reshape(-1, weight.block_bytes))
-    _write_lines(layout, unpacked.quants, target)
-    small = [(x, layout.blocks) for x in (unpacked.scales, unpacked.minima) if x is not None]
-    halves = [(x[:, None].view(np.uint8), 1) for x in (unpacked.scale, unpacked.minimum) if x is not None]
-    begin = layout.scales_offset
-    for values, blocks in [*small, *halves]:
-        end = begin + TILE_OUTPUTS * values.shape[1]
+    halves = [x[:, None].view(np.uint8) for x in (unpacked.scale, unpacked.minimum) if x is not None]
+    _write_numbers(halves, target[:, :, None, : layout.blocks_offset])
+    blocks = target[:, :, layout.blocks_offset :].reshape(*target.shape[:2], layout.blocks, layout.block_bytes)
+    _write_lines(layout, unpacked.quants, blocks[..., : layout.scales_offset])
+    small = [x for x in (unpacked.scales, unpacked.minima) if x is not None]
+    _write_numbers(small, blocks[..., layout.scales_offset :])
+
+
+def _write_numbers(kinds: Sequence[Bytes], target: Bytes) -> None:
+    """Writes scales and minima, each [N, bytes], one kind behind the other to [tiles, units, blocks, bytes]."""
+    tiles, units, blocks, _ = target.shape
+    begin = 0
+    for values in kinds:
         items = np.ascontiguousarray(values).view(f"u{values.shape[1] // blocks}")  # a block's 1 or 2 bytes
-        outputs = items.reshape(len(target), TILE_OUTPUTS, target.shape[1], blocks)
-        to = target[:, :, begin:end].view(items.dtype).reshape(*target.shape[:2], blocks, TILE_OUTPUTS)
-        np.copyto(to, outputs.transpose(0, 2, 3, 1))
+        end = begin + TILE_OUTPUTS * items.itemsize
+        outputs = items.reshape(tiles, TILE_OUTPUTS, units, blocks)
+        np.copyto(target[..., begin:end].view(items.dtype), outputs.transpose(0, 2, 3, 1))
         begin = end
 
 
 def _write_lines(layout: PackedLayout, quants: Bytes, target: Bytes) -> None:
-    """Writes the lines of quants [N, inputs of a unit] to their tiles, in words of 4 inputs."""
+    """Writes the lines of quants [N, inputs of a unit] to [tiles, units, blocks, bytes], in words of 4 inputs."""
     tiles, units = target.shape[:2]
     words = np.ascontiguousarray(quants).view(np.uint32).reshape(-1)
-    to = target[:, :, : layout.scales_offset].view(np.uint32).reshape(tiles, units, layout.blocks, 2, -1, HALF_TILE)
+    to = target.view(np.uint32).reshape(tiles, units, layout.blocks, 2, -1, HALF_TILE)
     shift = line = 0
     for width in layout.widths:
         fields = (words >> np.uint32(shift)) & np.uint32(0x01010101 * (2**width - 1)) if width < layout.bits else words
@@ -271,14 +278,13 @@ def _byte_order(layout: PackedLayout) -> npt.NDArray[np.intp]:
     """For each byte of a unit, its place among the unit's 32 outputs side by side."""
     size = layout.output_bytes
     places, parts, begin = np.arange(TILE_OUTPUTS * size).reshape(TILE_OUTPUTS, size), [], 0
-    for field, (size_in_block, blocks) in enumerate(layout.fields):
-        part = places[:, begin : begin + size_in_block * blocks]
-        if field == 0:
-            lines = part.reshape(2, HALF_TILE, blocks, -1, GROUP_INPUTS)
-            parts.append(lines.transpose(2, 0, 3, 1, 4).reshape(-1))
-        else:
-            parts.append(part.reshape(TILE_OUTPUTS, blocks, size_in_block).swapaxes(0, 1).reshape(-1))
-        begin += size_in_block * blocks
+    block = [(GROUP_INPUTS * layout.bits, True), (layout.scale_bytes, False), (layout.minima_bytes, False)]
+    for width, are_quants in [(2, False)] * layout.float16_numbers + block * layout.blocks:
+        part = places[:, begin : begin + width]
+        if are_quants:
+            part = part.reshape(2, HALF_TILE, -1, GROUP_INPUTS).swapaxes(1, 2)
+        parts.append(part.reshape(-1))
+        begin += width
     return np.concatenate(parts)
 
 

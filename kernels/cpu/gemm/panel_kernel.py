@@ -16,7 +16,9 @@ from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, TILE_BYTES, generate_
 from plait.kernels.cpu.gemm.block_values import (
     BlockPlace,
     BlockQuants,
+    Prefetch,
     block_scales,
+    prefetch_share,
     tile_block_place,
     unit_scales,
 )
@@ -24,7 +26,6 @@ from plait.kernels.cpu.gemm.float_values import generate_float_dequantize, gener
 from plait.kernels.cpu.gemm.layouts import (
     GROUP_INPUTS,
     HALF_TILE,
-    LAYOUTS,
     LINE,
     QUANT_BLOCK,
     PackedLayout,
@@ -33,8 +34,7 @@ from plait.kernels.cpu.gemm.layouts import (
 LANES = v.LANES  # outputs of a vector: half a tile
 HALF_BLOCK_BYTES = 2 * QUANT_BLOCK * LANES  # bytes of half a block of a panel
 BLOCK_GROUPS = QUANT_BLOCK // GROUP_INPUTS
-PREFETCH_BLOCKS = 8  # blocks of 4-bit weights that are prefetched ahead; of others as many bytes
-FLOAT_PREFETCH_BYTES = 8192
+PREFETCH, FLOAT_PREFETCH = Prefetch(5120), Prefetch(8192)
 # An integer becomes a float32 by setting it at bit `position` of the mantissa of 2 ** (23 - position).
 POSITIONS = {4: (8, 12, 16), 8: (8,)}
 # For each of the 8 or 4 integers in 32 bits: the shift to the left (negative: right) and the position it then has.
@@ -56,16 +56,11 @@ def generate_dequantize(b: Any, layout: PackedLayout, tile: Any, block: Any, hal
     Needs AVX-512. `tile` and `out` are addresses.
     """
     place = _half_place(b, layout, tile, block, half)
+    prefetch_share(b, layout, place, FLOAT_PREFETCH if layout.is_float else PREFETCH, half)
     if layout.is_float:
-        for line in range(layout.bits):
-            v.prefetch(b, place.quants, FLOAT_PREFETCH_BYTES + LINE * line)
         generate_float_dequantize(b, layout, place.quants, out)
         return
     factors = _factors_of_half(b, layout, place, half)
-    ahead = PREFETCH_BLOCKS * LAYOUTS["Q4_1"].unit_bytes
-    for line in range(layout.bits):
-        v.prefetch(b, place.quants, ahead + LINE * line)
-    _prefetch_scales(b, layout, place)
     if layout.widths == (4,) and not layout.table:
         words = [v.load(b, place.quants, v.I32X16, LINE * line) for line in range(4)]
         bits = 4
@@ -133,21 +128,12 @@ def _panel_block(b: Any, args: PassArgs, block: Any) -> Any:
     return b.add(args.panel, b.mul(b.and_(block, args.mask), v.I64(PANEL_BYTES)))
 
 
-def _prefetch_scales(b: Any, layout: PackedLayout, place: BlockPlace) -> None:
-    """Prefetches the scales and minima of the unit that is PREFETCH_BLOCKS ahead; of a superblock, a block's share."""
-    share = (layout.unit_bytes - layout.scales_offset) // layout.blocks
-    begin = place.unit if place.block is None else b.add(place.unit, b.mul(place.block, v.I64(share)))
-    ahead = PREFETCH_BLOCKS // layout.blocks * layout.unit_bytes + layout.scales_offset
-    for line in range(0, share, LINE):
-        v.prefetch(b, begin, ahead + line)
-
-
 def _factors_of_half(b: Any, layout: PackedLayout, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
     """The scales and minima of 16 outputs of a block (`block_scales`); `half` is known only when the code runs."""
     halves = b.add(place.unit, b.mul(half, v.I64(2 * HALF_TILE)))
     scales = unit_scales(b, layout, halves, 0, LANES)
-    small = b.add(place.unit, b.mul(half, v.I64(HALF_TILE * layout.scale_bytes)))
-    return block_scales(b, layout, place._replace(unit=small), scales, 0, LANES)
+    small = b.add(place.start, b.mul(half, v.I64(HALF_TILE * layout.scale_bytes)))
+    return block_scales(b, layout, place._replace(start=small), scales, 0, LANES)
 
 
 def _float_of(b: Any, bits: int, packed: Any, index: int) -> Any:
