@@ -1,4 +1,4 @@
-"""A matcher of JSON whose arrays do not repeat items where the schema says `uniqueItems`, whatever the items are."""
+"""Which tokens repeat an item or a name where JSON may not: under `uniqueItems`, and where names are counted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
 from plait.constrained.guidance.item_tracker import (
     JSON_QUOTE,
+    NAME,
     OUTSIDE,
     SCALAR,
     STRING,
+    Frame,
     ItemTracker,
     State,
     rests_of_seen,
@@ -42,7 +44,7 @@ class ItemTokens:
     """The tokens of a vocabulary by what they can end, as masks.
 
     `quotes`: a string. `ends`: any other value, or a short string as a whole. `spaces`: a number, by a space.
-    `repeats`: an item and the next one, so that a token alone can repeat an item.
+    `repeats`: an item and the next item or name, so that a token alone can repeat one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -92,7 +94,7 @@ def _can_end(data: bytes) -> bool:
 
 def _can_repeat(data: bytes) -> bool:
     _, comma, rest = data.partition(b",")
-    return bool(comma) and (rest.count(b'"') > 1 or (b'"' not in rest and _can_end(rest)))
+    return bool(comma) and (rest.count(b'"') > 1 or (b'"' not in rest and (b":" in rest or _can_end(rest))))
 
 
 _item_tokens: WeakKeyDictionary[Vocabulary, ItemTokens] = WeakKeyDictionary()
@@ -107,7 +109,7 @@ def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
 
 
 class UniqueItems:
-    """The items of one text so far. `text` and the states grow and shrink with the tokens of the matcher.
+    """The items and names of one text so far. `text` and the states grow and shrink with the tokens of the matcher.
 
     control_texts: what the control tokens of the grammar count as in the text.
     """
@@ -141,17 +143,17 @@ class UniqueItems:
         self._text = self._text[: self._states[-1].length]
 
     def repeats(self, tokens: Iterable[int]) -> bool:
-        """Returns whether an item would be a repetition after these tokens."""
+        """Returns whether an item or name would be a repetition after these tokens."""
         return self.repeats_text(b"".join(map(self._spelled, tokens)))
 
     def repeats_text(self, data: bytes) -> bool:
-        """Returns whether an item would be a repetition after these bytes."""
+        """Returns whether an item or name would be a repetition after these bytes."""
         return self._tracker.advance(self._states[-1], self._text + data) is None
 
     def is_blocked(self, token: int, inner: llguidance.LLMatcher) -> bool:
-        """Returns whether `token` repeats an item, or leads to where only a repetition can follow.
+        """Returns whether `token` repeats an item or name, or leads to where only a repetition can follow.
 
-        The second is not searched in arrays that were seen to have many possible items, such as any strings.
+        The second is not searched where many items or names were seen to be possible, such as any strings.
         """
         text = self._text + self._spelled(token)
         state = self._tracker.advance(self._states[-1], text)
@@ -163,12 +165,13 @@ class UniqueItems:
         return bool(after.consume_token(token)) and not self._can_differ(after, state, text)
 
     def _has_many_items(self, state: State) -> bool:
-        """Returns whether the current array is known to have more possible items than are worth counting."""
+        """Returns whether more items or names are known to be possible here than are worth counting."""
         frame = unique_frame(state)
         return frame is not None and frame.nodes in self._tracker.with_many_items
 
     def _can_differ(self, inner: llguidance.LLMatcher, state: State, text: bytes) -> bool:
-        """Returns whether the current item can become one that no earlier item equals; True if that is not decided."""
+        """Returns whether the current item or name can become one that no earlier one equals; True if that is not
+        decided."""
         frame = unique_frame(state)
         todo = [(inner, state, text)]
         for _ in range(MAX_TRIED_STATES):
@@ -205,28 +208,38 @@ class UniqueItems:
         state, known = self._states[-1], self._tokens
         if state.mode == OUTSIDE:
             return ()
-        frame = unique_frame(state)
+        frame, repeats = unique_frame(state), self._repeating(state)
         if frame is None:
-            return _tokens_of(bits & known.repeats)
-        if state.mode == STRING and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
+            return _tokens_of(bits & repeats)
+        if state.mode == (STRING if frame.is_array else NAME) and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
             self._tracker.with_many_items.add(frame.nodes)
         has_many = self._has_many_items(state)
-        if has_many and not _has_seen(state):
-            return _tokens_of(bits & known.repeats)
+        if has_many and not _has_seen(state.frame):
+            return _tokens_of(bits & repeats)
         rests = rests_of_seen(state, self._text)
         quote = self._tracker.quote_of(state)
         if quote != JSON_QUOTE:
             ends = known.with_byte(quote[-1]) if state.mode == STRING else known.ends | known.with_byte(quote[-1])
-            suspects = {*_tokens_of(bits & (ends | known.repeats)), *self._control_texts}
+            if not frame.is_array:
+                ends = ends | known.with_byte(b":"[0])
+            suspects = {*_tokens_of(bits & (ends | repeats)), *self._control_texts}
             return suspects if has_many else suspects | self._beginnings(rests)
-        if has_many and state.mode == STRING and state.start == frame.start:  # the item is this string
-            repeating = _tokens_of(bits & known.repeats & known.quotes)
+        is_alone = frame.is_array or not _has_seen(frame.outer)
+        if has_many and is_alone and state.mode in (STRING, NAME) and state.start == frame.start:  # all of it is this
+            repeating = _tokens_of(bits & repeats & known.quotes)
             return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}
-        ends = known.quotes if state.mode == STRING else known.ends
+        ends = known.quotes if state.mode in (STRING, NAME) else known.ends
         if state.mode == SCALAR:
             ends = ends | known.spaces
-        ending = _tokens_of(bits & (ends | known.repeats))
+        ending = _tokens_of(bits & (ends | repeats))
         return ending if has_many else {*ending, *self._beginnings(rests)}
+
+    def _repeating(self, state: State) -> Bits:
+        """Returns the tokens that may be blocked wherever they stand, as a mask."""
+        frame = state.frame
+        if frame is None or frame.is_array or not frame.seen or frame.nodes in self._tracker.with_many_items:
+            return self._tokens.repeats
+        return self._tokens.repeats | self._tokens.with_byte(b","[0])  # behind a comma no name may be left
 
     def _beginnings(self, rests: list[bytes]) -> set[int]:
         ids, longest = self._vocabulary.ids_by_bytes, self._vocabulary.max_token_bytes
@@ -236,9 +249,8 @@ class UniqueItems:
         }
 
 
-def _has_seen(state: State) -> bool:
-    """Returns whether an open array has a finished item that may not be repeated."""
-    frame = state.frame
+def _has_seen(frame: Frame | None) -> bool:
+    """Returns whether an array or object, or one around it, has a finished item or name that may not be repeated."""
     while frame is not None and not frame.seen:
         frame = frame.outer
     return frame is not None
