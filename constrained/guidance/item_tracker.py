@@ -60,6 +60,7 @@ class ItemTracker:
     def __init__(self, paths: UniquePaths) -> None:
         self._paths = paths
         self.with_many_items: set[Nodes] = set()  # arrays with many possible items, objects with many names
+        self.can_go_on: dict[tuple[Nodes, bytes], bool] = {}  # whether many texts continue one of their items or names
 
     def first_state(self) -> State:
         """Returns the state at the start of a text."""

@@ -26,10 +26,12 @@ from plait.constrained.guidance.item_tracker import (
     rests_of_seen,
     unique_frame,
 )
+from plait.constrained.guidance.unique_paths import Nodes
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
+MAX_KNOWN = 10_000  # items and names of which it is kept whether many others continue them
 _LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
 _LITERAL_ENDS = {literal[at:] for literal in _LITERALS for at in range(len(literal))}
 _ENDING = re.compile(
@@ -153,21 +155,48 @@ class UniqueItems:
     def is_blocked(self, token: int, inner: llguidance.LLMatcher) -> bool:
         """Returns whether `token` repeats an item or name, or leads to where only a repetition can follow.
 
-        The second is not searched where many items or names were seen to be possible, such as any strings.
+        The second is not searched where many items or names were seen to be possible, such as any strings, but behind
+        those that few others continue.
         """
         text = self._text + self._spelled(token)
         state = self._tracker.advance(self._states[-1], text)
         if state is None:
             return True
-        if self._has_many_items(state) or not rests_of_seen(state, text):
+        frame = unique_frame(state)
+        if frame is None or not rests_of_seen(state, text):
+            return False
+        if frame.nodes in self._tracker.with_many_items and not self._narrow_rests(frame, text, None):
             return False
         after = inner.deep_copy()
         return bool(after.consume_token(token)) and not self._can_differ(after, state, text)
 
-    def _has_many_items(self, state: State) -> bool:
-        """Returns whether more items or names are known to be possible here than are worth counting."""
-        frame = unique_frame(state)
-        return frame is not None and frame.nodes in self._tracker.with_many_items
+    def _narrow_rests(self, frame: Frame, text: bytes, inner: Callable[[], llguidance.LLMatcher] | None) -> list[bytes]:
+        """Returns what is missing of each earlier text that begins as the current item or name of a frame, and that few
+        others continue: the `red` of the pattern red|x-.*, but not `x-1`.
+
+        inner: the matcher at the end of `text`; None if only what is known is of interest.
+        """
+        partial, known = text[frame.start :] if frame.start >= 0 else b"", self._tracker.can_go_on
+        found: list[bytes] = []
+        for item in frame.seen or ():
+            if item[:1] != JSON_QUOTE or not item.startswith(partial):
+                continue
+            key = (frame.nodes, item)
+            if key not in known and inner is not None:
+                self._find_out(key, inner().deep_copy(), item[len(partial) :].rpartition(JSON_QUOTE)[0])
+            if not known.get(key, True):
+                found.append(item[len(partial) :])
+        return found
+
+    def _find_out(self, key: tuple[Nodes, bytes], inner: llguidance.LLMatcher, text: bytes) -> None:
+        """Stores whether many tokens may follow `text`, which the matcher consumes if it stands where it may."""
+        tokens = self._vocabulary.encode(text.decode(errors="ignore"))
+        if tokens and inner.try_consume_tokens(list(tokens)) < len(tokens):
+            return
+        if len(self._tracker.can_go_on) >= MAX_KNOWN:
+            self._tracker.can_go_on.clear()
+        allowed = np.unpackbits(np.frombuffer(inner.compute_bitmask(), np.uint8)).sum()
+        self._tracker.can_go_on[key] = bool(allowed > MAX_TRIED_TOKENS)
 
     def _can_differ(self, inner: llguidance.LLMatcher, state: State, text: bytes) -> bool:
         """Returns whether the current item or name can become one that no earlier one equals; True if that is not
@@ -199,11 +228,11 @@ class UniqueItems:
     def forbid_repeated(self, mask: Int32Array, inner: Callable[[], llguidance.LLMatcher]) -> None:
         """Clears the bits of the tokens that are blocked here."""
         bits = mask.view(np.uint32)
-        for token in self._suspects(bits[: len(self._tokens.repeats)]):
+        for token in self._suspects(bits[: len(self._tokens.repeats)], inner):
             if bits[token // 32] >> np.uint32(token % 32) & 1 and self.is_blocked(token, inner()):
                 bits[token // 32] &= ~np.uint32(1 << (token % 32))
 
-    def _suspects(self, bits: Bits) -> Iterable[int]:
+    def _suspects(self, bits: Bits, inner: Callable[[], llguidance.LLMatcher]) -> Iterable[int]:
         """Returns the tokens that may be blocked here; all others are not. `bits`: those that the grammar allows."""
         state, known = self._states[-1], self._tokens
         if state.mode == OUTSIDE:
@@ -213,10 +242,11 @@ class UniqueItems:
             return _tokens_of(bits & repeats)
         if state.mode == (STRING if frame.is_array else NAME) and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
             self._tracker.with_many_items.add(frame.nodes)
-        has_many = self._has_many_items(state)
+        has_many = frame.nodes in self._tracker.with_many_items
         if has_many and not _has_seen(state.frame):
             return _tokens_of(bits & repeats)
         rests = rests_of_seen(state, self._text)
+        narrow = self._narrow_rests(frame, self._text, inner) if has_many else rests
         quote = self._tracker.quote_of(state)
         if quote != JSON_QUOTE:
             ends = known.with_byte(quote[-1]) if state.mode == STRING else known.ends | known.with_byte(quote[-1])
@@ -227,12 +257,12 @@ class UniqueItems:
         is_alone = frame.is_array or not _has_seen(frame.outer)
         if has_many and is_alone and state.mode in (STRING, NAME) and state.start == frame.start:  # all of it is this
             repeating = _tokens_of(bits & repeats & known.quotes)
-            return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}
+            ending = [*repeating, *(token for rest in rests for token in known.with_quotes(rest))]
+            return {*ending, *self._beginnings(narrow)}
         ends = known.quotes if state.mode in (STRING, NAME) else known.ends
         if state.mode == SCALAR:
             ends = ends | known.spaces
-        ending = _tokens_of(bits & (ends | repeats))
-        return ending if has_many else {*ending, *self._beginnings(rests)}
+        return {*_tokens_of(bits & (ends | repeats)), *self._beginnings(narrow)}
 
     def _repeating(self, state: State) -> Bits:
         """Returns the tokens that may be blocked wherever they stand, as a mask."""

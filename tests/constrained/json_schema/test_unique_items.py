@@ -204,6 +204,23 @@ def test_no_comma_follows_the_last_name() -> None:
     assert [chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)] == ["}"]
 
 
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ('["x-1","red",', {"items": {"type": "string", "pattern": "^(red|x-.*)$"}, "uniqueItems": True}),
+        ('{"x-1":1,"red":1,', {"minProperties": 3, "propertyNames": {"pattern": "^(red|x-.*)$"}}),
+    ],
+)
+def test_a_text_that_only_ends_is_not_begun_again(text: str, schema: Any) -> None:
+    """Although many other texts are possible."""
+    matcher = grammar_of(schema).matcher()
+    for byte in f'{text}"'.encode():
+        assert 1 + byte in allowed_tokens(matcher, BYTE_VOCABULARY)
+        assert matcher.accept(1 + byte)
+    allowed = [chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)]
+    assert "r" not in allowed and "x" in allowed
+
+
 def test_rollback_forgets_items() -> None:
     matcher = grammar_of({"type": "array", "uniqueItems": True}).matcher()
     assert all(matcher.accept(1 + byte) for byte in b'["a","b')
