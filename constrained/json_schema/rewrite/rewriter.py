@@ -28,6 +28,7 @@ from plait.constrained.json_schema.rewrite.logic import if_, not_, not_patterns,
 from plait.constrained.json_schema.rewrite.name_patterns import (
     check_complements,
     list_finite_names,
+    list_other_names,
     merge_patterns,
     separate_patterns,
 )
@@ -63,6 +64,7 @@ REWRITE_RULES: tuple[tuple[RewriteRule, frozenset[str]], ...] = tuple(
         (dependent_required, "dependentRequired"),
         (dependent_schemas, "dependentSchemas"),
         (property_names, "propertyNames"),
+        (list_other_names, "patternProperties"),
         (contains, "contains minContains maxContains"),
         (count_properties, "minProperties maxProperties"),
     )

@@ -96,3 +96,15 @@ def test_a_name_outside_of_the_pattern_is_not_begun() -> None:
     matcher = grammar.matcher()
     assert all(matcher.accept(1 + byte) for byte in b'{"')
     assert "".join(chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)) == ascii_lowercase
+
+
+def test_names_that_one_pattern_excludes_may_have_any_value() -> None:
+    listed = {"a": {"maximum": 9}, "pat": {}}
+    schema = {"type": "object", "properties": listed, "patternProperties": {"^(?!(pat|x)$).*$": {"type": "integer"}}}
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for name in ("a", "pat", "x", "patx", "b", ""):
+        for value in (1, "s", 10):
+            assert accepts(grammar, compact({name: value})) is bool(validator.is_valid({name: value})), (name, value)
+    assert accepts(grammar, '{"b\\n":1}') and grammar.warnings
+    beside = {"allOf": [{k: v for k, v in schema.items() if k != "properties"}], "unevaluatedProperties": False}
+    assert not accepts(grammar_of(beside), '{"pat":1}') and accepts(grammar_of(beside), '{"b":1}')
