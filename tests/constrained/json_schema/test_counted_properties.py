@@ -68,6 +68,17 @@ def test_a_pattern_applies_to_a_listed_name_beside_listed_property_names() -> No
     assert accepts(grammar, '{"a":1}') and not accepts(grammar, '{"a":"s"}')
 
 
+@pytest.mark.parametrize(
+    "counts", [{"maxProperties": 4}, {"minProperties": 3}, {"minProperties": 2, "maxProperties": 4}]
+)
+def test_names_may_come_in_the_order_of_the_schema(counts: Any) -> None:
+    schema = {"type": "object", "properties": {"c": {}, "a": {}, "b": {}}, "required": ["a"], **counts}
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for mask in range(32):
+        value = {name: 1 for i, name in enumerate("cabxy") if mask >> i & 1}
+        assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), value
+
+
 def test_a_repeated_name_counts_once() -> None:
     grammar = grammar_of({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2})
     assert not accepts(grammar, '{"x":1,"x":1}') and accepts(grammar, '{"a":1,"x":1}')
