@@ -137,11 +137,8 @@ def _count_in_open_object(
         for names in combinations(optional, size):
             case = {**rest, **bounds, "required": [*required, *names]}
             if most is not None or size < needed:
-                others = {
-                    **listed,
-                    **{name: True for name in names if name not in listed},
-                }  # in the order of the schema
-                case["properties"] = others | {name: False for name in optional if name not in names}
+                others = {name: True for name in names if name not in listed}  # behind those in the schema's order
+                case["properties"] = {**listed, **others, **{name: False for name in optional if name not in names}}
             cases.append({**case, "minProperties": least} if size < needed else case)
     return {"anyOf": cases} if cases else with_all_of(rest, _NOT_AN_OBJECT)
 
