@@ -15,6 +15,7 @@ from plait.constrained.json_schema.schema_compiler import json_rules
 from plait.constrained.specs import GrammarError, JsonSchema
 
 MAX_NESTED = 4  # grammars within one another
+_NOT_ALONE = "uniqueItems, and minProperties of two or more names that are not listed, are"
 _PIECE = re.compile(
     r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/|%(?P<kind>json|lark)\s*(?=\{)|(?P<open>\{)|(?P<shut>\})'
     r"|(?P<rest>%(?:json|lark)\b)"
@@ -129,5 +130,5 @@ def _schema_rules(grammar: str, block: Nested, name: str) -> tuple[tuple[str, ..
         place = f" (at {error.where})" if error.where else ""
         raise GrammarError(f"in this schema: {error.reason}{place}", block.start) from None
     if found.unique:
-        raise GrammarError("in this schema: uniqueItems is not supported within a grammar", block.start)
+        raise GrammarError(f"in this schema: {_NOT_ALONE} not supported within a grammar", block.start)
     return found.rules, found.warnings

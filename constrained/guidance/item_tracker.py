@@ -1,4 +1,4 @@
-"""Follows a JSON text byte by byte and finds the items that an array repeats.
+"""Follows a JSON text byte by byte and finds the items that an array repeats, and the names that an object repeats.
 
 It relies on the grammar for everything else: the text is taken to be the beginning of a JSON value. A state is
 immutable, so a text that is rolled back returns to an older one.
@@ -13,7 +13,7 @@ import json
 import re
 from typing import NamedTuple
 
-from plait.constrained.guidance.unique_paths import Nodes, UniquePaths
+from plait.constrained.guidance.unique_paths import UNIQUE_NAMES, Nodes, UniquePaths
 from plait.constrained.specs import GrammarError
 
 VALUE, KEY, COLON, STRING, NAME, SCALAR, AFTER, OUTSIDE = range(8)
@@ -24,7 +24,7 @@ _STRING_OR_PYTHON = re.compile(rb'"(?:\\.|[^"\\])*"|True|False|None')
 
 
 class Frame(NamedTuple):
-    """An open array or object. `start`: where its current item or name begins; -1 between items."""
+    """An open array or object. `start`: where its current item or name begins; -1 elsewhere."""
 
     outer: Frame | None
     is_array: bool
@@ -32,8 +32,8 @@ class Frame(NamedTuple):
     position: int = 0
     name: str = ""
     start: int = -1
-    seen: tuple[bytes, ...] | None = None  # the texts of the finished items; None: they may repeat
-    values: frozenset[object] = frozenset()  # the same items in a form in which equal values are equal
+    seen: tuple[bytes, ...] | None = None  # the texts of the finished items or names; None: they may repeat
+    values: frozenset[object] = frozenset()  # the same in a form in which equal ones are equal
 
 
 class State(NamedTuple):
@@ -55,18 +55,20 @@ class State(NamedTuple):
 
 
 class ItemTracker:
-    """The rules by which a state follows another: `paths` says which arrays are unique."""
+    """The rules by which a state follows another: `paths` says which arrays and objects repeat nothing."""
 
     def __init__(self, paths: UniquePaths) -> None:
         self._paths = paths
-        self.with_many_items: set[Nodes] = set()  # arrays that were found to have many possible items
+        self.with_many_items: set[Nodes] = set()  # arrays with many possible items, objects with many names
+        self.can_go_on: dict[tuple[Nodes, bytes], bool] = {}  # whether many texts continue one of their items or names
 
     def first_state(self) -> State:
         """Returns the state at the start of a text."""
         return State()
 
     def advance(self, state: State, text: bytes) -> State | None:
-        """Returns the state after all of `text`, of which `state` has read a beginning; None if an item is repeated.
+        """Returns the state after all of `text`, of which `state` has read a beginning; None if an item or name is
+        repeated.
 
         >>> tracker = ItemTracker(UniquePaths({"uniqueItems": True}))
         >>> tracker.advance(State(), b"[1, 2,") is None, tracker.advance(State(), b"[1, 2, 1]") is None
@@ -95,8 +97,7 @@ class ItemTracker:
             return state._replace(length=len(text))
         if state.mode == STRING:
             return self._end_value(state, state.frame, text, end + len(mark))
-        assert state.frame is not None
-        return state.at(VALUE, state.frame._replace(name=text[first:end].decode()), end + 1)
+        return self._end_name(state, VALUE, text, end + 1, text[first:end].decode())
 
     def _string(self, state: State, text: bytes) -> State | None:
         at, end = state.length, len(text)
@@ -110,10 +111,18 @@ class ItemTracker:
         if quote == end:
             return state._replace(length=end)
         if state.mode == NAME:
-            assert state.frame is not None
-            name = json.loads(text[state.start : quote + 1])
-            return state.at(COLON, state.frame._replace(name=name), quote + 1)
+            return self._end_name(state, COLON, text, quote + 1, json.loads(text[state.start : quote + 1]))
         return self._end_value(state, state.frame, text, quote + 1)
+
+    def _end_name(self, state: State, mode: int, text: bytes, end: int, name: str) -> State | None:
+        frame = state.frame
+        assert frame is not None
+        if frame.seen is not None:
+            if name in frame.values:
+                return None
+            spelled = text[state.start : end]
+            frame = frame._replace(seen=(*frame.seen, spelled), values=frame.values | {name}, start=-1)
+        return state.at(mode, frame._replace(name=name), end)
 
     def _byte(self, state: State, text: bytes) -> State | None:
         at, byte, frame = state.length, text[state.length : state.length + 1], state.frame
@@ -135,7 +144,8 @@ class ItemTracker:
         if byte == b":":
             return state.at(VALUE, frame, at + 1)
         if state.mode == KEY:
-            return state.at(NAME, frame, at + 1, start=at)
+            assert frame is not None
+            return state.at(NAME, frame._replace(start=at), at + 1, start=at)
         return self._begin_value(state, frame, byte, at)
 
     def _begin_value(self, state: State, frame: Frame | None, byte: bytes, at: int) -> State:
@@ -143,8 +153,9 @@ class ItemTracker:
             frame = frame._replace(start=at)
         if byte in b"[{":
             nodes = self._inner_nodes(state, frame)
-            seen = () if byte == b"[" and self._paths.is_unique(nodes) else None
-            return state.at(VALUE if byte == b"[" else KEY, Frame(frame, byte == b"[", nodes, seen=seen), at + 1)
+            is_array = byte == b"["
+            seen = () if self._paths.says(nodes, "uniqueItems" if is_array else UNIQUE_NAMES) else None
+            return state.at(VALUE if is_array else KEY, Frame(frame, is_array, nodes, seen=seen), at + 1)
         return state.at(STRING if byte in (self.quote_of(state)[:1], b"'") else SCALAR, frame, at + 1, start=at)
 
     def _inner_nodes(self, state: State, frame: Frame | None) -> Nodes:
@@ -159,7 +170,7 @@ class ItemTracker:
         return self._paths.start
 
     def _end_value(self, state: State, frame: Frame | None, text: bytes, end: int) -> State | None:
-        if frame is not None and frame.seen is not None:
+        if frame is not None and frame.is_array and frame.seen is not None:
             item = text[frame.start : end]
             try:
                 value = comparable(json.loads(_as_json(item, self.quote_of(state)), parse_int=float))
@@ -172,15 +183,22 @@ class ItemTracker:
 
 
 def unique_frame(state: State) -> Frame | None:
-    """Returns the innermost open array that may not repeat an item."""
+    """Returns the object that may not repeat the name that stands here, or else the innermost array of that kind."""
     frame = state.frame
-    while frame is not None and frame.seen is None:
+    if frame is not None and frame.seen is not None and _in_name(state):
+        return frame
+    while frame is not None and (frame.seen is None or not frame.is_array):
         frame = frame.outer
     return frame
 
 
+def _in_name(state: State) -> bool:
+    return state.mode in (KEY, NAME)
+
+
 def rests_of_seen(state: State, text: bytes) -> list[bytes]:
-    """Returns what is missing of each earlier item that begins as the current item does, for all enclosing arrays.
+    """Returns what is missing of each earlier item that begins as the current item does, for all enclosing arrays, and
+    of each earlier name that begins as the current one.
 
     >>> tracker = ItemTracker(UniquePaths({"uniqueItems": True}))
     >>> rests_of_seen(tracker.advance(State(), b'["ab", "a'), b'["ab", "a')
@@ -189,7 +207,8 @@ def rests_of_seen(state: State, text: bytes) -> list[bytes]:
     rests: list[bytes] = []
     frame, is_inner = state.frame, True
     while frame is not None:
-        if frame.seen and not (is_inner and state.mode == AFTER):
+        is_open = not is_inner or state.mode != AFTER if frame.is_array else is_inner and _in_name(state)
+        if frame.seen and is_open:
             partial = text[frame.start :] if frame.start >= 0 else b""
             rests += [item[len(partial) :] for item in frame.seen if item.startswith(partial)]
         frame, is_inner = frame.outer, False

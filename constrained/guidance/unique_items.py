@@ -1,4 +1,4 @@
-"""A matcher of JSON whose arrays do not repeat items where the schema says `uniqueItems`, whatever the items are."""
+"""Which tokens repeat an item or a name where JSON may not: under `uniqueItems`, and where names are counted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.guidance.completion_walker import LlguidanceWalker
 from plait.constrained.guidance.item_tracker import (
     JSON_QUOTE,
+    NAME,
     OUTSIDE,
     SCALAR,
     STRING,
+    Frame,
     ItemTracker,
     State,
     rests_of_seen,
     unique_frame,
 )
+from plait.constrained.guidance.unique_paths import Nodes
 from plait.constrained.tokens.vocabulary import Vocabulary
 
 MAX_TRIED_STATES = 32  # in the search for an item that differs from all earlier ones
 MAX_TRIED_TOKENS = 96  # where more tokens are allowed than this, one of them is taken to lead to another item
+MAX_KNOWN = 10_000  # items and names of which it is kept whether many others continue them
 _LITERALS = (b"true", b"false", b"null", b"True", b"False", b"None")
 _LITERAL_ENDS = {literal[at:] for literal in _LITERALS for at in range(len(literal))}
 _ENDING = re.compile(
@@ -42,7 +46,7 @@ class ItemTokens:
     """The tokens of a vocabulary by what they can end, as masks.
 
     `quotes`: a string. `ends`: any other value, or a short string as a whole. `spaces`: a number, by a space.
-    `repeats`: an item and the next one, so that a token alone can repeat an item.
+    `repeats`: an item and the next item or name, so that a token alone can repeat one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -92,7 +96,7 @@ def _can_end(data: bytes) -> bool:
 
 def _can_repeat(data: bytes) -> bool:
     _, comma, rest = data.partition(b",")
-    return bool(comma) and (rest.count(b'"') > 1 or (b'"' not in rest and _can_end(rest)))
+    return bool(comma) and (rest.count(b'"') > 1 or (b'"' not in rest and (b":" in rest or _can_end(rest))))
 
 
 _item_tokens: WeakKeyDictionary[Vocabulary, ItemTokens] = WeakKeyDictionary()
@@ -107,7 +111,7 @@ def item_tokens(vocabulary: Vocabulary) -> ItemTokens:
 
 
 class UniqueItems:
-    """The items of one text so far. `text` and the states grow and shrink with the tokens of the matcher.
+    """The items and names of one text so far. `text` and the states grow and shrink with the tokens of the matcher.
 
     control_texts: what the control tokens of the grammar count as in the text.
     """
@@ -141,34 +145,62 @@ class UniqueItems:
         self._text = self._text[: self._states[-1].length]
 
     def repeats(self, tokens: Iterable[int]) -> bool:
-        """Returns whether an item would be a repetition after these tokens."""
+        """Returns whether an item or name would be a repetition after these tokens."""
         return self.repeats_text(b"".join(map(self._bytes_of, tokens)))
 
     def repeats_text(self, data: bytes) -> bool:
-        """Returns whether an item would be a repetition after these bytes."""
+        """Returns whether an item or name would be a repetition after these bytes."""
         return self._tracker.advance(self._states[-1], self._text + data) is None
 
     def is_blocked(self, token: int, inner: llguidance.LLMatcher) -> bool:
-        """Returns whether `token` repeats an item, or leads to where only a repetition can follow.
+        """Returns whether `token` repeats an item or name, or leads to where only a repetition can follow.
 
-        The second is not searched in arrays that were seen to have many possible items, such as any strings.
+        The second is not searched where many items or names were seen to be possible, such as any strings, but behind
+        those that few others continue.
         """
         text = self._text + self._bytes_of(token)
         state = self._tracker.advance(self._states[-1], text)
         if state is None:
             return True
-        if self._has_many_items(state) or not rests_of_seen(state, text):
+        frame = unique_frame(state)
+        if frame is None or not rests_of_seen(state, text):
+            return False
+        if frame.nodes in self._tracker.with_many_items and not self._narrow_rests(frame, text, None):
             return False
         after = inner.deep_copy()
         return bool(after.consume_token(token)) and not self._can_differ(after, state, text)
 
-    def _has_many_items(self, state: State) -> bool:
-        """Returns whether the current array is known to have more possible items than are worth counting."""
-        frame = unique_frame(state)
-        return frame is not None and frame.nodes in self._tracker.with_many_items
+    def _narrow_rests(self, frame: Frame, text: bytes, inner: Callable[[], llguidance.LLMatcher] | None) -> list[bytes]:
+        """Returns what is missing of each earlier text that begins as the current item or name of a frame, and that few
+        others continue: the `red` of the pattern red|x-.*, but not `x-1`.
+
+        inner: the matcher at the end of `text`; None if only what is known is of interest.
+        """
+        partial, known = text[frame.start :] if frame.start >= 0 else b"", self._tracker.can_go_on
+        found: list[bytes] = []
+        for item in frame.seen or ():
+            if item[:1] != JSON_QUOTE or not item.startswith(partial):
+                continue
+            key = (frame.nodes, item)
+            if key not in known and inner is not None:
+                self._find_out(key, inner().deep_copy(), item[len(partial) :].rpartition(JSON_QUOTE)[0])
+            if not known.get(key, True):
+                found.append(item[len(partial) :])
+        return found
+
+    def _find_out(self, key: tuple[Nodes, bytes], inner: llguidance.LLMatcher, text: bytes) -> None:
+        """Stores whether many tokens may follow `text`, which the matcher consumes if it stands where it may."""
+        tokens = self._vocabulary.encode(text.decode(errors="ignore"))
+        if tokens and inner.try_consume_tokens(list(tokens)) < len(tokens):
+            return
+        if len(self._tracker.can_go_on) >= MAX_KNOWN:
+            self._tracker.can_go_on.clear()
+        allowed = np.unpackbits(np.frombuffer(inner.compute_bitmask(), np.uint8)).sum()
+        self._tracker.can_go_on[key] = bool(allowed > MAX_TRIED_TOKENS)
 
     def _can_differ(self, inner: llguidance.LLMatcher, state: State, text: bytes) -> bool:
-        """Returns whether the current item can become one that no earlier item equals; True if that is not decided."""
+        """Returns whether the current item or name can become one that no earlier one equals; True if that is not
+        decided."""
         frame = unique_frame(state)
         todo = [(inner, state, text)]
         for _ in range(MAX_TRIED_STATES):
@@ -196,37 +228,48 @@ class UniqueItems:
     def forbid_repeated(self, mask: Int32Array, inner: Callable[[], llguidance.LLMatcher]) -> None:
         """Clears the bits of the tokens that are blocked here."""
         bits = mask.view(np.uint32)
-        for token in self._suspects(bits[: len(self._tokens.repeats)]):
+        for token in self._suspects(bits[: len(self._tokens.repeats)], inner):
             if bits[token // 32] >> np.uint32(token % 32) & 1 and self.is_blocked(token, inner()):
                 bits[token // 32] &= ~np.uint32(1 << (token % 32))
 
-    def _suspects(self, bits: Bits) -> Iterable[int]:
+    def _suspects(self, bits: Bits, inner: Callable[[], llguidance.LLMatcher]) -> Iterable[int]:
         """Returns the tokens that may be blocked here; all others are not. `bits`: those that the grammar allows."""
         state, known = self._states[-1], self._tokens
         if state.mode == OUTSIDE:
             return ()
-        frame = unique_frame(state)
+        frame, repeats = unique_frame(state), self._repeating(state)
         if frame is None:
-            return _tokens_of(bits & known.repeats)
-        if state.mode == STRING and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
+            return _tokens_of(bits & repeats)
+        if state.mode == (STRING if frame.is_array else NAME) and np.count_nonzero(bits) > MAX_TRIED_TOKENS:
             self._tracker.with_many_items.add(frame.nodes)
-        has_many = self._has_many_items(state)
-        if has_many and not _has_seen(state):
-            return _tokens_of(bits & known.repeats)
+        has_many = frame.nodes in self._tracker.with_many_items
+        if has_many and not _has_seen(state.frame):
+            return _tokens_of(bits & repeats)
         rests = rests_of_seen(state, self._text)
+        narrow = self._narrow_rests(frame, self._text, inner) if has_many else rests
         quote = self._tracker.quote_of(state)
         if quote != JSON_QUOTE:
             ends = known.with_byte(quote[-1]) if state.mode == STRING else known.ends | known.with_byte(quote[-1])
-            suspects = {*_tokens_of(bits & (ends | known.repeats)), *self._control_texts}
+            if not frame.is_array:
+                ends = ends | known.with_byte(b":"[0])
+            suspects = {*_tokens_of(bits & (ends | repeats)), *self._control_texts}
             return suspects if has_many else suspects | self._beginnings(rests)
-        if has_many and state.mode == STRING and state.start == frame.start:  # the item is this string
-            repeating = _tokens_of(bits & known.repeats & known.quotes)
-            return {*repeating, *(token for rest in rests for token in known.with_quotes(rest))}
-        ends = known.quotes if state.mode == STRING else known.ends
+        is_alone = frame.is_array or not _has_seen(frame.outer)
+        if has_many and is_alone and state.mode in (STRING, NAME) and state.start == frame.start:  # all of it is this
+            repeating = _tokens_of(bits & repeats & known.quotes)
+            ending = [*repeating, *(token for rest in rests for token in known.with_quotes(rest))]
+            return {*ending, *self._beginnings(narrow)}
+        ends = known.quotes if state.mode in (STRING, NAME) else known.ends
         if state.mode == SCALAR:
             ends = ends | known.spaces
-        ending = _tokens_of(bits & (ends | known.repeats))
-        return ending if has_many else {*ending, *self._beginnings(rests)}
+        return {*_tokens_of(bits & (ends | repeats)), *self._beginnings(narrow)}
+
+    def _repeating(self, state: State) -> Bits:
+        """Returns the tokens that may be blocked wherever they stand, as a mask."""
+        frame = state.frame
+        if frame is None or frame.is_array or not frame.seen or frame.nodes in self._tracker.with_many_items:
+            return self._tokens.repeats
+        return self._tokens.repeats | self._tokens.with_byte(b","[0])  # behind a comma no name may be left
 
     def _beginnings(self, rests: list[bytes]) -> set[int]:
         ids, longest = self._vocabulary.ids_by_bytes, self._vocabulary.max_token_bytes
@@ -236,9 +279,8 @@ class UniqueItems:
         }
 
 
-def _has_seen(state: State) -> bool:
-    """Returns whether an open array has a finished item that may not be repeated."""
-    frame = state.frame
+def _has_seen(frame: Frame | None) -> bool:
+    """Returns whether an array or object, or one around it, has a finished item or name that may not be repeated."""
     while frame is not None and not frame.seen:
         frame = frame.outer
     return frame is not None

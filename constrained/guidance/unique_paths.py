@@ -1,6 +1,6 @@
-"""Where in a JSON value the arrays are that must not repeat an item, according to a rewritten schema.
+"""Where in a JSON value the arrays and objects are that must not repeat an item or a name, by a rewritten schema.
 
-A schema is followed along all of its alternatives, so an array counts as unique if any of them says so.
+A schema is followed along all of its alternatives, so an array or object counts as such if any of them says so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 Nodes: TypeAlias = tuple[int, ...]
 """The subschemas that may apply to a value, as indices into `UniquePaths.nodes`."""
 
+UNIQUE_NAMES = "uniqueNames"  # says that an object repeats no name, in what `separate_unique_items` returns
 _PREFIX = "#/$defs/"
 
 
@@ -18,7 +19,7 @@ class UniquePaths:
     """Follows what `separate_unique_items` returned.
 
     >>> paths = UniquePaths({"properties": {"a": {"uniqueItems": True}}})
-    >>> paths.is_unique(paths.start), paths.is_unique(paths.property(paths.start, "a"))
+    >>> paths.says(paths.start, "uniqueItems"), paths.says(paths.property(paths.start, "a"), "uniqueItems")
     (False, True)
     """
 
@@ -33,8 +34,9 @@ class UniquePaths:
         """Returns the nodes of a value of one more schema, which has definitions of its own."""
         return self._nodes_of([schema], schema.get("$defs", {}))
 
-    def is_unique(self, nodes: Nodes) -> bool:
-        return any("uniqueItems" in self._nodes[index][0] for index in nodes)
+    def says(self, nodes: Nodes, keyword: str) -> bool:
+        """Returns whether one of the nodes has `uniqueItems` or UNIQUE_NAMES."""
+        return any(keyword in self._nodes[index][0] for index in nodes)
 
     def _property(self, nodes: Nodes, name: str) -> Nodes:
         found: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ def embed_schema(schema: Mapping[str, Any], place: Callable[[str], str], base: s
     >>> embed_schema({"$id": "x:y", "items": {"$ref": "x:y#/$defs/a"}, "$defs": {"a": {}}}, "#/tool{}".format)
     {'items': {'$ref': '#/tool/$defs/a'}, '$defs': {'a': {}}}
     """
-    document = SchemaDocument(json.dumps(schema), keeps_unique_items=True, resources={"": base})
+    document = SchemaDocument(json.dumps(schema), resources={"": base})
     assert isinstance(document.schema, dict), "it was an object before"
     for _, part in document.parts:
         for name in _NAMES:

@@ -101,7 +101,6 @@ def rewritten_schema(spec: JsonSchema) -> RewrittenSchema:
         annotations=spec.annotations,
         lenient=spec.lenient,
         strict_formats=spec.strict_formats,
-        keeps_unique_items=True,
     )
     if "uniqueItems" in spec.text and has_freer_alternatives(rewritten.schema):
         rewritten = replace(rewritten, warnings=(*rewritten.warnings, _REPEATS))

@@ -1,10 +1,15 @@
-"""The parts of a rewritten schema that say `uniqueItems`, which is enforced beside the grammar (unique_paths.py)."""
+"""The parts of a rewritten schema about repeated items and names, enforced beside the grammar (unique_paths.py).
+
+They are those with `uniqueItems`, and those of which `minProperties` needs two or more names that are not listed: the
+grammar counts members, so that a name that came twice would count twice. No value is lost by leaving such texts out.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from plait.constrained.guidance.unique_paths import UNIQUE_NAMES
 from plait.constrained.json_schema.rewrite.document import Schema
 from plait.constrained.json_schema.subschemas import with_inner
 
@@ -13,13 +18,16 @@ _PREFIX = "#/$defs/"
 
 
 def separate_unique_items(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Returns a rewritten schema without `uniqueItems`, and the parts that lead to it; None if there are none.
+    """Returns a rewritten schema without `uniqueItems`, and the parts that lead to arrays or objects that repeat
+    nothing; None if there are none.
 
     >>> schema = {"properties": {"a": {"type": "array", "uniqueItems": True}, "b": {}}}
     >>> separate_unique_items(schema)
     ({'properties': {'a': {'type': 'array'}, 'b': {}}}, {'properties': {'a': {'uniqueItems': True}}})
+    >>> separate_unique_items({"minProperties": 2})
+    ({'minProperties': 2}, {'uniqueNames': True})
     """
-    if '"uniqueItems"' not in json.dumps(schema):
+    if not any(name in json.dumps(schema) for name in ('"uniqueItems"', '"minProperties"')):
         return schema, None
     rest = _without(schema)
     assert isinstance(rest, dict)
@@ -109,6 +117,8 @@ def _part(schema: Any, leading: set[str]) -> dict[str, Any]:
     if not isinstance(schema, dict):
         return {}
     part: dict[str, Any] = {"uniqueItems": True} if schema.get("uniqueItems") is True else {}
+    if schema.get("minProperties", 0) > len(schema.get("required", ())) + 1:
+        part[UNIQUE_NAMES] = True
     if schema.get("$ref", "").removeprefix(_PREFIX) in leading:
         part["$ref"] = schema["$ref"]
     for name in ("items", "additionalProperties"):

@@ -15,7 +15,9 @@ import numpy as np
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint, inclusive ranges of code points; no surrogates, and nothing above MAX_CHARACTER."""
 
-MAX_CHARACTER = 0x10FFFE  # U+10FFFF marks the end of the text in compiler.py, so no text may contain it
+MAX_CHARACTER = (
+    0x10FFFE  # U+10FFFF, which marks the end of the text in compiler.py, is in the classes that have this one
+)
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -76,18 +78,19 @@ def are_classes_warm() -> bool:
 def write_class(ranges: Ranges) -> str:
     """Returns a class of exactly these characters, in a form that Python and Rust read alike.
 
+    A range up to MAX_CHARACTER has U+10FFFF too: without it a pattern and its complement would not be all texts.
+
     >>> write_class(((97, 122), (46, 46)))
     '[\\\\U00000061-\\\\U0000007a\\\\U0000002e]'
     """
     if not ranges:
         return r"[^\U00000000-\U0010ffff]"
-    return (
-        "["
-        + "".join(
-            escape_code_point(a) if a == b else f"{escape_code_point(a)}-{escape_code_point(b)}" for a, b in ranges
-        )
-        + "]"
-    )
+    last = MAX_CHARACTER
+    spans = [
+        escape_code_point(a) if a == b else f"{escape_code_point(a)}-{escape_code_point(b + (b == last))}"
+        for a, b in ranges
+    ]
+    return f"[{''.join(spans)}]"
 
 
 def escape_code_point(code: int) -> str:

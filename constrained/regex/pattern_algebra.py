@@ -8,13 +8,13 @@ from typing import Any
 
 from plait.constrained.regex.automaton_writer import MAX_STATES, TOO_LARGE, write_automaton
 from plait.constrained.regex.char_classes import Ranges, merge_ranges
-from plait.constrained.regex.lookaround_automaton import lookaround_table
+from plait.constrained.regex.lookaround_automaton import with_lookaround
 from plait.constrained.regex.python_syntax import PlainPattern, parse_regex
 from plait.constrained.specs import GrammarError
 
 MAX_OPERAND = 8_000  # characters of both patterns
 MAX_PAIRS = 20_000
-MAX_UNBOUNDED = 1_000  # characters of a pattern whose automaton is built without a bound on the work
+MAX_UNBOUNDED = 1_000  # characters of a pattern whose automaton is built without a bound on the work, a fast way
 _CLASS = re.compile(r"\[(\^?)((?:\\U[0-9a-f]{8}(?:-\\U[0-9a-f]{8})?)+)\]|\\U([0-9a-f]{8})")
 _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
@@ -36,21 +36,26 @@ def intersect(one: str, other: str, *, negated: bool = False) -> PlainPattern:
 @lru_cache(maxsize=256)
 def _intersected(one: str, other: str, negated: bool) -> PlainPattern | str:
     """Returns what `intersect` does, or the reason of its refusal, which may take a second to find."""
+    if len(one) + len(other) > MAX_OPERAND:
+        return TOO_LARGE
     try:
+        if max(len(one), len(other)) > MAX_UNBOUNDED:
+            return _bounded(one, other, negated)
         written = _write(_automaton_of_both(one, other, negated))
     except GrammarError as error:
         return error.reason
     return PlainPattern(written, len(written), float(len(_CLASS.findall(written))))
 
 
+def _bounded(one: str, other: str, negated: bool) -> PlainPattern:
+    """Returns what `intersect` does by lookahead: interegular would build the automata without a bound on its work."""
+    source = rf"^(?{'!' if negated else '='}(?:{other})\Z)(?:{one})\Z"
+    return with_lookaround(list(parse_regex(source)), source)
+
+
 def _automaton_of_both(one: str, other: str, negated: bool) -> Any:
     import interegular
 
-    if len(one) + len(other) > MAX_OPERAND:
-        raise GrammarError(TOO_LARGE)
-    for pattern in (one, other):
-        if len(pattern) > MAX_UNBOUNDED:
-            _check_automaton(pattern)
     try:
         a, b = (interegular.parse_pattern(for_interegular(pattern)).to_fsm() for pattern in (one, other))
         if len(a.states) * len(b.states) > MAX_PAIRS:
@@ -63,11 +68,6 @@ def _automaton_of_both(one: str, other: str, negated: bool) -> Any:
     if len(automaton.states) > MAX_STATES:
         raise GrammarError(TOO_LARGE)
     return automaton
-
-
-def _check_automaton(pattern: str) -> None:
-    """Raises GrammarError if the automaton of a plain pattern is large: interegular would build it without a bound."""
-    lookaround_table(list(parse_regex(f"^(?:{pattern})\\Z")), pattern, None)
 
 
 def _write(automaton: Any) -> str:

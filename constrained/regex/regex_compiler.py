@@ -8,6 +8,7 @@ earlier state is final, and neither fault occurs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import TypeAlias
@@ -31,7 +32,8 @@ ByteDfaBuilder: TypeAlias = Callable[[str], ByteDfa]
 MAX_WEIGHT = 2000  # beyond it outlines-core takes a second for some patterns
 MAX_LENGTH = 100_000  # in characters; beyond it llguidance reaches its limits within a few dozen tokens
 MAX_BYTE_STATES = 20_000
-_END_MARK = "\U0010ffff"  # excluded from every text by char_classes.py
+_END_MARK = "\U0010ffff"  # no pattern names it, and the classes that have it are written without it
+_TO_LAST = re.compile(r"(?<!\[\^\\U00000000)-\\U0010ffff")
 _END_ID, _NO_ID = 256, 257
 
 
@@ -110,7 +112,8 @@ def build_byte_dfa(plain: str) -> ByteDfa:
     >>> bool(accepting[states[start, ord("a")]])
     True
     """
-    index = outlines_core.Index(f"(?:{plain}){_END_MARK}", _byte_vocabulary())
+    without_mark = _TO_LAST.sub(r"-\\U0010fffe", plain)
+    index = outlines_core.Index(f"(?:{without_mark}){_END_MARK}", _byte_vocabulary())
     edges: dict[int, dict[int, int]] = index.get_transitions()
     if len(edges) > MAX_BYTE_STATES:
         raise DfaTooLarge

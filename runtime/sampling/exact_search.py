@@ -53,6 +53,9 @@ class Constraint(Protocol):
     def is_dead(self, path: Path) -> bool:
         """Whether no complete text begins so."""
 
+    def num_missing(self, path: Path) -> float:
+        """About how many tokens follow at least, if they are as long as those of the prefix."""
+
 
 class _Prefix:
     """One prefix in this search. `left`: the allowed tokens after it that are not prefixes of their own yet.
@@ -150,7 +153,8 @@ class ExactSearch:
         if self._probes is None:
             if self.num_model_steps < PROBED_FROM:
                 return []
-            self._probes = MassProbes(self._seed, MAX_MODEL_STEPS, self._constraint.is_end)
+            constraint = self._constraint
+            self._probes = MassProbes(self._seed, MAX_MODEL_STEPS, constraint.is_end, constraint.num_missing)
         if self._probes.are_lost:
             raise SearchLimitReached
         room = max(2, self._max_pending) - len(self.pending)

@@ -7,6 +7,8 @@ Early losses cost nothing, nor do losses behind tokens that are certain; many op
 
 The texts grow together by sequential Monte Carlo: those that may go on with little are replaced by copies of others.
 The sum over d only grows with a text, so the search is given up as soon as it is far beyond the limit for all of them.
+Where a text is known to need many more tokens, they are taken to lose half as much each as its last ones did: so
+[a-z]{300} is given up after some twenty tokens of it rather than after a hundred.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ Path: TypeAlias = tuple[int, ...]
 
 NUM_PROBES = 3  # with the best prefix of the search they are as many rows as it may have
 MARGIN = 3.0  # how far beyond the limit the estimate must be, as a logarithm
+EXPECTED_LOSS = 0.5  # of a token to come, as a part of what the later half of the tokens lost on average
+FORESEEN_FROM = 16  # tokens; the first ones lose more than those behind them
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,27 @@ class _Text:
     surprises: tuple[float, ...] = (0.0,)
     losses: tuple[float, ...] = (0.0,)
 
-    def log_steps(self, mass: float) -> float:
-        """Returns the logarithm of the estimated steps, where `mass` is allowed after the text."""
+    def log_steps(self, mass: float, num_missing: float) -> float:
+        """Returns the logarithm of the estimated steps, where `mass` is allowed after the text, which needs about
+        `num_missing` more tokens."""
         loss = self.losses[-1] - math.log(mass) if mass > 0.0 else math.inf
+        if len(self.path) >= FORESEEN_FROM and mass > 0.0:
+            half = len(self.losses) // 2
+            loss += EXPECTED_LOSS * num_missing * (loss - self.losses[half]) / (len(self.losses) - half)
         return float(np.logaddexp.reduce(np.minimum(self.surprises, loss - np.array(self.losses))))
 
 
 class MassProbes:
     """The probes of one search. `max_steps`: those that it may take. `is_end`: whether a text is complete.
+    `num_missing`: about how many more tokens it needs.
 
     `are_lost`: whether the search is to be given up.
     """
 
-    def __init__(self, seed: int, max_steps: int, is_end: Callable[[Path], bool]) -> None:
-        self._most, self._is_end = math.log(max_steps) + MARGIN, is_end
+    def __init__(
+        self, seed: int, max_steps: int, is_end: Callable[[Path], bool], num_missing: Callable[[Path], float]
+    ) -> None:
+        self._most, self._is_end, self._num_missing = math.log(max_steps) + MARGIN, is_end, num_missing
         self._seed, self._num_draws = -2 - seed, 0
         self._texts = [_Text()] * NUM_PROBES  # none once all are complete, or lost
         self._allowed: dict[Path, AllowedTokens] = {}  # after those of them that were fed
@@ -68,7 +79,10 @@ class MassProbes:
         if self.paths():
             return
         masses = [self._mass_after(text.path) for text in self._texts]
-        self.are_lost = all(text.log_steps(m) > self._most for text, m in zip(self._texts, masses, strict=True))
+        self.are_lost = all(
+            text.log_steps(mass, 0.0 if text.path in self._ended else self._num_missing(text.path)) > self._most
+            for text, mass in zip(self._texts, masses, strict=True)
+        )
         self._texts = [] if self.are_lost else [self._grown(text) for text in self._resampled(masses)]
         self._allowed.clear()
         self._ended = {text.path for text in self._texts if self._is_end(text.path)}

@@ -41,15 +41,11 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
         return rest
     listed = listed_values(items, document) if not fixed else None
     if listed is None:
-        if document.keeps_unique_items:
-            return None
-        raise UnsupportedKeywords("it is supported for a few listed values, or at most one item", "uniqueItems")
+        return None
     listed = [value for value in listed if document.is_valid(items, value)]
     max_items, min_items = min(max_items, len(listed)), int(schema.get("minItems", 0))
     if sum(perm(len(listed), size) for size in range(min_items, max_items + 1)) > MAX_ARRANGEMENTS:
-        if document.keeps_unique_items:
-            return None
-        raise UnsupportedKeywords(f"there are more than {MAX_ARRANGEMENTS} arrays of its values", "uniqueItems")
+        return None
     arrays = [
         list(arrangement) for size in range(min_items, max_items + 1) for arrangement in permutations(listed, size)
     ]

@@ -68,15 +68,14 @@ _DRAFT_IDS = {
 class SchemaDocument:
     """The schema in `text`. Raises GrammarError if it is not JSON, too large, or names an unknown draft.
 
-    `keeps_unique_items`: rewrite rules may leave `uniqueItems` in it. `resources`: pointer -> URI of parts that are
-    resources, beside those that `$id` names; all definitions are kept then.
+    `resources`: pointer -> URI of parts that are resources, beside those that `$id` names; all definitions are kept
+    then.
 
     >>> SchemaDocument('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
     '/x'
     """
 
-    def __init__(self, text: str, *, keeps_unique_items: bool = False, resources: dict[str, str] | None = None) -> None:
-        self.keeps_unique_items = keeps_unique_items
+    def __init__(self, text: str, *, resources: dict[str, str] | None = None) -> None:
         self.schema: Schema = _read(text, is_whole=resources is not None)
         self._resources = resources or {}
         self.draft = draft_of(self.schema)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from plait.constrained.json_schema.rewrite.base import SchemaObject
-from plait.constrained.json_schema.rewrite.document import Schema
-from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, finite_texts, is_narrowed
+from plait.constrained.json_schema.rewrite.base import SchemaObject, without_keywords
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.patterns import (
+    ANY,
+    ecma_to_plain_pattern,
+    finite_texts,
+    is_narrowed,
+    matches,
+)
 from plait.constrained.regex.automaton_writer import NO_TEXT
+from plait.constrained.regex.char_classes import merge_ranges, write_class
 from plait.constrained.regex.pattern_algebra import intersect
 from plait.constrained.specs import GrammarError
 
 MAX_PATTERNS = 24  # disjoint patterns that replace overlapping ones
+_IN_LINE = write_class(merge_ranges([(10, 10), (13, 13), (0x2028, 0x2029)], negated=True))
 _OF_NAMES = ("properties", "patternProperties", "additionalProperties")
 
 
@@ -36,6 +44,42 @@ def list_finite_names(schema: SchemaObject) -> SchemaObject | None:
         return None
     kept = {name: value for name, value in schema.items() if name in _OF_NAMES}
     return {**kept, "properties": named, "patternProperties": patterns}
+
+
+def list_other_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """Lists the names that a pattern such as ^(?!a$).* excludes; its schema is then that of additional properties.
+
+    Proof: without `additionalProperties`, any value is valid for a name that the pattern does not match. Such names are
+    listed; if they are more than a few because they may have line breaks, those that have are narrowed to the schema
+    of the pattern. No name may count as evaluated that did not before, so it is not applied beside `unevaluated...`.
+
+    >>> list_other_names({"patternProperties": {"^(?!a$)": {"type": "null"}}}, SchemaDocument("{}"))
+    {'properties': {'a': True}, 'additionalProperties': {'type': 'null'}}
+    """
+    (pattern, inner), *others = schema.get("patternProperties", {}).items() or [("", True)]
+    is_closed = schema.get("additionalProperties", True) not in (True, {})
+    if others or is_closed or not pattern.startswith("^(?!") or is_narrowed(pattern):
+        return None
+    if any("unevaluatedProperties" in part for _, part in document.parts):
+        return None
+    try:
+        plain = ecma_to_plain_pattern(pattern).pattern
+        names, all_names = (
+            finite_texts(intersect(f"{char}*", plain, negated=True).pattern) for char in (_IN_LINE, ANY)
+        )
+    except GrammarError:
+        return None
+    if names is None:
+        return None
+    if all_names is None:
+        document.narrow("other values of names with line breaks are left out", "patternProperties")
+    named = dict(schema.get("properties", {}))
+    for name, own in named.items():
+        if matches(pattern, name):
+            named[name] = {"allOf": [own, inner]}
+    named = dict.fromkeys((name for name in names if name not in named), True) | named
+    rest = without_keywords(schema, "patternProperties", "properties")
+    return {**rest, "properties": named, "additionalProperties": inner}
 
 
 def separate_patterns(patterns: dict[str, Schema]) -> dict[str, Schema]:

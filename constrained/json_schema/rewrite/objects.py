@@ -83,8 +83,8 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
     Proof: with n names listed, no patterns and no additional ones, an object has at least m properties exactly
     if it has all of some m of them, and at most m if it lacks all of some n - m. Required names always count;
     `minProperties` up to their number has no effect. With additional names there is a case for each set of listed names
-    that are optional, here or in the schemas beside this one. Additional names are counted by the compiler, up to a
-    minimum of one of them, since a repeated name would be counted twice: objects that need more are left out.
+    that are optional, here or in the schemas beside this one. Additional names are counted by the compiler; where a
+    minimum needs two of them, no name is repeated, since it would be counted twice.
     """
     min_count, max_count = int(schema.get("minProperties", 0)), schema.get("maxProperties")
     if not min_count and max_count is None:
@@ -102,10 +102,6 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
             rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if min_count else [])
         )
     optional = sorted(_optional_names(rest, document) - required - (set(rest.get("properties", {})) - listed))
-    if min_count > len(required) + len(optional) + 1:
-        raise UnsupportedKeywords(
-            "a minimum of more than one property beyond the listed ones is not supported", "minProperties"
-        )
     if optional and (min_count or max_count is not None):
         return _count_in_open_object(rest, optional, sorted(required), min_count, max_count, document)
     bounds = {"minProperties": min_count} if min_count else {}
@@ -119,15 +115,19 @@ def _count_in_open_object(
 ) -> SchemaObject:
     """Returns a case for each set of optional names: exactly these, and so many additional ones as the bounds allow.
 
-    Without a maximum the objects that need no additional name are one case for each set of as many as are needed.
+    Without a maximum the objects that need no additional name are one case for each set of as many as are needed. If
+    there are too many cases, the smallest sets are left out, but not those that need at most one additional name.
     """
     keyword = "minProperties" if most is None else "maxProperties"
     needed, room = max(0, least - len(required)), len(optional) if most is None else int(most) - len(required)
-    sizes = range(max(0, needed - 1), min(len(optional), needed if most is None else room) + 1)
-    if sum(comb(len(optional), size) for size in sizes) > MAX_SUBSETS:
-        raise UnsupportedKeywords(f"more than {MAX_SUBSETS} cases", keyword)
-    if needed > 1:
-        document.narrow("objects with two or more additional properties that the minimum needs are left out", keyword)
+    sizes = range(min(len(optional), needed if most is None else room) + 1)
+    while sum(comb(len(optional), size) for size in sizes) > MAX_SUBSETS:
+        sizes = sizes[1:]
+        if sizes.start >= needed:
+            raise UnsupportedKeywords(f"more than {MAX_SUBSETS} cases", keyword)
+    if sizes.start:
+        too_many = needed - sizes.start + 1
+        document.narrow(f"objects with {too_many} or more additional properties are left out", keyword)
     listed, is_open = rest.get("properties", {}), not rest.keys() & {"patternProperties", "additionalProperties"}
     if most is not None and not is_open and not listed.keys() >= set(optional):
         raise UnsupportedKeywords("it is combined with optional properties of other schemas", keyword)
@@ -137,8 +137,8 @@ def _count_in_open_object(
         for names in combinations(optional, size):
             case = {**rest, **bounds, "required": [*required, *names]}
             if most is not None or size < needed:
-                others = dict.fromkeys(names, True) | dict(listed)
-                case["properties"] = others | {name: False for name in optional if name not in names}
+                others = {name: True for name in names if name not in listed}  # behind those in the schema's order
+                case["properties"] = {**listed, **others, **{name: False for name in optional if name not in names}}
             cases.append({**case, "minProperties": least} if size < needed else case)
     return {"anyOf": cases} if cases else with_all_of(rest, _NOT_AN_OBJECT)
 

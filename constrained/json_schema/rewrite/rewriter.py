@@ -28,6 +28,7 @@ from plait.constrained.json_schema.rewrite.logic import if_, not_, not_patterns,
 from plait.constrained.json_schema.rewrite.name_patterns import (
     check_complements,
     list_finite_names,
+    list_other_names,
     merge_patterns,
     separate_patterns,
 )
@@ -63,6 +64,7 @@ REWRITE_RULES: tuple[tuple[RewriteRule, frozenset[str]], ...] = tuple(
         (dependent_required, "dependentRequired"),
         (dependent_schemas, "dependentSchemas"),
         (property_names, "propertyNames"),
+        (list_other_names, "patternProperties"),
         (contains, "contains minContains maxContains"),
         (count_properties, "minProperties maxProperties"),
     )
@@ -99,13 +101,11 @@ def rewrite_schema(
     annotations: bool = False,
     lenient: bool = False,
     strict_formats: bool = False,
-    keeps_unique_items: bool = False,
 ) -> RewrittenSchema:
-    """Rewrites the schema `text`, which is JSON, in the compiler's keywords.
+    """Rewrites the schema `text`, which is JSON, in the compiler's keywords and `uniqueItems`.
 
     annotations: treat unknown keywords as annotations. lenient: drop keywords without an equivalent, and do not raise.
     strict_formats: treat an unknown format like a keyword without an equivalent, instead of warning.
-    keeps_unique_items: leave `uniqueItems` in the result, for the caller to enforce.
 
     Raises GrammarError with the JSON pointer of a keyword that has no equivalent.
 
@@ -113,7 +113,7 @@ def rewrite_schema(
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
     with _bounded_recursion():
-        document = SchemaDocument(text, keeps_unique_items=keeps_unique_items)
+        document = SchemaDocument(text)
         return _Rewriter(document, annotations, lenient, strict_formats).rewrite_document()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,7 @@ from plait.runtime.scheduler.sequence_sampling.prefix_requests import PrefixRequ
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
 
 MAX_FORCED = 16  # forced tokens that are computed in one step
+LONG_TOKEN = 4  # bytes of a token to come at least, where it is asked how many are missing
 MAX_KEPT_ROWS = 2 * MAX_FORCED  # rows of one search that it has not taken
 LIMIT_REACHED = (
     "no value was drawn within {} model steps: the constraint allows too little of what the model would write here. "
@@ -150,6 +151,7 @@ class MatcherConstraint:
         self._token_bytes, self._encode = vocabulary.token_bytes, vocabulary.encode
         self._words: IntArray = np.zeros(token_masks.num_words, dtype=np.int32)
         self._accepted: list[int] = []
+        self._num_bytes: int | None = None  # that a text has at least; None until it is asked for
 
     def is_end(self, path: Path) -> bool:
         """See `Constraint`."""
@@ -164,6 +166,17 @@ class MatcherConstraint:
             return False
         self._move_to(path)
         return not self._matcher.is_accepting
+
+    def num_missing(self, path: Path) -> float:
+        """See `Constraint`. A text is taken to have at least the bytes of the completion of the empty one."""
+        if self._num_bytes is None:
+            self._move_to(())
+            self._num_bytes = self._size(self._matcher.completion(self._max_tokens) or [])
+        size = self._size(path)
+        return max(0, self._num_bytes - size) / max(LONG_TOKEN, size / max(1, len(path)))
+
+    def _size(self, tokens: Sequence[int]) -> int:
+        return sum(len(self._token_bytes[token]) for token in tokens)
 
     def allowed(self, path: Path) -> npt.NDArray[np.bool_]:
         """Returns [V]: whether each token may follow."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schema_strategies import accepts, compact, grammar_of, reference_validator
+from matchers import allowed_tokens
+from schema_strategies import BYTE_VOCABULARY, accepts, compact, grammar_of, reference_validator
 
 from plait.constrained import GrammarError
 
@@ -84,3 +86,25 @@ def test_patterns_of_a_few_names_that_overlap_a_large_one_become_properties() ->
     values += [{"xyz": 1}, {"MD5": "ab", "SHA-256": "abc", "xyz": "q"}, {"MD5": "ab", "SHA-256": "a", "xyz": "q"}, {}]
     for value in values:
         assert accepts(grammar, compact(value)) is bool(validator.is_valid(value)), value
+
+
+def test_a_name_outside_of_the_pattern_is_not_begun() -> None:
+    """Not even for the last character of Unicode, which classes once left out: such a name could hardly be ended."""
+    names = {"propertyNames": {"pattern": "^[a-z]"}, "properties": {"a": {}}}
+    grammar = grammar_of({"type": "object", "additionalProperties": {"type": "integer"}, **names})
+    assert not accepts(grammar, '{",\U0010ffff":1}') and accepts(grammar, '{"b\U0010ffff":1}')
+    matcher = grammar.matcher()
+    assert all(matcher.accept(1 + byte) for byte in b'{"')
+    assert "".join(chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)) == ascii_lowercase
+
+
+def test_names_that_one_pattern_excludes_may_have_any_value() -> None:
+    listed = {"a": {"maximum": 9}, "pat": {}}
+    schema = {"type": "object", "properties": listed, "patternProperties": {"^(?!(pat|x)$).*$": {"type": "integer"}}}
+    grammar, validator = grammar_of(schema), reference_validator(schema)
+    for name in ("a", "pat", "x", "patx", "b", ""):
+        for value in (1, "s", 10):
+            assert accepts(grammar, compact({name: value})) is bool(validator.is_valid({name: value})), (name, value)
+    assert accepts(grammar, '{"b\\n":1}') and grammar.warnings
+    beside = {"allOf": [{k: v for k, v in schema.items() if k != "properties"}], "unevaluatedProperties": False}
+    assert not accepts(grammar_of(beside), '{"pat":1}') and accepts(grammar_of(beside), '{"b":1}')

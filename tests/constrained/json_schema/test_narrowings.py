@@ -29,9 +29,15 @@ NARROWED: list[tuple[str, dict[str, Any], Any, str]] = [
     ),
     (
         "`minProperties`, `maxProperties` beside additional names",
-        {**OBJECT, "properties": {"a": {}, "b": {}}, "minProperties": 2},
-        {"x": 1, "y": 1},
+        {**OBJECT, "properties": dict.fromkeys("abcdefg", True), "minProperties": 5},
+        {"a": 1, "b": 1, "c": 1, "x": 1, "y": 1},
         "/minProperties",
+    ),
+    (
+        "`patternProperties` of all names but a few (`^(?!a$).*`)",
+        {**OBJECT, "patternProperties": {"^(?!a$).*$": {"type": "null"}}},
+        {"\n": 1},
+        "/patternProperties",
     ),
     ("`if` without a complement", {"if": DATE, "then": {"maxLength": 3}, "else": {"maxLength": 4}}, "abcd", "/if"),
     (

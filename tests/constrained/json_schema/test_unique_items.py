@@ -1,9 +1,13 @@
-"""`uniqueItems` of any items: no token repeats an item, other arrays are accepted, and masks lead to no dead end."""
+"""Items and names that may not be repeated: no token repeats one, other values are accepted, masks lead to no dead end.
+
+Names may not be repeated where `minProperties` needs two or more that are not listed.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -65,6 +69,10 @@ LONG += (
     '" ',
     "true ",
     "\n1, ",
+    '"a":',
+    ',"a":',
+    '1,"b":1',
+    ' "b" :',
 )
 LONG_TOKENS = tuple(text.encode() for text in LONG)
 VOCABULARY = Vocabulary(
@@ -91,6 +99,12 @@ ITEMS: list[Any] = [
     },
 ]
 SCHEMAS = [{"type": "array", "items": items, "uniqueItems": True} for items in ITEMS]
+COUNTED: list[Any] = [
+    {"type": "object", "minProperties": 2, "additionalProperties": {"enum": [1, "a"]}},
+    {"type": "object", "properties": {"a": {}}, "minProperties": 3, "maxProperties": 4},
+    {"type": "object", "minProperties": 2, "propertyNames": {"pattern": "^([ab]|[a-z]{30})$"}},
+    {"type": "array", "items": {"minProperties": 2, "additionalProperties": {"type": "integer"}}, "uniqueItems": True},
+]
 PLACED: list[Any] = [
     {"properties": {"a": SCHEMAS[1], "b": {"type": "array"}}},
     {"additionalProperties": SCHEMAS[0], "properties": {"a": {}}},
@@ -125,9 +139,10 @@ def test_exactly_the_valid_values_are_accepted(at: int, values: list[Any]) -> No
 
 
 @pytest.mark.parametrize("whitespace", [False, True])
-@pytest.mark.parametrize("at", range(len(SCHEMAS)))
-def test_masks_allow_no_token_that_repeats_an_item_and_all_others(at: int, whitespace: bool) -> None:
-    grammar, validator = long_token_grammar(SCHEMAS[at], whitespace), reference_validator(SCHEMAS[at])
+@pytest.mark.parametrize("at", range(len(SCHEMAS) + len(COUNTED)))
+def test_masks_allow_no_token_that_repeats_an_item_or_name_and_all_others(at: int, whitespace: bool) -> None:
+    schema = [*SCHEMAS, *COUNTED][at]
+    grammar, validator = long_token_grammar(schema, whitespace), reference_validator(schema)
     row = np.zeros(mask_words(len(VOCABULARY)), np.int32)
     for seed in range(share_of(8)):
         matcher, text, rng = grammar.matcher(), b"", random.Random(seed)
@@ -181,6 +196,31 @@ def test_a_dead_end_is_not_entered() -> None:
     assert matcher.forced_bytes() == b"]" or [token - 1 for token in allowed_tokens(matcher, BYTE_VOCABULARY)] == [
         ord("]")
     ]
+
+
+def test_no_comma_follows_the_last_name() -> None:
+    names = {"patternProperties": {"^[a-z]$": {"enum": [1, 22]}}, "additionalProperties": False}
+    matcher = grammar_of({"type": "object", "minProperties": 25, **names}).matcher()
+    text = "{" + ",".join(f'"{letter}":1' for letter in ascii_lowercase)
+    assert all(matcher.accept(1 + byte) for byte in text.encode())
+    assert [chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)] == ["}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ('["x-1","red",', {"items": {"type": "string", "pattern": "^(red|x-.*)$"}, "uniqueItems": True}),
+        ('{"x-1":1,"red":1,', {"minProperties": 3, "propertyNames": {"pattern": "^(red|x-.*)$"}}),
+    ],
+)
+def test_a_text_that_only_ends_is_not_begun_again(text: str, schema: Any) -> None:
+    """Although many other texts are possible."""
+    matcher = grammar_of(schema).matcher()
+    for byte in f'{text}"'.encode():
+        assert 1 + byte in allowed_tokens(matcher, BYTE_VOCABULARY)
+        assert matcher.accept(1 + byte)
+    allowed = [chr(token - 1) for token in allowed_tokens(matcher, BYTE_VOCABULARY)]
+    assert "r" not in allowed and "x" in allowed
 
 
 def test_rollback_forgets_items() -> None:

@@ -150,6 +150,39 @@ def test_a_search_that_would_hardly_end_is_given_up_early(max_pending):
     assert len(steps) < exact_search.PROBED_FROM + 100 and max(sizes) == max(3, max_pending)
 
 
+class Foreseen(Long):
+    """Texts of `length` tokens 1 to 8, each of a probability of 0.1."""
+
+    length = 300
+
+    def is_end(self, path):
+        return len(path) == self.length
+
+    def num_missing(self, path):
+        return self.length - len(path)
+
+    def allowed(self, path):
+        return np.arange(10) % 9 > 0
+
+    def probabilities(self, path):
+        return np.array([0.0, *[0.1] * 8, 0.2])
+
+
+def test_a_search_for_long_texts_is_given_up_by_their_first_tokens():
+    language, fed = Foreseen([(1,)], 10), []
+    language.allowed = lambda path: fed.append(path) or np.arange(10) % 9 > 0
+    with pytest.raises(SearchLimitReached):
+        language.sample(PrefixTree(), 1, order=iter)
+    assert max(map(len, fed)) <= 24, "sixty without what is foreseen"
+
+
+def test_a_search_for_texts_that_end_soon_is_not_given_up_by_their_first_tokens(monkeypatch):
+    monkeypatch.setattr(exact_search, "PROBED_FROM", 1)
+    monkeypatch.setattr(Foreseen, "length", 20)
+    for seed in range(20):
+        assert len(Foreseen([(1,)], 10).sample(PrefixTree(), seed).value) == 20
+
+
 class Unlikely(Language):
     """Texts of 12 tokens that begin with ten of a probability of 0.01 each; the last two are 1 or 2."""
 

@@ -74,7 +74,7 @@ LEAVES = st.one_of(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True).map(lambda names: {"required": names}),
     st.integers(0, 2).map(lambda n: {"minItems": n}),
     st.integers(0, 2).map(lambda n: {"maxItems": n}),
-    st.integers(0, 2).map(lambda n: {"minProperties": n}),
+    st.integers(0, 3).map(lambda n: {"minProperties": n}),
     st.integers(0, 2).map(lambda n: {"maxProperties": n}),
     st.just({"uniqueItems": True, "items": {"enum": [1, "a"]}}),
     st.just({"dependentRequired": {"a": ["b"], "b": ["c"]}}),

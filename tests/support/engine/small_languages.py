@@ -29,6 +29,9 @@ class Language:
     def is_dead(self, path):
         return False
 
+    def num_missing(self, path):
+        return 0.0
+
     def accepts(self, path, token):
         return (*path, token) in self.prefixes
 

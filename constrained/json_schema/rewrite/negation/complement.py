@@ -145,8 +145,6 @@ def _negate_keyword(name: str, value: Any, schema: dict[str, Any], context: Cont
             kind = {"minLength": "string", "minItems": "array", "minProperties": "object"}[name]
             return [{"type": kind, name.replace("min", "max"): int(value) - 1}] if value >= 1 else []
         case "maxLength" | "maxItems" | "maxProperties":
-            if name == "maxProperties" and value >= 1 and context.is_partial:
-                return []  # at least two names of an open object are not counted
             kind = {"maxLength": "string", "maxItems": "array", "maxProperties": "object"}[name]
             return [{"type": kind, name.replace("max", "min"): int(value) + 1}]
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":

@@ -43,8 +43,8 @@ def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
 def _converted(pattern: str) -> PlainPattern | GrammarError:
     """Returns what `ecma_to_plain_pattern` does, or its error, which may take as long to find."""
     try:
-        source = to_python_syntax(pattern)
-        return _plain(_parse(source), source)
+        source, items = _parsed(pattern)
+        return _plain(list(items), source)
     except GrammarError as error:
         return GrammarError(error.reason, error.where)  # without the frames of the one that was raised
 
@@ -59,8 +59,8 @@ def ecma_to_plain_patterns(pattern: str) -> tuple[PlainPattern, ...]:
     >>> [len(ecma_to_plain_patterns(pattern)) for pattern in ("^(?=a).b$", "^(?!.*(ab|ba)).{1,99}$")]
     [1, 3]
     """
-    source = to_python_syntax(pattern)
-    items = _inline_lookaround_groups(_parse(source))
+    source, parsed = _parsed(pattern)
+    items = _inline_lookaround_groups(list(parsed))
     is_lookahead = [str(op).startswith("ASSERT") and value[0] > 0 for op, value in items[1:]]
     num_lookaheads = [*is_lookahead, False].index(False)
     if not num_lookaheads or not _is_anchor(items[0], "AT_BEGINNING"):
@@ -98,9 +98,12 @@ def _branches(items: list[Any]) -> list[list[Any]]:
     return [items]
 
 
-def _parse(source: str) -> list[Any]:
+@lru_cache(maxsize=64)
+def _parsed(pattern: str) -> tuple[str, tuple[Any, ...]]:
+    """Returns a pattern in Python's syntax, and its parse tree, which nothing changes."""
+    source = to_python_syntax(pattern)
     try:
-        return list(parse_regex(source))
+        return source, tuple(parse_regex(source))
     except re.error as error:
         raise GrammarError(f"the pattern is invalid: {error.msg}") from None
     except (OverflowError, RecursionError):
