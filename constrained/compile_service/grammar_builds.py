@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
+from time import thread_time
 from typing import Generic, TypeVar
 
 from plait.constrained.compile_service.background_calls import BackgroundCalls
@@ -28,13 +29,13 @@ class GrammarBuilds(Generic[Key]):
     >>> builds.open()                                                     # doctest: +SKIP
     >>> builds.begin("a", source)                                         # doctest: +SKIP
     >>> builds.collect()                                                  # doctest: +SKIP
-    [('a', <LlguidanceGrammar>)]
+    [('a', <LlguidanceGrammar>, 0.012)]
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._warm_up_lock, self._is_warm = Lock(), False
-        self._calls: BackgroundCalls[Key, Grammar | GrammarError] | None = None  # set while open
+        self._calls: BackgroundCalls[Key, tuple[Grammar | GrammarError, float]] | None = None  # set while open
         self.running: set[Key] = set()
 
     def open(self) -> None:
@@ -81,15 +82,18 @@ class GrammarBuilds(Generic[Key]):
         self.running.add(key)
         self._calls.begin(key, lambda: self._build(answer))
 
-    def collect(self) -> list[tuple[Key, Grammar | GrammarError]]:
-        """Returns the grammars that are built, those included whose key was removed from `running`."""
+    def collect(self) -> list[tuple[Key, Grammar | GrammarError, float]]:
+        """Returns the grammars that are built, those included whose key was removed from `running`, and the CPU seconds
+        that each took."""
         built = [] if self._calls is None else self._calls.collect()
         self.running.difference_update(key for key, _ in built)
-        return built
+        return [(key, answer, cpu_s) for key, (answer, cpu_s) in built]
 
-    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
+    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> tuple[Grammar | GrammarError, float]:
         self.warm_up()
-        return grammar_of(answer, self._vocabulary)
+        start = thread_time()
+        grammar = grammar_of(answer, self._vocabulary)
+        return grammar, thread_time() - start
 
 
 def grammar_of(answer: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:
