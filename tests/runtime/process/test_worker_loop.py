@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -43,9 +44,15 @@ class Loop:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
+    clock, switch_s = SimpleNamespace(now=100.0), sys.getswitchinterval()
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+    yield clock
+    sys.setswitchinterval(switch_s)
+
+
+def test_other_threads_give_the_interpreter_to_the_loop_at_once(clock) -> None:
+    worker._run(loop := Loop(clock, None, 1), loop)
+    assert sys.getswitchinterval() == worker.SWITCH_S < 0.001
 
 
 @pytest.mark.parametrize(
